@@ -1,0 +1,52 @@
+# Two commands set everything up on a fresh machine with Python 3.11: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+# Most tests wait for files, mounts and machines: one worker more than there are cores.
+TEST_WORKERS ?= 3
+SCHEDULES ?= 10000
+SEED ?= 1
+
+.PHONY: demo test test-gpu lint format soak bench learn clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+
+# The same loop on CUDA with NCCL, where there is a GPU.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+# Random schedules of the whole system in a simulated world; a failing seed is printed with the command that replays it.
+soak: $(READY)
+	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS)
+
+bench: $(READY)
+	$(BIN)/python benchmarks/daemon.py
+
+# Twenty minutes: does it learn, on-policy and asynchronously, over three seeds?
+learn: $(READY)
+	$(BIN)/python benchmarks/learning.py --png docs/learning.png
+
+$(READY): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,31 @@
+"""Writes the model to start from and the demonstrations.
+
+    python examples/arithmetic/make.py DIR --seed 1
+
+makes DIR/model (config, weights, tokenizer) and DIR/sft.jsonl.
+"""
+
+import argparse
+from pathlib import Path
+
+from problems import make_sft_data
+from tiny_model import make_model
+from transformers.utils import logging
+
+
+def main() -> None:
+    """Write both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations")
+    parser.add_argument("--examples", type=int, default=20000)
+    options = parser.parse_args()
+    logging.disable_progress_bar()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    parameters = make_model(options.directory / "model", options.seed)
+    make_sft_data(options.directory / "sft.jsonl", options.seed, options.examples)
+    print(f"{options.directory}: a model of {parameters} parameters, {options.examples} demonstrations")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""`syncd doctor`: is this mount safe, and what to expect of it."""
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from syncd.errors import StorageError
+
+_TERMINATED = 128 + signal.SIGTERM
+
+
+@click.command(
+    epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd rests on does not work."
+)
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--peer", is_flag=True, help="Measure together with a second host that runs the same command.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="With --peer: seconds to wait for the second host.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=600),
+    default=5.0,
+    show_default=True,
+    metavar="S",
+    help="How long one measurement may take; 40 shows how long NFS caches an absent name.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def doctor(directory: str, *, peer: bool, wait: float, seconds: float, as_json: bool) -> None:
+    r"""Find out whether DIR can hold jobs: what its file system gives and how fast.
+
+    Everything happens in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer),
+    which is removed at the end.
+
+    \b
+    Examples:
+      syncd doctor /mnt/jobs
+      syncd doctor /mnt/jobs --peer        (at about the same time on two hosts)
+      syncd doctor /mnt/jobs --json | jq .verdict
+    """
+    # Late, so that other commands and --help need not wait for it.
+    from syncd.lab.doctor.report import examine  # noqa: PLC0415
+
+    if peer:
+        click.echo(f"waiting for: syncd doctor {directory} --peer   (on the other host)", err=True)
+    with _terminable():
+        report = examine(directory, seconds, wait if peer else None)
+    if as_json:
+        click.echo(json.dumps(report.document(), indent=2))
+    else:
+        from rich.console import Console  # noqa: PLC0415
+
+        from syncd.lab.doctor.render import show  # noqa: PLC0415
+
+        show(report, Console())
+    if report.missed is not None:
+        raise report.missed
+    if report.verdict == "fail":
+        click.get_current_context().exit(StorageError.exit_code)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the command as an exception, so that it cleans up behind itself."""
+
+    def end(_: int, __: FrameType | None) -> NoReturn:
+        sys.exit(_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,72 @@
+"""The entry point of `syncd`."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import click
+
+from syncd import console
+from syncd._version import __version__
+
+VERBS: Mapping[str, str] = {
+    "watch": "Run the daemon: notice new steps, publish versions, prune.",
+    "status": "Show what is published, who follows it, and what is wrong.",
+    "ls": "List the steps of a job and why each is kept.",
+    "verify": "Check a step: structure, sizes, headers; with --deep every byte.",
+    "wait": "Wait for a version that is newer than a given one.",
+    "publish": "Make a directory of safetensors a step.",
+    "pin": "Keep a step for good.",
+    "unpin": "Leave a pinned step to retention again.",
+    "prune": "Remove what retention does not keep, once.",
+    "rollback": "Send explorers back to a good step.",
+    "doctor": "Find out whether a directory can hold jobs.",
+}
+"""Each verb with its line of help. `syncd.cli.<verb>` has the command, under the same name."""
+
+_COMPLETE = "_SYNCD_COMPLETE"
+
+
+def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) -> None:
+    if shell is not None:
+        from click.shell_completion import shell_complete  # noqa: PLC0415
+
+        ctx.exit(shell_complete(syncd, {}, "syncd", _COMPLETE, f"{shell}_source"))
+
+
+@click.group(
+    cls=console.LazyGroup,
+    package="syncd.cli",
+    verbs=VERBS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes and every command: docs/cli.md.",
+)
+@click.version_option(__version__, prog_name="syncd")
+@console.debug_option
+@click.option(
+    "--show-completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    expose_value=False,
+    is_eager=True,
+    callback=_show_completion,
+    help="Print what sets up completion in a shell.",
+)
+def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
+    r"""Sync weights from a trainer to explorers over a shared file system.
+
+    \b
+    Examples:
+      syncd watch /ckpt/job
+      syncd status /ckpt/job --watch
+      eval "$(syncd --show-completion bash)"
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    return console.run(syncd, "syncd", args)

@@ -1,0 +1,45 @@
+"""`syncd pin`: keep a step for good."""
+
+import time
+
+import click
+
+from syncd.cli.options import job_argument, open_job, state_dir_option
+from syncd.errors import TryAgainError, UsageError
+from syncd.protocol.disk import SystemClock, exists
+from syncd.protocol.layout import Job
+from syncd.protocol.pin import Pin, write_pin
+
+
+@click.command()
+@job_argument
+@click.argument("step", type=click.IntRange(min=0))
+@click.option("--reason", default="", help="Why, for those who wonder later.")
+@state_dir_option
+def pin(job: str, step: int, reason: str, state_dir: str | None) -> None:
+    r"""Keep STEP of JOB whatever the retention policy says, until `syncd unpin`.
+
+    \b
+    Example:
+      syncd pin /ckpt/job 120 --reason "best on the hold-out set"
+    """
+    place = open_job(job, state_dir)
+    where = _directory(place, step)
+    write_pin(place, Pin(step, reason, time.time()))
+    # Retention asks for pins before and after it takes a step: a step that is still here now stays.
+    if not exists(place.disk, f"{place.root}/{where}"):
+        raise TryAgainError(
+            f"step {step} was being removed while it was pinned",
+            path=place.root,
+            hint=f"syncd ls {place.root}",
+        )
+    click.echo(f"step {step} is pinned")
+
+
+def _directory(job: Job, step: int) -> str:
+    from syncd.daemon.scan import examine_all  # noqa: PLC0415
+
+    found = examine_all(job, SystemClock()).steps.get(step)
+    if found is None:
+        raise UsageError(f"there is no step {step}", path=job.root, hint=f"syncd ls {job.root}")
+    return found.directory

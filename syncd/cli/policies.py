@@ -1,0 +1,80 @@
+"""The options that override the `[daemon]` table, shared by the verbs that follow a policy."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from syncd.config import CHOICES, DaemonConfig, load
+from syncd.protocol.layout import Job
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_POLICY = (
+    click.option(
+        "--config", type=click.Path(), help="TOML file with a [daemon] table; JOB/config.toml if it is there."
+    ),
+    click.option("--keep-last", type=int, help="Newest sync steps to keep (2)."),
+    click.option("--keep-every", type=int, help="Keep every sync step that is a multiple of this."),
+    click.option("--keep-full", type=int, help="Newest full checkpoints to keep (0: all)."),
+    click.option("--max-bytes", help="Byte budget of all steps, such as 500GiB."),
+    click.option(
+        "--partial-grace", type=float, help="Seconds after which an unfinished old step goes (3600)."
+    ),
+    click.option(
+        "--prune-foreign/--keep-foreign", default=None, help="Whether steps that others wrote may go."
+    ),
+)
+
+_DAEMON = (
+    click.option("--prune/--no-prune", default=None, help="Whether anything is removed."),
+    click.option("--trash-grace", type=float, help="Seconds that removed steps stay readable (75)."),
+    click.option("--poll", type=float, help="Seconds between two looks where no events come (0.25)."),
+    click.option("--reconcile", type=float, help="Seconds between two examinations of everything (60)."),
+    click.option("--ttl", type=float, help="Silence in seconds after which an explorer counts as dead (60)."),
+    click.option("--takeover", type=float, help="Silence in seconds after which a stand-by takes over (15)."),
+    click.option(
+        "--verify", type=click.Choice(CHOICES["verify"]), help="What is checked before publishing (header)."
+    ),
+    click.option("--watch", type=click.Choice(CHOICES["watch"]), help="How to notice changes (auto)."),
+    click.option(
+        "--exit-when-left", is_flag=True, default=None, help="Stop when all explorers and trainers left."
+    ),
+    click.option("--metrics-port", type=int, help="Prometheus endpoint on this port."),
+    click.option("--metrics-host", help="Address of the endpoint (127.0.0.1)."),
+    click.option("--metrics-textfile", type=click.Path(), help="Prometheus textfile to keep up to date."),
+    click.option(
+        "--log-format", type=click.Choice(CHOICES["log_format"]), help="JSON unless on a terminal (auto)."
+    ),
+    click.option("--log-level", type=click.Choice(CHOICES["log_level"]), help="What is logged (info)."),
+)
+
+
+def policy_options(command: F) -> F:
+    """Add the options of retention."""
+    return _with(command, _POLICY)
+
+
+def daemon_options(command: F) -> F:
+    """Add all options of the daemon."""
+    return _with(_with(command, _DAEMON), _POLICY)
+
+
+def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
+    """Return the configuration for a job: the file, with the given options on top.
+
+    Raises:
+        ConfigError: The file or an option is not usable.
+    """
+    values = dict(given)
+    path = values.pop("config", None)
+    if path is None and os.path.exists(f"{job.root}/config.toml"):
+        path = f"{job.root}/config.toml"
+    return load(path, values)
+
+
+def _with(command: F, options: tuple[Callable[[F], F], ...]) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,74 @@
+"""`syncd prune`: what retention removes, and why; once, without a daemon."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
+from syncd.cli.policies import policy_options, read_config
+from syncd.daemon.retention import Decision
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.mount import mount_of
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--dry-run", is_flag=True, help="Only print what would be removed and kept, with the rule that decides."
+)
+@policy_options
+@state_dir_option
+@json_option
+def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **policy: Any) -> None:
+    r"""Remove what the retention policy does not keep, once; a running daemon does this by itself.
+
+    The policy is that of the [daemon] table of the job's config.toml, or --config, with these options on top. Whoever
+    has published a presence counts as alive here: one look cannot tell.
+
+    \b
+    Examples:
+      syncd prune /ckpt/job --dry-run
+      syncd prune /ckpt/job --keep-last 1 --keep-every 100
+    """
+    from syncd.cli.watch import once  # noqa: PLC0415
+
+    place = open_job(job, state_dir)
+    decisions = _decide(place, policy)
+    if not dry_run:
+        once(place, {**policy, **_grace(place), "log_level": "warning"}, empty_trash=True)
+    if as_json:
+        click.echo(json.dumps(_document(decisions, dry_run=dry_run)))
+    else:
+        _show(decisions)
+
+
+def _grace(job: Job) -> dict[str, float]:
+    """Return how long removed steps stay readable: on a network mount a late reader may still see them."""
+    mount = mount_of(job.root)
+    if not mount.is_network:
+        return {"trash_grace": 0.0}
+    click.echo(f"removed steps stay readable on {mount.type} for a while: waiting for that", err=True)
+    return {}
+
+
+def _decide(job: Job, policy: dict[str, Any]) -> tuple[Decision, ...]:
+    from syncd.daemon.plan import plan  # noqa: PLC0415
+    from syncd.daemon.policy import policy_of  # noqa: PLC0415
+    from syncd.daemon.scan import examine_all  # noqa: PLC0415
+
+    snapshot = examine_all(job, SystemClock())
+    return plan(snapshot, policy_of(read_config(job, policy))).decisions
+
+
+def _document(decisions: Iterable[Decision], *, dry_run: bool) -> dict[str, Any]:
+    steps = [{"step": d.step, "keep": d.keep, "rule": d.rule, "detail": d.detail} for d in decisions]
+    return {"schema_version": 1, "dry_run": dry_run, "decisions": steps}
+
+
+def _show(decisions: Iterable[Decision]) -> None:
+    for decision in decisions:
+        verb = "keep  " if decision.keep else "remove"
+        click.echo(f"{verb}  {decision.step:>8}  {decision.rule:<18}  {decision.detail}".rstrip())

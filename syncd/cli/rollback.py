@@ -1,0 +1,86 @@
+"""`syncd rollback`: explorers go back to a good step, as a new generation."""
+
+import json
+import time
+
+import click
+
+from syncd.cli.options import job_argument, json_option, open_job, state_dir_option, timeout_option
+from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.request import Request, read_requests, remove_request, write_request
+from syncd.protocol.version import Version, read_version
+
+_POLL = 0.05
+
+
+@click.command()
+@job_argument
+@click.argument("step", type=click.IntRange(min=0))
+@click.option("--reason", default="", help="Why, for those who read the events later.")
+@timeout_option(30.0)
+@state_dir_option
+@json_option
+def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | None, as_json: bool) -> None:
+    r"""Make explorers go back to STEP of JOB, as a new generation.
+
+    Nothing newer is published until the trainer announces another step. With no daemon running, this command does
+    the work itself.
+
+    \b
+    Example:
+      syncd rollback /ckpt/job 110 --reason "reward collapsed at 115"
+    """
+    version = _rollback(open_job(job, state_dir), step, reason, timeout)
+    if as_json:
+        document = {"schema_version": 1, "generation": version.generation, "step": version.step}
+        click.echo(json.dumps({**document, "path": version.path, "published_at": version.published_at}))
+    else:
+        click.echo(f"published: generation {version.generation}, step {version.step}")
+
+
+def _rollback(job: Job, step: int, reason: str, timeout: float) -> Version:
+    _check(job, step)
+    request = Request("rollback", step, reason=reason, asked_at=time.time())
+    write_request(job, request)
+    try:
+        return _wait(job, request, timeout)
+    finally:
+        remove_request(job, request.identity)
+
+
+def _check(job: Job, step: int) -> None:
+    from syncd.daemon.scan import examine_all  # noqa: PLC0415
+    from syncd.daemon.snapshot import State  # noqa: PLC0415
+
+    snapshot = examine_all(job, SystemClock())
+    if snapshot.version is None:
+        raise NotReadyError("nothing is published yet", path=job.root, hint=f"syncd status {job.root}")
+    found = snapshot.steps.get(step)
+    if found is None or found.state is not State.COMPLETE:
+        raise UsageError(f"step {step} is not a complete step", path=job.root, hint=f"syncd ls {job.root}")
+
+
+def _wait(job: Job, request: Request, timeout: float) -> Version:
+    from syncd.protocol.candidate import Candidate  # noqa: PLC0415
+
+    ends, candidate = time.monotonic() + timeout, Candidate(job, SystemClock())
+    while time.monotonic() < ends:
+        if (version := read_version(job)) and version.request == request.identity:
+            return version
+        if request not in read_requests(job):
+            raise TryAgainError("the daemon refused", path=job.root, hint=f"tail -3 {job.events}")
+        if candidate.holder() is None:
+            _do_it_here(job)
+        else:
+            time.sleep(_POLL)
+    raise TimedOutError(
+        f"the daemon did not answer within {timeout} s", path=job.root, hint=f"syncd status {job.root}"
+    )
+
+
+def _do_it_here(job: Job) -> None:
+    from syncd.cli.watch import once  # noqa: PLC0415
+
+    once(job, {"prune": False, "log_level": "warning"})

@@ -1,0 +1,23 @@
+"""`syncd unpin`: leave a pinned step to retention again."""
+
+import click
+
+from syncd.cli.options import job_argument, open_job, state_dir_option
+from syncd.protocol.pin import remove_pin
+
+
+@click.command()
+@job_argument
+@click.argument("step", type=click.IntRange(min=0))
+@state_dir_option
+def unpin(job: str, step: int, state_dir: str | None) -> None:
+    r"""Leave STEP of JOB to retention again; doing it twice is no error.
+
+    \b
+    Example:
+      syncd unpin /ckpt/job 120
+    """
+    if remove_pin(open_job(job, state_dir), step):
+        click.echo(f"step {step} is no longer pinned")
+    else:
+        click.echo(f"step {step} was not pinned")

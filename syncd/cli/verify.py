@@ -1,0 +1,139 @@
+"""`syncd verify`: is a step what it must be?"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
+from syncd.errors import CorruptDataError, NotReadyError, UsageError
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.version import Version
+
+if TYPE_CHECKING:
+    from syncd.daemon.snapshot import Snapshot, Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What was found of one step."""
+
+    step: "Step"
+    level: str
+    problems: list[str]
+
+
+@click.command()
+@job_argument
+@click.argument("step", required=False, type=click.IntRange(min=0))
+@click.option("--deep", is_flag=True, help="Read every byte and compare it with the digest of its file.")
+@state_dir_option
+@json_option
+def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_json: bool) -> None:
+    r"""Check STEP of JOB, the newest version unless given: manifest, sizes, headers; with --deep every byte.
+
+    Prints one line for each file that is not what it must be, and exits 65 then. Steps that others wrote have
+    no digests: their structure and headers are checked.
+
+    \b
+    Examples:
+      syncd verify /ckpt/job
+      syncd verify /ckpt/job 120 --deep
+    """
+    found = _verify(open_job(job, state_dir), step, deep=deep)
+    if as_json:
+        from syncd.views import json  # noqa: PLC0415
+
+        click.echo(json.text(_document(found)))
+    else:
+        _show(found)
+    if found.problems:
+        hint = f"syncd ls {job}"
+        raise CorruptDataError(f"step {found.step.step} is damaged", path=found.step.directory, hint=hint)
+
+
+def _verify(job: Job, number: int | None, *, deep: bool) -> _Finding:
+    from syncd.daemon.scan import examine_all  # noqa: PLC0415
+    from syncd.daemon.snapshot import State  # noqa: PLC0415
+
+    snapshot = examine_all(job, SystemClock())
+    step = _chosen(job, snapshot, number)
+    if step.state is State.FILLING:
+        raise NotReadyError(f"step {step.step} is not complete: {step.problem}", hint=f"syncd ls {job.root}")
+    level = "content" if deep and step.is_native and step.kind != "remote" else "header"
+    problems = _problems(job, step, level)
+    if number is None and snapshot.version is not None:
+        problems += _differences(step, snapshot.version)
+    return _Finding(step, level, problems)
+
+
+def _chosen(job: Job, snapshot: "Snapshot", number: int | None) -> "Step":
+    if number is None:
+        if snapshot.version is None:
+            raise NotReadyError(
+                snapshot.version_problem or "nothing is published yet",
+                path=job.root,
+                hint=f"syncd ls {job.root}",
+            )
+        number = snapshot.version.step
+        if number not in snapshot.steps:
+            raise CorruptDataError(f"step {number} is published and not there", path=job.root)
+    elif number not in snapshot.steps:
+        raise UsageError(f"there is no step {number}", path=job.root, hint=f"syncd ls {job.root}")
+    return snapshot.steps[number]
+
+
+def _problems(job: Job, step: "Step", level: str) -> list[str]:
+    from syncd.daemon.snapshot import State  # noqa: PLC0415
+    from syncd.daemon.verify import Verify, problems_of  # noqa: PLC0415
+
+    if step.state is State.DAMAGED:
+        return _missing(job, step) or [step.problem]
+    return problems_of(job, step, Verify(level))
+
+
+def _missing(job: Job, step: "Step") -> list[str]:
+    """Return every file that is wrong: a look names the first one only."""
+    from syncd.protocol.disk import MISSING  # noqa: PLC0415
+    from syncd.protocol.manifest import missing_files, read_manifest  # noqa: PLC0415
+
+    path = f"{job.root}/{step.directory}"
+    try:
+        return missing_files(job.disk, path, read_manifest(job.disk, path)) if step.is_native else []
+    except (*MISSING, CorruptDataError):
+        return []
+
+
+def _differences(step: "Step", version: Version) -> list[str]:
+    if step.digest == version.digest:
+        return []
+    return [f"{step.directory}: its digest is not the published one; it was written again"]
+
+
+def _document(found: _Finding) -> dict[str, object]:
+    step = found.step
+    return {
+        "step": step.step,
+        "layout": step.layout,
+        "level": found.level,
+        "ok": not found.problems,
+        "bytes": step.size,
+        "digest": step.digest,
+        "problems": found.problems,
+    }
+
+
+def _show(found: _Finding) -> None:
+    for problem in found.problems:
+        click.echo(problem)
+    if not found.problems:
+        step = found.step
+        what = (
+            "every byte matches its digest"
+            if found.level == "content"
+            else "structure, sizes and headers are good"
+        )
+        click.echo(
+            f"step {step.step}: {what} ({step.present} of {step.expected}, {step.size} bytes, {step.layout})"
+        )

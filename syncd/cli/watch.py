@@ -1,0 +1,96 @@
+"""`syncd watch`: the daemon."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from syncd.cli.options import job_argument, open_job, state_dir_option
+from syncd.cli.policies import daemon_options, read_config
+from syncd.config import DaemonConfig
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+
+if TYPE_CHECKING:
+    from syncd.observe.events import Observers
+
+
+@click.command()
+@job_argument
+@click.option("--once", "only_once", is_flag=True, help="Publish, prune and end; exit 5 when a daemon leads.")
+@daemon_options
+@state_dir_option
+def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> None:
+    r"""Watch JOB: notice new steps, verify them, publish versions to explorers, and prune.
+
+    One daemon leads a job; a second one stands by and takes over. SIGTERM finishes the step in hand and exits 0,
+    SIGHUP reads the configuration again. Settings come from the [daemon] table of --config or JOB/config.toml.
+
+    \b
+    Examples:
+      syncd watch /ckpt/job
+      syncd watch /ckpt/job --keep-last 3 --metrics-port 9400
+      syncd watch /ckpt/foreign --state-dir /var/lib/syncd/foreign
+      syncd watch /ckpt/job --once
+    """
+    place = open_job(job, state_dir)
+    if only_once:
+        once(place, given)
+    else:
+        _serve(place, given)
+
+
+def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> None:
+    """Lead the job for one cycle.
+
+    Args:
+        job: The job.
+        given: What overrides the configuration.
+        empty_trash: Wait until what was removed is deleted.
+
+    Raises:
+        LockHeldError: A daemon leads it.
+    """
+    from syncd.daemon.run import run_once  # noqa: PLC0415
+    from syncd.daemon.service import Daemon  # noqa: PLC0415
+
+    config = read_config(job, given)
+    with _observers(job, config) as observers:
+        daemon = Daemon(job, config, SystemClock(), observers)
+        run_once(daemon, SystemClock(), empty_trash=empty_trash)
+
+
+def _serve(job: Job, given: Mapping[str, Any]) -> None:
+    from syncd import __version__  # noqa: PLC0415
+    from syncd.daemon.run import Background, run  # noqa: PLC0415
+    from syncd.daemon.service import Daemon  # noqa: PLC0415
+    from syncd.observe import names  # noqa: PLC0415
+    from syncd.observe.sd_notify import Notifier  # noqa: PLC0415
+
+    config, clock, background = read_config(job, given), SystemClock(), Background()
+    with _observers(job, config) as observers:
+        daemon = Daemon(job, config, clock, observers, background)
+        daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
+        run(daemon, clock, Notifier(), lambda: read_config(job, given), background)
+
+
+def _observers(job: Job, config: DaemonConfig) -> "Observers":
+    """Return what hears the daemon: the log on stderr, the job's journal, and metrics where they are asked for."""
+    from syncd.observe import log  # noqa: PLC0415
+    from syncd.observe.events import Observer, Observers  # noqa: PLC0415
+    from syncd.observe.journal import Journal  # noqa: PLC0415
+
+    log.configure(
+        config.log_level,
+        sys.stderr,
+        json=None if config.log_format == "auto" else config.log_format == "json",
+    )
+    heard: list[Observer] = [log.LogObserver(), Journal(job.events, config.events_bytes)]
+    if config.metrics_port or config.metrics_textfile:
+        from syncd.observe.metrics import Metrics  # noqa: PLC0415
+
+        heard.append(
+            Metrics.start(config.metrics_port, config.metrics_host, config.metrics_textfile, job.root)
+        )
+    return Observers(*heard)

@@ -1,0 +1,160 @@
+"""The daemon's configuration: the `[daemon]` table of a TOML file, overridden by flags. Frozen once it is read."""
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from syncd.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B)?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "watch": ("auto", "events", "polling"),
+    "verify": ("size", "header", "content"),
+    "log_format": ("auto", "json", "console"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """Everything that `syncd watch` can be told. Times are seconds on the daemon's own clock.
+
+    Args:
+        keep_last: Newest sync steps to keep, at least 1.
+        keep_every: Keep each sync step that is a multiple of this; 0 for none.
+        keep_full: Newest full checkpoints to keep; 0 for all.
+        max_bytes: Byte budget of all steps together (`"500GiB"` or a number); 0 for none.
+        partial_grace: How long a step that nobody will finish must stand still before it goes.
+        prune: Whether anything is removed.
+        prune_foreign: Whether steps that others wrote may be removed.
+        trash_grace: How long removed steps stay readable; longer than the mount's attribute cache.
+        poll: Time between two looks where no events come.
+        reconcile: Time between two examinations of everything.
+        ttl: Silence after which an explorer or trainer counts as dead.
+        takeover: Silence after which a stand-by replaces the leading daemon.
+        rewind_settle: How long a marker that goes back must stand still.
+        settle: How long a foreign step without a marker must stand still.
+        verify: What is checked before publishing: size, header or content.
+        watch: auto, events or polling.
+        exit_when_left: Stop when every explorer and trainer that was there has left.
+        metrics_port: Port of the Prometheus endpoint; 0 for none.
+        metrics_host: Address it binds to.
+        metrics_textfile: File that the node exporter's textfile collector reads; empty for none.
+        events_bytes: Size at which events.jsonl is rotated.
+        log_format: auto, json or console.
+        log_level: debug, info, warning or error.
+    """
+
+    keep_last: int = 2
+    keep_every: int = 0
+    keep_full: int = 0
+    max_bytes: int = 0
+    partial_grace: float = 3600.0
+    prune: bool = True
+    prune_foreign: bool = False
+    trash_grace: float = 75.0
+    poll: float = 0.25
+    reconcile: float = 60.0
+    ttl: float = 60.0
+    takeover: float = 15.0
+    rewind_settle: float = 1.0
+    settle: float = 2.0
+    verify: str = "header"
+    watch: str = "auto"
+    exit_when_left: bool = False
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    metrics_textfile: str = ""
+    events_bytes: int = 8 << 20
+    log_format: str = "auto"
+    log_level: str = "info"
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(DaemonConfig)}
+_SIZES = frozenset({"max_bytes", "events_bytes"})
+_AT_LEAST = {
+    "keep_last": 1,
+    "poll": 0.005,
+    "reconcile": 1.0,
+    "takeover": 4.0,
+    "ttl": 10.0,
+    "events_bytes": 4096,
+}
+_MAX_PORT = 65535
+
+
+def load(path: str | None, overrides: Mapping[str, Any]) -> DaemonConfig:
+    """Return the configuration of a TOML file's `[daemon]` table with overrides on top.
+
+    Args:
+        path: The file, None for the defaults.
+        overrides: Values by key; None means not given.
+
+    Raises:
+        ConfigError: The file cannot be read or parsed, a key is unknown, or a value is out of range.
+    """
+    table = _table(path) if path else {}
+    given = {key: value for key, value in overrides.items() if value is not None}
+    where = path or "the command line"
+    values = {key: _value(key, value, where) for key, value in {**table, **given}.items()}
+    return dataclasses.replace(DaemonConfig(), **values)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of `"500GiB"`, `"1.5T"` or `"4096"`; units are powers of 1024.
+
+    Raises:
+        ConfigError: It is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"not a size: {text!r}", hint="write it like 500GiB")
+    return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
+
+
+def _table(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not TOML: {error}", path=path) from error
+    table = document.get("daemon", {})
+    if not isinstance(table, dict):
+        raise ConfigError("[daemon] is not a table", path=path)
+    return table
+
+
+def _value(key: str, value: Any, where: str) -> Any:
+    if key not in _FIELDS:
+        near = difflib.get_close_matches(key, _FIELDS, 1)
+        raise ConfigError(
+            f"unknown key {key!r} in [daemon]",
+            path=where,
+            hint=f"did you mean {near[0]!r}?" if near else None,
+        )
+    if key in _SIZES and isinstance(value, str):
+        value = parse_size(value)
+    kind = _FIELDS[key].type
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{key} = {value!r} is not of type {getattr(kind, '__name__', kind)}", path=where)
+    _check_range(key, value, where)
+    return value
+
+
+def _check_range(key: str, value: Any, where: str) -> None:
+    if key in CHOICES and value not in CHOICES[key]:
+        raise ConfigError(f"{key} = {value!r} is not one of {', '.join(CHOICES[key])}", path=where)
+    if type(value) in (int, float) and not _AT_LEAST.get(key, 0) <= value < float("inf"):
+        raise ConfigError(f"{key} = {value} is less than {_AT_LEAST.get(key, 0)}", path=where)
+    if key == "metrics_port" and value > _MAX_PORT:
+        raise ConfigError(f"{key} = {value} is not a port", path=where)

@@ -1,0 +1,152 @@
+"""What every command line of this project shares: lazy verbs, and whatever goes wrong as one line and an exit code.
+
+Nothing but click is imported before a verb is chosen, so that help and completion are instant.
+"""
+
+import contextlib
+import difflib
+import errno
+import importlib
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import click
+
+from syncd._version import __version__
+from syncd.errors import SyncdError, storage_error
+
+INTERRUPTED = 130
+CLOSED_PIPE = 141
+_USAGE = 2
+_HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "findmnt -T {path}"}
+
+debug_option = click.option(
+    "--debug", is_flag=True, help="Show a traceback when something fails; the same as SYNCD_DEBUG=1."
+)
+"""Read before anything is parsed, by `run`."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are chosen.
+
+    Args:
+        package: Where the commands are: `<package>.<verb>` has the command, under the same name.
+        verbs: Each verb with its line of help.
+        **options: As click takes them.
+    """
+
+    def __init__(self, *, package: str, verbs: Mapping[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self.package, self.verbs = package, verbs
+        unescape(self)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the verbs, in their own order."""
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a verb and return its command."""
+        if cmd_name not in self.verbs:
+            return None
+        command = getattr(importlib.import_module(f"{self.package}.{cmd_name}"), cmd_name)
+        return unescape(command) if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.verbs.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or name the nearest one."""
+        name = args[0]
+        if name not in self.verbs and not name.startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, self.verbs, 1)
+            ctx.fail(f"there is no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+
+def unescape(command: click.Command) -> click.Command:
+    """Return a command whose raw docstring keeps click from wrapping: its mark arrived as two characters."""
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+    return command
+
+
+def run(group: click.Group, program: str, args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = _invoke(group, program, list(args))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has gone, as `head` does: no error of ours, and the flush at exit must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return _USAGE
+    except Exception as error:  # noqa: BLE001 - the last line of defence
+        return _report(error, program, args)
+    return code
+
+
+def _invoke(group: click.Group, program: str, args: list[str]) -> int:
+    complete = f"_{program.upper()}_COMPLETE"
+    if instruction := os.environ.get(complete):
+        from click.shell_completion import shell_complete  # noqa: PLC0415
+
+        return shell_complete(group, {}, program, complete, instruction)
+    try:
+        with group.make_context(program, args) as context:
+            group.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def _report(error: Exception, program: str, args: Sequence[str]) -> int:
+    if _is_debugging(args):
+        traceback.print_exception(error)
+    known = _known(error, program, args)
+    tell(known)
+    return known.exit_code
+
+
+def tell(error: SyncdError) -> None:
+    """Say what went wrong, on stderr."""
+    # The disk that is full may be the log's own: the exit code must still be the documented one.
+    with contextlib.suppress(OSError):
+        click.echo(f"error: {error}", err=True)
+        if error.hint:
+            click.echo(f"hint: {error.hint}", err=True)
+
+
+def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
+    if isinstance(error, SyncdError):
+        return error
+    if isinstance(error, OSError):
+        known: SyncdError = storage_error(error, None)
+        known.hint = _hint(error)
+        return known
+    message = f"a bug in {program} {__version__}: {type(error).__name__}: {error}"
+    return SyncdError(message, hint=f"report what this prints: {shlex.join([program, '--debug', *args])}")
+
+
+def _hint(error: OSError) -> str | None:
+    path = error.filename
+    if not isinstance(path, str):
+        return None
+    there = path if os.path.lexists(path) else os.path.dirname(path) or "."
+    return _HINTS.get(error.errno or 0, "ls -ld {path}").format(path=shlex.quote(there))
+
+
+def _is_debugging(args: Sequence[str]) -> bool:
+    options = takewhile(lambda argument: argument.startswith("-"), args)
+    return os.environ.get("SYNCD_DEBUG", "0") not in ("", "0") or "--debug" in options

@@ -1,0 +1,138 @@
+"""One look at a step directory that others wrote: its names, and what each of its files is."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from syncd.daemon.snapshot import State
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import MISSING, Disk, FileStat, Kind, list_if_there
+
+MEMO_LIMIT = 1 << 16
+"""Verdicts and names that a memo holds at most, about 20 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the bytes of one file are.
+
+    Args:
+        state: complete: it is whole. filling: more writing may make it whole. damaged: no more writing can.
+        problem: Why it is not whole.
+        names: The files that it names where it is an index of others, with their lengths, 0 where unknown.
+    """
+
+    state: State = State.COMPLETE
+    problem: str = ""
+    names: Mapping[str, int] = field(default_factory=dict)
+
+
+Check = Callable[[Disk, str, int], Verdict]
+"""Says what a file of so many bytes is. Raises `CorruptDataError` for what can never become whole."""
+
+
+class File(NamedTuple):
+    """One file of a step; its name is relative to the step's directory."""
+
+    name: str
+    stat: FileStat
+    verdict: Verdict
+
+    @property
+    def is_whole(self) -> bool:
+        return self.verdict.state is State.COMPLETE
+
+
+_Key = tuple[Check, str, FileStat]
+
+
+class Memo:
+    """Verdicts of files that have not changed since, the longest unused dropped first."""
+
+    def __init__(self, limit: int = MEMO_LIMIT) -> None:
+        self._limit, self._cost = limit, 0
+        self._verdicts: OrderedDict[_Key, Verdict] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def get(self, key: _Key) -> Verdict | None:
+        """Return what was remembered of a file as it is now."""
+        verdict = self._verdicts.get(key)
+        if verdict is not None:
+            self._verdicts.move_to_end(key)
+        return verdict
+
+    def put(self, key: _Key, verdict: Verdict) -> None:
+        """Remember a verdict, and forget as many others as it takes."""
+        self._cost += _cost(verdict) - _cost(self._verdicts.pop(key, None))
+        self._verdicts[key] = verdict
+        while self._cost > self._limit:
+            self._cost -= _cost(self._verdicts.popitem(last=False)[1])
+
+
+def _cost(verdict: Verdict | None) -> int:
+    return 0 if verdict is None else 1 + len(verdict.names)
+
+
+class Look:
+    """Reads one step directory once: each directory is listed once, links are not followed.
+
+    Args:
+        disk: The file system.
+        memo: What earlier looks found.
+        path: The step's directory, which a listing of the job showed to be a directory.
+    """
+
+    def __init__(self, disk: Disk, memo: Memo, path: str) -> None:
+        self._disk, self._memo, self._path = disk, memo, path
+        self._listed: dict[str, Mapping[str, Kind]] = {}
+
+    def names(self, place: str = "") -> Mapping[str, Kind]:
+        """Return the entries of a directory of the step, none if it is missing or reached through a link."""
+        if place not in self._listed:
+            here = not place or self.has_directory(place)
+            entries = list_if_there(self._disk, self._absolute(place)) if here else []
+            self._listed[place] = {entry.name: entry.kind for entry in entries}
+        return self._listed[place]
+
+    def has_directory(self, place: str) -> bool:
+        """Say whether there is a directory, not a link, at a place relative to the step."""
+        parent, _, name = place.rpartition("/")
+        return self.names(parent).get(name) == "directory"
+
+    def has_file(self, place: str, name: str) -> bool:
+        """Say whether there is a regular file of that name."""
+        return self.names(place).get(name) == "file"
+
+    def file(self, place: str, name: str, check: Check) -> File | None:
+        """Return one file and what it is, None where no regular file has that name."""
+        if not self.has_file(place, name):
+            return None
+        relative = joined(place, name)
+        path = self._absolute(relative)
+        try:
+            stat = self._disk.stat(path)
+            return File(relative, stat, self._verdict(check, path, stat)) if stat.kind == "file" else None
+        except MISSING:
+            return None
+
+    def _absolute(self, place: str) -> str:
+        return joined(self._path, place) if place else self._path
+
+    def _verdict(self, check: Check, path: str, stat: FileStat) -> Verdict:
+        key = check, path, stat
+        if (known := self._memo.get(key)) is not None:
+            return known
+        try:
+            verdict = check(self._disk, path, stat.size)
+        except CorruptDataError as error:
+            verdict = Verdict(State.DAMAGED, error.message)
+        self._memo.put(key, verdict)
+        return verdict
+
+
+def joined(place: str, name: str) -> str:
+    """Return a name below a place; the empty place is the step itself."""
+    return f"{place}/{name}" if place else name

@@ -1,0 +1,110 @@
+"""What the weights of a step amount to: the files there are against the files there must be."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from syncd.daemon.foreign.look import Check, File, Look
+from syncd.daemon.snapshot import State
+
+FILES_LIMIT = 1 << 14
+"""The most files of one step; a directory may hold more, which are not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weight files of a step in one place.
+
+    Args:
+        place: The directory that an engine loads, relative to the step; empty for the step itself.
+        files: The files that there are, of those that count.
+        expected: How many shards there must be, None while unknown.
+        kind: weights, lora or remote.
+        uri: For kind remote, what to load instead of a place.
+        extra: Names of files among `files` that are no shards, and are not counted.
+        missing: What is not as it must be but may come right by more writing.
+        broken: What cannot come right.
+    """
+
+    place: str
+    files: tuple[File, ...] = ()
+    expected: int | None = None
+    kind: str = "weights"
+    uri: str = ""
+    extra: frozenset[str] = frozenset()
+    missing: str = ""
+    broken: str = ""
+
+    @property
+    def present(self) -> int:
+        """Return how many shards are there and whole."""
+        return sum(file.is_whole and file.name not in self.extra for file in self.files)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the files that count."""
+        return sum(file.stat.size for file in self.files)
+
+    @property
+    def state(self) -> State:
+        """Return what all of it together is."""
+        states = {file.verdict.state for file in self.files}
+        if self.broken or State.DAMAGED in states:
+            return State.DAMAGED
+        whole = not self.missing and states == {State.COMPLETE} and self.present == self.expected
+        return State.COMPLETE if whole else State.FILLING
+
+    @property
+    def problem(self) -> str:
+        """Return the first thing that is wrong, empty when nothing is."""
+        state = self.state
+        if state is State.COMPLETE:
+            return ""
+        wrong = next((file for file in self.files if file.verdict.state is state), None)
+        if state is State.DAMAGED:
+            return self.broken or (f"{wrong.name}: {wrong.verdict.problem}" if wrong else "")
+        counted = f"{self.present} of {self.expected or 'an unknown number of'} files are whole"
+        details = [self.missing, f"{wrong.name}: {wrong.verdict.problem}" if wrong else ""]
+        return _joined(counted, *details)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what changes when a weight file is written again, and not when other files join them."""
+        state = hashlib.sha256()
+        for name, stat in sorted((file.name, file.stat) for file in self.files):
+            state.update(f"{name}\0{stat.size}\0{stat.mtime_ns}\0{stat.inode}\n".encode())
+        return f"sha256:{state.hexdigest()}"
+
+
+def gather(look: Look, place: str, names: Iterable[str], check: Check) -> tuple[File, ...]:
+    """Return those of the named files that are there, in the order of their names, up to the limit."""
+    found = (look.file(place, name, check) for name in sorted(names)[:FILES_LIMIT])
+    return tuple(file for file in found if file is not None)
+
+
+def lacking(weights: Weights, problem: str) -> Weights:
+    """Return the same weights with one more thing that is not there yet."""
+    return replace(weights, missing=_joined(weights.missing, problem))
+
+
+def together(weights: Weights, other: Weights | None) -> Weights:
+    """Return weights and what must be whole beside them, as one."""
+    if other is None:
+        return weights
+    counts = (
+        None
+        if None in (weights.expected, other.expected)
+        else (weights.expected or 0) + (other.expected or 0)
+    )
+    return replace(
+        weights,
+        files=weights.files + other.files,
+        expected=counts,
+        extra=weights.extra | other.extra,
+        missing=_joined(weights.missing, other.missing),
+        broken=weights.broken or other.broken,
+    )
+
+
+def _joined(*problems: str) -> str:
+    return "; ".join(filter(None, problems))

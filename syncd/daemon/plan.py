@@ -1,0 +1,240 @@
+"""What to do about a snapshot: `plan(snapshot, policy) -> Plan`, pure.
+
+The marker is a hint and the manifest is the truth. Forward, any complete step that the hint does not exclude may be
+published. Back, explorers go only when the trainer says so: the marker names an earlier complete step and stands
+still, or a person asks for a rollback.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from syncd.daemon.policy import Policy
+from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant
+from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.protocol.request import Request
+from syncd.protocol.version import Pair, Version
+
+FIRST_GENERATION = 1
+
+_LASTING = 1.0
+"""Seconds that a marker must be wrong before it is worth saying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What becomes of a request.
+
+    Args:
+        request: The request.
+        done: Whether it is carried out; refused otherwise.
+        detail: Why it is refused.
+    """
+
+    request: Request
+    done: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `act` carries out, in this order.
+
+    Args:
+        publish: The version to publish, None to publish nothing. Its date and term are for `act` to fill in.
+        reason: Why it is published: first, newer, rewind, rewritten, rollback.
+        answers: Requests that are done or refused once the version is published.
+        decisions: What happens to each step after that.
+        problems: What is worth saying, each state once: (stable name, detail).
+        due_in: Seconds after which another look may publish though nothing changes, None when time does nothing.
+    """
+
+    publish: Version | None
+    reason: str
+    answers: tuple[Answer, ...]
+    decisions: tuple[Decision, ...]
+    problems: tuple[tuple[str, str], ...]
+    due_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    step: Step
+    generation: int
+    reason: str
+    request: Request | None = None
+
+
+def plan(snapshot: Snapshot, policy: Policy) -> Plan:
+    """Decide what to publish, to answer and to remove, from the snapshot alone."""
+    rollback = next((request for request in snapshot.requests if request.kind == "rollback"), None)
+    choice, answers = _rollback(snapshot, rollback) if rollback else (None, ())
+    if choice is None:
+        choice = _choose(snapshot, policy)
+    version = _version(choice, snapshot) if choice else None
+    after = replace(snapshot, version=version) if version else snapshot
+    decisions = decide(after, policy)
+    return Plan(
+        publish=version,
+        reason=choice.reason if choice else "",
+        answers=(*answers, *_vacated(after, decisions)),
+        decisions=decisions,
+        problems=tuple(_problems(snapshot)),
+        due_in=min(_settling(after, policy), default=None),
+    )
+
+
+def _choose(snapshot: Snapshot, policy: Policy) -> _Choice | None:
+    version = snapshot.version
+    if version and version.held_marker is not None and version.held_marker == snapshot.marker.text:
+        return None
+    if _is_torn(snapshot) and snapshot.marker_stable_for < policy.rewind_settle:
+        return None
+    newest = max(_eligible(snapshot, policy), key=lambda step: step.step, default=None)
+    if newest is None:
+        return None
+    if version is None:
+        return _Choice(newest, snapshot.floor[0] + 1 if snapshot.floor else FIRST_GENERATION, "first")
+    return _against(newest, version, snapshot, policy)
+
+
+def _is_torn(snapshot: Snapshot) -> bool:
+    """Say whether the marker names no step: it may be in the midst of being written in place."""
+    return snapshot.marker.problem not in ("", "missing")
+
+
+def _against(newest: Step, version: Version, snapshot: Snapshot, policy: Policy) -> _Choice | None:
+    if newest.step > version.step:
+        return _Choice(newest, _floor(snapshot, version)[0], "newer")
+    if newest.step == version.step:
+        if newest.digest == version.digest or not _settled(newest, policy):
+            return None
+        return _Choice(newest, _floor(snapshot, version)[0] + 1, "rewritten")
+    # A marker that is written in place may be read half written: only one that stands still turns explorers back.
+    if newest.step == snapshot.hint and snapshot.marker_stable_for >= policy.rewind_settle:
+        return _Choice(newest, _floor(snapshot, version)[0] + 1, "rewind")
+    return None
+
+
+def _floor(snapshot: Snapshot, version: Version) -> Pair:
+    return max(version.pair, snapshot.floor or version.pair)
+
+
+def _eligible(snapshot: Snapshot, policy: Policy) -> Iterator[Step]:
+    named = snapshot.hint
+    for step in snapshot.steps.values():
+        if step.state is not State.COMPLETE:
+            continue
+        if is_abandoned(step, snapshot) and step.step != named:
+            continue
+        if _is_announced(step, named, policy):
+            yield step
+
+
+def _is_announced(step: Step, named: int | None, policy: Policy) -> bool:
+    """Say whether its writer has said that the step may be read."""
+    if step.announced_by == "itself":
+        return named is None or step.step <= named or not step.is_native
+    if step.announced_by == "marker":
+        return named is not None and step.step <= named
+    return _settled(step, policy)
+
+
+def _settled(step: Step, policy: Policy) -> bool:
+    return step.is_native or step.unchanged_for >= policy.settle
+
+
+def _settling(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
+    """Return the seconds until each thing that must stand still has done so."""
+    version, named = snapshot.version, snapshot.hint
+    left = policy.rewind_settle - snapshot.marker_stable_for
+    goes_back = version is not None and named is not None and named < version.step
+    if (goes_back or _is_torn(snapshot)) and left > 0:
+        yield left
+    for step in snapshot.steps.values():
+        if step.state is State.COMPLETE and not _settled(step, policy):
+            yield policy.settle - step.unchanged_for
+
+
+def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, tuple[Answer, ...]]:
+    step, version = snapshot.steps.get(request.step), snapshot.version
+    if version is None:
+        return None, (Answer(request, done=False, detail="nothing is published yet"),)
+    if version.request == request.identity:
+        return None, (Answer(request, done=True),)
+    if step is None or step.state is not State.COMPLETE:
+        return None, (Answer(request, done=False, detail=f"step {request.step} is not complete"),)
+    choice = _Choice(step, _floor(snapshot, version)[0] + 1, "rollback", request)
+    return choice, (Answer(request, done=True),)
+
+
+def _version(choice: _Choice, snapshot: Snapshot) -> Version:
+    step, before = choice.step, snapshot.version
+    held = snapshot.marker.text if choice.reason == "rollback" else None
+    return Version(
+        generation=choice.generation,
+        step=step.step,
+        kind=step.kind,
+        path=step.payload,
+        digest=step.digest,
+        layout=step.layout,
+        parent=step.parent,
+        previous=before.pair if before else None,
+        held_marker=held,
+        request=choice.request.identity if choice.request else before.request if before else None,
+        abandoned=_abandoned(choice, snapshot),
+    )
+
+
+def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ...]:
+    """Return the steps that are no longer newest: those of before that are there, and those above a way back."""
+    before = snapshot.version.abandoned if snapshot.version else ()
+    there = {(step.step, step.digest) for step in snapshot.steps.values()}
+    found = {item for item in before if item in there}
+    if choice.reason in ("rewind", "rollback", "rewritten"):
+        found |= {
+            (step.step, step.digest)
+            for step in snapshot.steps.values()
+            if step.step > choice.step.step and step.state is State.COMPLETE
+        }
+    return tuple(sorted(found - {(choice.step.step, choice.step.digest)}))
+
+
+def _vacated(snapshot: Snapshot, decisions: tuple[Decision, ...]) -> Iterator[Answer]:
+    """Answer the requests to vacate: done when the step has gone, refused when it may never go, else they wait."""
+    kept = {decision.step: decision for decision in decisions if decision.keep}
+    for request in snapshot.requests:
+        if request.kind != "vacate":
+            continue
+        if not is_meant(request, snapshot):
+            yield Answer(request, done=True)
+        elif (decision := kept.get(request.step)) and _is_final(decision, snapshot.hint):
+            yield Answer(request, done=False, detail=f"step {request.step} is kept by rule {decision.rule}")
+
+
+_FINAL = frozenset({"pruning_off", "foreign", "pinned", "resumed_from", "full_checkpoint", "chain"})
+
+
+def _is_final(decision: Decision, named: int | None) -> bool:
+    """Say whether waiting cannot help: a lease ends, and a newest version may yet be left behind."""
+    if decision.rule == "newest_version":
+        return named is None or named >= decision.step
+    return decision.rule in _FINAL
+
+
+def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    marker, version = snapshot.marker, snapshot.version
+    # A marker that is written in place is empty or torn for a moment at each step: that is no news.
+    lasting = snapshot.marker_stable_for >= _LASTING
+    if lasting and marker.problem and (marker.problem != "missing" or snapshot.steps):
+        yield "marker", f"{marker.problem}: {marker.text!r}" if marker.text else marker.problem
+    elif lasting and marker.step is not None and _is_missing(snapshot, marker.step):
+        yield "marker", f"ahead of its step: {marker.step} is not complete"
+    if snapshot.version_problem:
+        yield "version", snapshot.version_problem
+    if version and version.kind != "remote" and _is_missing(snapshot, version.step):
+        yield "published_step", f"step {version.step} is published and no longer complete"
+
+
+def _is_missing(snapshot: Snapshot, number: int) -> bool:
+    step = snapshot.steps.get(number)
+    return step is None or step.state is not State.COMPLETE

@@ -1,0 +1,241 @@
+"""Which steps stay and which go, and by which rule: a pure function of a snapshot.
+
+Rules that keep are asked in order and the first that holds is the one reported; what none keeps is removed. A step
+that any rule keeps is kept. docs/retention.md has the table.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from syncd.daemon.policy import Policy, Retention
+from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.errors import CorruptDataError
+from syncd.protocol.delta import chain
+from syncd.protocol.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What happens to one step.
+
+    Args:
+        step: The step.
+        keep: Whether it stays.
+        rule: The rule that decided, a stable name.
+        detail: Why, for people to read.
+    """
+
+    step: int
+    keep: bool
+    rule: str
+    detail: str = ""
+
+
+Rule = Callable[[Step], Decision | None]
+
+
+def decide(snapshot: Snapshot, policy: Policy) -> tuple[Decision, ...]:
+    """Return a decision for each step of a snapshot, by step."""
+    steps = sorted(snapshot.steps.values(), key=lambda step: step.step)
+    if snapshot.version is None:
+        return tuple(_keep(step.step, "unpublished", "nothing is published yet") for step in steps)
+    strong = _strong_rules(snapshot, policy)
+    decided = {step.step: _first(strong, step) for step in steps}
+    weak = [step for step in steps if decided[step.step] is None]
+    decided.update({item.step: item for item in _weak(weak, steps, snapshot, policy.retention)})
+    kept = {step: decision for step, decision in decided.items() if decision and decision.keep}
+    decided.update({item.step: item for item in _chains(kept, snapshot.steps)})
+    return tuple(decision for _, decision in sorted(decided.items()) if decision)
+
+
+def removable(decisions: Iterable[Decision]) -> list[Decision]:
+    """Return the decisions that remove, oldest step first."""
+    return [decision for decision in decisions if not decision.keep]
+
+
+def is_abandoned(step: Step, snapshot: Snapshot) -> bool:
+    """Say whether an earlier generation wrote the step and the trainer has gone back below it."""
+    return snapshot.version is not None and (step.step, step.digest) in snapshot.version.abandoned
+
+
+def vacating(snapshot: Snapshot) -> frozenset[int]:
+    """Return the steps that a trainer that has gone back below them wants to write again."""
+    named = snapshot.hint
+    asked = (
+        request for request in snapshot.requests if request.kind == "vacate" and is_meant(request, snapshot)
+    )
+    return frozenset(request.step for request in asked if named is not None and request.step > named)
+
+
+def is_meant(request: Request, snapshot: Snapshot) -> bool:
+    """Say whether what a request wants vacated is still there, and not what was written in its place."""
+    step = snapshot.steps.get(request.step)
+    return step is not None and step.state is not State.FILLING and request.digest in ("", step.digest)
+
+
+def _keep(step: int, rule: str, detail: str) -> Decision:
+    return Decision(step, keep=True, rule=rule, detail=detail)
+
+
+def _remove(step: int, rule: str, detail: str) -> Decision:
+    return Decision(step, keep=False, rule=rule, detail=detail)
+
+
+def _first(rules: Iterable[Rule], step: Step) -> Decision | None:
+    return next((decision for rule in rules if (decision := rule(step))), None)
+
+
+def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
+    """Return the rules that protect: no limit ever removes what one of them keeps."""
+    version, leases, unreadable = snapshot.version, snapshot.leases, snapshot.unreadable
+    newest = version.step if version else -1
+    previous = version.previous[1] if version and version.previous else None
+    full = _kept_full(snapshot, policy.retention.keep_full)
+    going = vacating(snapshot)
+
+    def kept(step: Step) -> Iterator[tuple[bool, str, str]]:
+        # A generator, so that the rules read as one table and are asked in this order.
+        yield not policy.prune, "pruning_off", "pruning is switched off"
+        yield not step.is_native and not policy.prune_foreign, "foreign", f"written by {step.layout}"
+        yield step.step == newest and not is_abandoned(step, snapshot), "newest_version", ""
+        yield bool(unreadable), "unreadable_presence", ", ".join(unreadable)
+        yield step.step in leases, "leased", ", ".join(leases.get(step.step, ()))
+        yield step.step in snapshot.pins, "pinned", _reason(snapshot, step.step)
+        yield step.step == snapshot.tracker, "resumed_from", "the trainer's tracker names it"
+        yield step.full and step.step in full, "full_checkpoint", _full_detail(policy.retention)
+        if step.step in going:
+            return
+        yield step.step == previous, "previous_version", ""
+        yield (
+            step.state is State.FILLING and not _is_stale(step, newest, policy),
+            "being_written",
+            step.problem,
+        )
+        yield (
+            step.state is State.DAMAGED and not _is_stale(step, newest, policy),
+            "damaged_lately",
+            step.problem,
+        )
+        yield step.state is not State.FILLING and _is_ahead(step, newest, snapshot), "not_yet_published", ""
+        yield (
+            _may_be_announced(step, snapshot, policy),
+            "may_be_announced",
+            "not earlier than the step the marker names",
+        )
+
+    def rule(step: Step) -> Decision | None:
+        found = next(((name, detail) for holds, name, detail in kept(step) if holds), None)
+        return _keep(step.step, *found) if found else None
+
+    return [rule]
+
+
+def _reason(snapshot: Snapshot, step: int) -> str:
+    pin = snapshot.pins.get(step)
+    return pin.reason if pin else ""
+
+
+def _full_detail(retention: Retention) -> str:
+    return (
+        f"one of the newest {retention.keep_full}" if retention.keep_full else "all full checkpoints are kept"
+    )
+
+
+def _kept_full(snapshot: Snapshot, keep: int) -> set[int]:
+    """Return the full checkpoints inside the policy; a limit does not count what the trainer has gone back from."""
+    full = [step for step in snapshot.steps.values() if step.full]
+    if not keep:
+        return {step.step for step in full}
+    return set(sorted(step.step for step in full if not is_abandoned(step, snapshot))[-keep:])
+
+
+def _is_ahead(step: Step, newest: int, snapshot: Snapshot) -> bool:
+    return step.step > newest and not is_abandoned(step, snapshot)
+
+
+def _may_be_announced(step: Step, snapshot: Snapshot, policy: Policy) -> bool:
+    """Say whether the trainer names it or may be about to: it may have gone back and sealed this step since.
+
+    Whether a step above the marker was left behind or has just been written cannot be told from its files.
+    Once the trainer has passed it, or stands still for long, it was left behind.
+    """
+    named = snapshot.hint
+    # A marker that is there and names no step may be in the midst of naming any of them.
+    from_here = 0 if named is None and snapshot.marker.problem != "missing" else named
+    if from_here is None or step.step < from_here or step.state is not State.COMPLETE:
+        return False
+    return step.step == named or snapshot.marker_stable_for < policy.retention.partial_grace
+
+
+def _is_stale(step: Step, newest: int, policy: Policy) -> bool:
+    """Say whether nobody will finish or mend a step: a newer one is published, and it has long stood still."""
+    return step.step < newest and step.unchanged_for >= policy.retention.partial_grace
+
+
+def _weak(
+    weak: list[Step], steps: list[Step], snapshot: Snapshot, retention: Retention
+) -> Iterator[Decision]:
+    """Decide what no strong rule keeps, within the byte budget: the oldest go first."""
+    last, going = _last_sync(steps, snapshot, retention.keep_last), vacating(snapshot)
+    excess = snapshot.job_size - retention.max_bytes if retention.max_bytes else 0
+    for step in weak:
+        if step.step in going:
+            decision = _remove(step.step, "vacated", "the trainer writes it again")
+        else:
+            decision = _weak_decision(step, last, snapshot, retention)
+        if decision.keep and excess > 0:
+            decision = _remove(step.step, "byte_budget", f"{excess} bytes over {retention.max_bytes}")
+        if not decision.keep:
+            excess -= step.size
+        yield decision
+
+
+def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:
+    newest = snapshot.version.step if snapshot.version else -1
+    sync = [
+        step.step
+        for step in steps
+        if step.state is State.COMPLETE
+        and not step.full
+        and step.step <= newest
+        and not is_abandoned(step, snapshot)
+    ]
+    return set(sync[-max(keep, 1) :])
+
+
+def _weak_decision(step: Step, last: set[int], snapshot: Snapshot, retention: Retention) -> Decision:
+    if is_abandoned(step, snapshot):
+        return _remove(step.step, "abandoned", "the trainer went back below it")
+    if step.state is not State.COMPLETE:
+        rule = "stale_partial" if step.state is State.FILLING else "damaged"
+        return _remove(step.step, rule, step.problem)
+    if step.step in last:
+        return _keep(step.step, "keep_last", f"one of the newest {retention.keep_last} sync steps")
+    if retention.keep_every and step.step % retention.keep_every == 0 and not step.full:
+        return _keep(step.step, "keep_every", f"a multiple of {retention.keep_every}")
+    if step.full:
+        return _remove(step.step, "keep_full", f"older than the newest {retention.keep_full}")
+    return _remove(step.step, "superseded", f"older than the newest {retention.keep_last}")
+
+
+def _chains(kept: Mapping[int, Decision], steps: Mapping[int, Step]) -> Iterator[Decision]:
+    """Keep every link that a kept delta needs, whatever removed it."""
+    parents = {number: step.parent for number, step in steps.items()}
+    for number in kept:
+        for link in _links(number, parents):
+            if link in steps and link not in kept:
+                yield _keep(link, "chain", f"step {number} is stored as changes of it")
+
+
+def _links(step: int, parents: Mapping[int, int | None]) -> tuple[int, ...]:
+    try:
+        return chain(step, dict(parents))[1:]
+    except CorruptDataError:
+        # A broken chain: what is left of it may still be mended by hand, so its steps are kept.
+        return tuple(_walk(step, parents))
+
+
+def _walk(step: int, parents: Mapping[int, int | None]) -> Iterator[int]:
+    while (parent := parents.get(step)) is not None and parent < step:
+        yield parent
+        step = parent

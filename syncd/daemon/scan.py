@@ -1,0 +1,316 @@
+"""The scanner: turns the files of a job into a `Snapshot`, reading no more than has to be read.
+
+A look reads the marker, the version and the steps that may have changed: new ones, filling ones, the one the marker
+names. A reconciliation, each minute and at start, examines every step again and so catches what looks missed.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from syncd.daemon import foreign
+from syncd.daemon.examine import examine_native
+from syncd.daemon.snapshot import Module, Snapshot, State, Step
+from syncd.errors import CorruptDataError, JobMissingError, storage_error
+from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.layout import Job, parse_step_name
+from syncd.protocol.marker import MISSING_MARKER, Reading, read_marker
+from syncd.protocol.pin import read_pins
+from syncd.protocol.presence import TTL, Liveness, Presence, read_presences
+from syncd.protocol.request import read_requests
+from syncd.protocol.version import Pair, Version, read_version
+
+MODULES_EVERY = 5.0
+"""Seconds between two readings of the presences; they are read anew before each removal all the same."""
+
+LIST_EVERY = 2.0
+"""Seconds between two listings of the job directory when nothing woke the scanner."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A step as last examined, and when it was last seen to change."""
+
+    step: Step
+    since: float
+    directory: str
+
+
+class Scanner:
+    """Looks at one job again and again.
+
+    Args:
+        job: The job.
+        clock: This host's clock; all durations are on it.
+        ttl: Seconds without a heartbeat after which an explorer or trainer counts as dead.
+        progress: Called after each step that was examined: a look at many steps on a slow mount takes long.
+    """
+
+    def __init__(
+        self, job: Job, clock: Clock, ttl: float = TTL, progress: Callable[[], None] = lambda: None
+    ) -> None:
+        self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
+        self._ttl = ttl
+        self._root_inode: int | None = None
+        self.start_anew(None)
+
+    def start_anew(self, floor: Pair | None) -> None:
+        """Forget all but which directory the job is: a new leader gives everybody the whole time to be seen.
+
+        Args:
+            floor: The highest pair known to be published.
+        """
+        self._known: dict[int, _Known] = {}
+        self._rejected: dict[tuple[int, str], str] = {}
+        self._unsettled: frozenset[int] = frozenset()
+        self._doubted: set[int] = set()
+        self._changed = self._moved = False
+        self._layouts = foreign.Layouts()
+        self._explorers, self._trainers = Liveness(self._ttl), Liveness(self._ttl)
+        self._snapshot = Snapshot()
+        self._marker_since = self._clock.monotonic()
+        self._listed = self._modules_read = float("-inf")
+        self.floor = floor
+
+    def reconcile(self) -> Snapshot:
+        """Examine everything.
+
+        Raises:
+            JobMissingError: The job directory is missing, or another one is in its place.
+            OSError: The file system fails.
+        """
+        self.check_root()
+        self._read_hints()
+        self._examine(self._list(), everything=True)
+        self._read_modules()
+        return self._finish(free=self._free())
+
+    def look(self, *, woken: bool = False) -> Snapshot:
+        """Examine what may have changed since the last look.
+
+        Args:
+            woken: Something happened in the job directory: list it now.
+
+        Raises:
+            JobMissingError: The job directory is missing, or another one is in its place.
+            OSError: The file system fails.
+        """
+        now = self._clock.monotonic()
+        self._disk.refresh(self._job.root)
+        moved = self._read_hints()
+        if woken or moved or now - self._listed >= LIST_EVERY:
+            self._examine(self._list(), everything=False)
+        else:
+            self._examine_again(self._restless())
+        if now - self._modules_read >= MODULES_EVERY:
+            self._read_modules()
+        return self._finish(free=self._snapshot.free)
+
+    def forget(self, steps: Iterable[int]) -> None:
+        """Drop what is known of steps that have just been removed, so that the next look need not list for it."""
+        for step in steps:
+            self._drop(step)
+
+    def look_again(self, step: int) -> None:
+        """Examine a step at the next look: who went to remove it found it other than it was."""
+        self._doubted.add(step)
+
+    def reject(self, step: Step, problem: str) -> None:
+        """Take a step for damaged from now on, as long as its content is the one that was found wrong."""
+        self._rejected[(step.step, step.digest)] = problem
+        known = self._known.get(step.step)
+        if known and known.step.digest == step.digest:
+            known.step = replace(known.step, state=State.DAMAGED, problem=problem)
+            self._changed = True
+
+    def _drop(self, number: int) -> None:
+        self._changed |= self._known.pop(number, None) is not None
+
+    def check_root(self) -> None:
+        """Refuse to take an unmounted or replaced directory for an empty job."""
+        root = self._job.root
+        try:
+            found = self._disk.stat(root)
+        except MISSING:
+            raise JobMissingError(
+                "the job directory is not there", path=root, hint=f"ls -ld {root}"
+            ) from None
+        if found.kind != "directory":
+            raise JobMissingError("the job directory is not a directory", path=root, hint=f"ls -ld {root}")
+        if self._root_inode is not None and found.inode != self._root_inode:
+            raise JobMissingError(
+                "another directory is in the place of the job, perhaps unmounted",
+                path=root,
+                hint=f"findmnt -T {root}",
+            )
+        self._root_inode = found.inode
+
+    def _read_hints(self) -> bool:
+        """Read marker, tracker and version; say whether the marker has moved."""
+        before = self._snapshot
+        marker = read_marker(self._disk, self._job.marker)
+        self._moved = marker != before.marker
+        if self._moved:
+            self._marker_since = self._clock.monotonic()
+        version, problem = self._version()
+        self._snapshot = replace(
+            before, marker=marker, tracker=self._tracker(marker), version=version, version_problem=problem
+        )
+        return self._moved
+
+    def _tracker(self, marker: Reading) -> int | None:
+        # Where there is a marker the tracker only protects, and is read with the presences; else it leads.
+        if marker.problem != MISSING_MARKER.problem:
+            return self._snapshot.tracker
+        return read_marker(self._disk, self._job.tracker).step
+
+    def _version(self) -> tuple[Version | None, str]:
+        try:
+            return read_version(self._job), ""
+        except CorruptDataError as error:
+            return None, error.message
+
+    def _list(self) -> dict[int, str]:
+        """Return the step directories of the job: step to directory name."""
+        self._listed = self._clock.monotonic()
+        found: dict[int, str] = {}
+        for entry in self._disk.list(self._job.root):
+            if entry.kind != "directory":
+                continue
+            step = parse_step_name(entry.name)
+            if step is None:
+                step = self._layouts.step_of(entry.name)
+            # Of two directories that name one step, the one of this protocol's own naming is it.
+            if step is not None and (step not in found or parse_step_name(entry.name) is not None):
+                found[step] = entry.name
+        return found
+
+    def _examine(self, directories: dict[int, str], *, everything: bool) -> None:
+        for gone in self._known.keys() - directories.keys():
+            self._drop(gone)
+        again = (
+            directories.keys() if everything else (directories.keys() - self._known.keys()) | self._restless()
+        )
+        for number in again:
+            if number in directories:
+                self._examine_one(number, directories[number])
+                self._progress()
+
+    def _examine_again(self, numbers: set[int]) -> None:
+        for number in numbers:
+            self._examine_one(number, self._known[number].directory)
+            self._progress()
+
+    def _restless(self) -> set[int]:
+        """Return the known steps that may change: a sealed step of this protocol never does."""
+        version, hint = self._snapshot.version, self._snapshot.hint
+        published = version.step if version else -1
+        # A step that has just gone is still among the unsettled until the look is finished.
+        there = self._unsettled & self._known.keys()
+        restless = {number for number in there if self._is_restless(self._known[number].step, published)}
+        # A step that the marker names anew may have been written again in its old directory.
+        if self._moved and hint in self._known:
+            restless.add(hint)
+        restless |= self._doubted & self._known.keys()
+        self._doubted.clear()
+        return restless
+
+    def _is_restless(self, step: Step, published: int) -> bool:
+        return step.state is not State.COMPLETE or step.step > published
+
+    def _examine_one(self, number: int, directory: str) -> None:
+        step = None
+        if parse_step_name(directory) is not None:
+            step = examine_native(self._disk, self._job.root, number)
+        if step is None:
+            step = self._layouts.examine(self._disk, self._job.root, directory, number)
+        if step is None:
+            self._drop(number)
+            return
+        if problem := self._rejected.get((number, step.digest)):
+            step = replace(step, state=State.DAMAGED, problem=problem)
+        known = self._known.get(number)
+        if known is None or known.step != step:
+            self._known[number] = _Known(step, self._clock.monotonic(), directory)
+            self._changed = True
+
+    def _read_modules(self) -> None:
+        self._modules_read = self._clock.monotonic()
+        explorers, unreadable_explorers = read_presences(self._disk, self._job.explorers)
+        trainers, unreadable_trainers = read_presences(self._disk, self._job.trainers)
+        # The time after the reading: a heartbeat counts from when it can have been seen, not from before a stall.
+        seen_at = self._clock.monotonic()
+        self._snapshot = replace(
+            self._snapshot,
+            explorers=_modules(explorers | unreadable_explorers, self._explorers, seen_at),
+            trainers=_modules(trainers | unreadable_trainers, self._trainers, seen_at),
+            pins=read_pins(self._job),
+            tracker=read_marker(self._disk, self._job.tracker).step,
+        )
+
+    def _free(self) -> int | None:
+        try:
+            return self._disk.free(self._job.root)
+        except OSError:
+            return None
+
+    def _finish(self, free: int | None) -> Snapshot:
+        # Read first: what fails must not lose the changes that the steps below take over.
+        requests, now = read_requests(self._job), self._clock.monotonic()
+        self._snapshot = replace(
+            self._snapshot,
+            steps=self._steps(now),
+            marker_stable_for=now - self._marker_since,
+            floor=self._highest(),
+            requests=requests,
+            free=free,
+        )
+        return self._snapshot
+
+    def _steps(self, now: float) -> dict[int, Step]:
+        # With thousands of sealed steps this is the cost of an idle tick: only what still moves is built anew.
+        steps = dict(self._snapshot.steps)
+        if self._changed:
+            steps = {number: known.step for number, known in self._known.items()}
+            self._unsettled = frozenset(n for n, step in steps.items() if not _is_settled(step))
+            self._changed = False
+        for number in self._unsettled:
+            known = self._known[number]
+            steps[number] = replace(known.step, unchanged_for=now - known.since)
+        return steps
+
+    def _highest(self) -> Pair | None:
+        """Return the highest pair known: explorers are asked only where the version file does not say."""
+        version = self._snapshot.version
+        pairs = [pair for pair in (self.floor, version.pair if version else None) if pair is not None]
+        if version is None:
+            modules = self._snapshot.explorers.values()
+            pairs += [module.presence.applied for module in modules if module.presence.applied is not None]
+        self.floor = max(pairs, default=None)
+        return self.floor
+
+
+def _is_settled(step: Step) -> bool:
+    return step.is_native and step.state is State.COMPLETE
+
+
+def _modules(presences: dict[str, Presence], liveness: Liveness, now: float) -> dict[str, Module]:
+    liveness.observe(
+        now, [(name, (presence.incarnation, presence.beat)) for name, presence in presences.items()]
+    )
+    return {
+        name: Module(presence, liveness.is_alive(name, now), liveness.silent_for(name, now))
+        for name, presence in presences.items()
+    }
+
+
+def examine_all(job: Job, clock: Clock) -> Snapshot:
+    """Look at a job once, as a reader that leads nothing: for views and one-shot commands.
+
+    Raises:
+        SyncdError: The job directory is missing.
+        StorageError: It cannot be read.
+    """
+    try:
+        return Scanner(job, clock).reconcile()
+    except OSError as error:
+        raise storage_error(error, job.root) from error

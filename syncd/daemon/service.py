@@ -1,0 +1,384 @@
+"""The daemon: leads its job or stands by, and takes one tick at a time: scan, plan, act, tell.
+
+`tick` is synchronous and has no threads of its own, so that the simulator drives it; `run` is the loop around it.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from syncd.config import DaemonConfig
+from syncd.daemon.act import Actor, Beat
+from syncd.daemon.plan import Answer, Plan, plan
+from syncd.daemon.policy import policy_of
+from syncd.daemon.report import Message, describe, differences, lag_of, totals
+from syncd.daemon.retention import Decision, removable
+from syncd.daemon.scan import Scanner
+from syncd.daemon.snapshot import Snapshot, State
+from syncd.daemon.verify import Verify, problems_of
+from syncd.errors import FencedError, JobMissingError, LockHeldError, SyncdError, storage_error
+from syncd.observe import names
+from syncd.observe.events import Event, Level, Observer
+from syncd.protocol.candidate import Candidate
+from syncd.protocol.disk import Clock, is_below
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import RunningStatus
+from syncd.protocol.process import Process
+from syncd.protocol.term import BEAT, Term
+from syncd.protocol.version import Version
+
+STANDBY_EVERY = 1.0
+"""Seconds between two looks of a stand-by at the leader."""
+
+FILLING_EVERY = 0.2
+"""Seconds between two looks while a step fills, where events would otherwise be waited for."""
+
+TRASH_EVERY = 5.0
+_PROBLEMS = {"marker": names.MARKER_PROBLEM, "version": names.VERSION_PROBLEM}
+_INFO: Level = "info"
+_WARNING: Level = "warning"
+_RETRY_LEAST, _RETRY_MOST = 0.25, 5.0
+_VERIFY_ROUNDS = 8
+
+
+def _inline(work: Callable[[], None]) -> None:
+    work()
+
+
+class Daemon:
+    """One process's part in leading a job.
+
+    Args:
+        job: The job.
+        config: What to do.
+        clock: This host's clock.
+        observer: Hears every event.
+        background: Runs slow work that nothing waits for: emptying the trash.
+        process: Who this is, for the lock.
+        gone: Says whether a leader's process has certainly ended.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        config: DaemonConfig,
+        clock: Clock,
+        observer: Observer,
+        background: Callable[[Callable[[], None]], None] = _inline,
+        process: Process | None = None,
+        gone: Callable[[Process], bool] = Process.is_gone,
+    ) -> None:
+        self.job, self.config = job, config
+        self._clock, self._observer, self._background = clock, observer, background
+        self._candidate = Candidate(
+            job,
+            clock,
+            config.takeover,
+            process,
+            gone,
+            removes=is_below(job.state, job.root) or config.prune_foreign,
+        )
+        self._scanner = Scanner(job, clock, config.ttl, self._beat)
+        self._term: Term | None = None
+        self._actor: Actor | None = None
+        self._telling = threading.Lock()
+        self._said: set[tuple[str, str]] = set()
+        self.error: SyncdError | None = None
+        self.standing_by = ""
+        self._retry = _RETRY_LEAST
+        self._reconciled = self._emptied = self._swept = float("-inf")
+        self._had_modules = False
+        self._decisions: dict[int, tuple[bool, str]] = {}
+        self.snapshot = Snapshot()
+        self.plan = plan(self.snapshot, policy_of(config))
+        self.found_news = False
+        self.trash_left = 0
+
+    @property
+    def leads(self) -> bool:
+        """Say whether this process leads the job."""
+        return self._term is not None
+
+    @property
+    def lag(self) -> int:
+        """Return how many steps the slowest live explorer is behind."""
+        modules = self.snapshot.explorers.values()
+        return max((lag_of(self.snapshot, module) or 0 for module in modules if module.alive), default=0)
+
+    @property
+    def is_left(self) -> bool:
+        """Say whether all explorers and trainers that were there have left or died."""
+        modules = (*self.snapshot.explorers.values(), *self.snapshot.trainers.values())
+        here = any(module.alive and module.presence.status is not RunningStatus.STOPPED for module in modules)
+        self._had_modules |= here
+        return self._had_modules and not here
+
+    def tick(self, *, woken: bool = False) -> float:
+        """Take one look and act on it; return the seconds after which the next look is due at the latest.
+
+        Args:
+            woken: Something happened in the job directory.
+        """
+        try:
+            seconds = self._tick(woken=woken)
+        except FencedError as error:
+            self._depose(error)
+            return STANDBY_EVERY
+        except LockHeldError as error:
+            self._stand_by(error.message)
+            self._recover()
+            return STANDBY_EVERY
+        except SyncdError as error:
+            return self._fail(error)
+        except OSError as error:
+            return self._fail(storage_error(error, self.job.root))
+        self._recover()
+        return seconds
+
+    def reload(self, config: DaemonConfig) -> None:
+        """Go on with another configuration; what only a start can change stays as it was."""
+        self.config = config
+        self.tell(names.CONFIG_RELOADED, "info")
+
+    def close(self) -> None:
+        """Release the lead, so that a stand-by need not wait."""
+        if self._term is not None:
+            self._term.release()
+            self._term = self._actor = None
+        self.tell(names.DAEMON_STOPPED, "info")
+
+    def tell(self, name: str, level: Level, **fields: Any) -> None:
+        """Hand an event to the observers."""
+        with self._telling:  # the trash is emptied by another thread
+            self._observer.observe(Event(name, level, self._clock.time(), fields))
+
+    # --- one tick ---------------------------------------------------------------------------------------------
+
+    def _tick(self, *, woken: bool) -> float:
+        # First of all: what is not mounted must not be written to, and not be taken for empty.
+        self._scanner.check_root()
+        if self._term is None:
+            self._lead()
+        if self._actor is None:
+            return STANDBY_EVERY
+        before = self.snapshot
+        self._look(woken=woken)
+        self.found_news = self.snapshot.marker != before.marker
+        self._act(self._actor, before)
+        self._beat()
+        return self._interval()
+
+    def _beat(self) -> None:
+        """Show the stand-bys that work goes on, in the midst of what may take longer than they wait."""
+        if self._term is not None:
+            self._term.beat(self._scanner.floor)
+
+    def _look(self, *, woken: bool) -> None:
+        started = self._clock.monotonic()
+        due = started - self._reconciled >= self.config.reconcile
+        self.snapshot = self._scanner.reconcile() if due else self._scanner.look(woken=woken)
+        if due:
+            self._reconciled = started
+        seconds = self._clock.monotonic() - started
+        found = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
+        self.tell(names.SCAN_DONE, "debug", seconds=seconds, full=due, **found)
+
+    def _act(self, actor: Actor, before: Snapshot) -> None:
+        """Publish first, tell then: between marker and version stands nothing that explorers need not wait for."""
+        self.plan = self._verified_plan()
+        looked, published = self.snapshot, None
+        if self.plan.publish is not None:
+            published = self._publish(actor, self.plan.publish)
+        for message in differences(before, looked):
+            self._say(message)
+        if published is not None:
+            self._tell_published(published, looked)
+            self._beat()
+        self._tell_problems()
+        for answer in self.plan.answers:
+            self._answer(actor, answer)
+        self._prune(actor)
+        self._empty_trash(actor)
+
+    def _answer(self, actor: Actor, answer: Answer) -> None:
+        actor.answer(answer)
+        name, level = (names.REQUEST_DONE, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
+        self.tell(name, level, kind=answer.request.kind, step=answer.request.step, detail=answer.detail)
+
+    def _verified_plan(self) -> Plan:
+        """Plan, and plan again without each step that turns out not to be what it says."""
+        policy, level = policy_of(self.config), Verify(self.config.verify)
+        decided = plan(self.snapshot, policy)
+        for _ in range(_VERIFY_ROUNDS):
+            version = decided.publish
+            wrong = (
+                problems_of(self.job, self.snapshot.steps[version.step], level, self._beat) if version else []
+            )
+            if not version or not wrong:
+                return decided
+            step = self.snapshot.steps[version.step]
+            self._scanner.reject(step, wrong[0])
+            damaged = replace(step, state=State.DAMAGED, problem=wrong[0])
+            self.tell(names.STEP_DAMAGED, "error", **describe(damaged))
+            self.snapshot = replace(self.snapshot, steps={**self.snapshot.steps, step.step: damaged})
+            decided = plan(self.snapshot, policy)
+        return replace(decided, publish=None, reason="")
+
+    def _publish(self, actor: Actor, version: Version) -> Version:
+        published = actor.publish(version)
+        self._scanner.floor = max(self._scanner.floor or published.pair, published.pair)
+        self.snapshot = replace(self.snapshot, version=published, floor=self._scanner.floor)
+        return published
+
+    def _tell_published(self, version: Version, looked: Snapshot) -> None:
+        if self.plan.reason in ("rewind", "rollback", "rewritten") and looked.version:
+            before = looked.version.step
+            self.tell(names.REWIND, "warning", reason=self.plan.reason, step=version.step, before=before)
+        self.tell(
+            names.VERSION_PUBLISHED,
+            "info",
+            generation=version.generation,
+            step=version.step,
+            kind=version.kind,
+            reason=self.plan.reason,
+            bytes=looked.steps[version.step].size,
+            **self._latency(version),
+        )
+
+    def _latency(self, version: Version) -> dict[str, float]:
+        """Return the seconds from the marker's date, which its server gives, to the publish by this clock."""
+        if self.snapshot.marker.step != version.step:
+            return {}
+        try:
+            written = self.job.disk.stat(self.job.marker).mtime_ns / 1e9
+        except OSError:
+            return {}
+        return {"latency": round(max(version.published_at - written, 0.0), 6)}
+
+    def _prune(self, actor: Actor) -> None:
+        for decision in self.plan.decisions:
+            self._note(decision)
+        doomed = removable(self.plan.decisions)
+        if not doomed:
+            return
+        dead = self._dead()
+        removed = [decision.step for decision in doomed if self._remove(actor, decision, dead)]
+        self._scanner.forget(removed)
+        self.snapshot = replace(
+            self.snapshot, steps={n: step for n, step in self.snapshot.steps.items() if n not in set(removed)}
+        )
+
+    def _dead(self) -> dict[str, Beat]:
+        """Return the modules whose leases are void, each with its last heartbeat."""
+        modules = (*self.snapshot.trainers.items(), *self.snapshot.explorers.items())
+        return {
+            name: (module.presence.incarnation, module.presence.beat)
+            for name, module in modules
+            if not module.alive
+        }
+
+    def _remove(self, actor: Actor, decision: Decision, dead: dict[str, Beat]) -> bool:
+        self._beat()
+        step = self.snapshot.steps[decision.step]
+        kept = actor.remove(step, dead)
+        if kept is not None:
+            self._scanner.look_again(step.step)
+            self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=kept)
+            return False
+        self.tell(
+            names.STEP_REMOVED,
+            "info",
+            step=step.step,
+            rule=decision.rule,
+            detail=decision.detail,
+            bytes=step.size,
+        )
+        return True
+
+    def _note(self, decision: Decision) -> None:
+        """Tell why a step is kept whenever the rule that keeps it changes."""
+        known = self._decisions.get(decision.step)
+        if decision.keep and known != (decision.keep, decision.rule):
+            self.tell(
+                names.STEP_KEPT, "debug", step=decision.step, rule=decision.rule, detail=decision.detail
+            )
+        self._decisions[decision.step] = (decision.keep, decision.rule)
+        if len(self._decisions) > 2 * len(self.plan.decisions) + 100:
+            self._decisions = {item.step: (item.keep, item.rule) for item in self.plan.decisions}
+
+    def _empty_trash(self, actor: Actor) -> None:
+        now = self._clock.monotonic()
+        if now - self._emptied < min(TRASH_EVERY, max(self.config.trash_grace, 0.1)):
+            return
+        self._emptied = now
+        dead = self._dead()
+        self._background(lambda: self._empty(actor, dead))
+
+    def _empty(self, actor: Actor, dead: dict[str, Beat]) -> None:
+        if self._swept < self._reconciled:
+            self._swept = self._reconciled
+            actor.sweep(self.config.partial_grace)
+        emptied = actor.empty_trash(self.config.trash_grace, dead)
+        self.trash_left = emptied.left
+        if emptied.entries:
+            self.tell(
+                names.TRASH_EMPTIED, "info", entries=emptied.entries, files=emptied.files, left=emptied.left
+            )
+
+    def _interval(self) -> float:
+        """Return when to look again without an event."""
+        waits = [BEAT]
+        if any(step.state is State.FILLING for step in self.snapshot.steps.values()):
+            waits.append(FILLING_EVERY)
+        if self.plan.due_in is not None:
+            waits.append(max(self.plan.due_in, 0.02))
+        return min(waits)
+
+    # --- leading, standing by, failing ------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        holder = self._candidate.holder()
+        if holder is not None:
+            self._stand_by(f"{holder.host} (pid {holder.process.pid}) leads")
+            return
+        term = self._candidate.claim()
+        for directory in (self.job.explorers, self.job.trainers, self.job.pins, self.job.requests):
+            self.job.disk.make_directory(directory)
+        self._scanner.start_anew(term.floor)
+        self._term, self._actor = term, Actor(self.job, term, self._clock)
+        self._reconciled, self.standing_by = float("-inf"), ""
+        self.tell(names.LEADING, "info", term=term.token)
+
+    def _stand_by(self, why: str) -> None:
+        self._term = self._actor = None
+        if why != self.standing_by:
+            self.tell(names.STANDING_BY, "info", detail=why)
+        self.standing_by = why
+
+    def _depose(self, error: FencedError) -> None:
+        self._term = self._actor = None
+        self.tell(names.FENCED, "warning", detail=error.message)
+
+    def _fail(self, error: SyncdError) -> float:
+        if self.error is None or str(error) != str(self.error):
+            name = names.JOB_MISSING if isinstance(error, JobMissingError) else names.ERROR
+            self.tell(name, "error", code=error.code, detail=str(error), hint=error.hint)
+        self.error = error
+        self._retry = min(self._retry * 2, _RETRY_MOST)
+        return self._retry
+
+    def _recover(self) -> None:
+        if self.error is not None:
+            self.tell(names.JOB_BACK, "info", after=str(self.error))
+        self.error, self._retry = None, _RETRY_LEAST
+
+    def _say(self, message: Message) -> None:
+        self.tell(message.name, message.level, **message.fields)
+
+    def _tell_problems(self) -> None:
+        """Tell each problem when it begins, and not again while it lasts."""
+        for name, detail in self.plan.problems:
+            if (name, detail) not in self._said:
+                self.tell(_PROBLEMS.get(name, names.STEP_DAMAGED), "warning", detail=detail)
+        self._said = set(self.plan.problems)

@@ -1,0 +1,61 @@
+"""What is checked of a step before it is published, beyond names and sizes."""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from syncd.daemon.snapshot import Step
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import MISSING
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import Manifest, damaged_files, read_manifest
+from syncd.protocol.safetensors import read_header
+
+
+class Verify(StrEnum):
+    """How closely a step is looked at.
+
+    size: every file is there with its size. header: every safetensors header parses and accounts for every byte of
+    its file. content: every byte is read and matches its digest.
+    """
+
+    SIZE = "size"
+    HEADER = "header"
+    CONTENT = "content"
+
+
+def problems_of(
+    job: Job, step: Step, level: Verify, progress: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Return what is wrong with a complete step, nothing when it is good.
+
+    Foreign steps were checked by their layout.
+
+    Args:
+        job: The job.
+        step: The step.
+        level: How closely to look.
+        progress: Called again and again while this takes its time.
+    """
+    if level is Verify.SIZE or not step.is_native or step.kind == "remote":
+        return []
+    path = job.step(step.step)
+    try:
+        manifest = read_manifest(job.disk, path)
+        wrong = _headers(job, path, manifest, progress)
+        return wrong or (damaged_files(job.disk, path, manifest, progress) if level is Verify.CONTENT else [])
+    except (*MISSING, CorruptDataError) as error:
+        return [str(error)]
+
+
+def _headers(job: Job, path: str, manifest: Manifest, progress: Callable[[], None]) -> list[str]:
+    wrong = []
+    for record in manifest.shards:
+        progress()
+        try:
+            found = len(read_header(job.disk, f"{path}/{record.name}").tensors)
+        except (*MISSING, CorruptDataError) as error:
+            wrong.append(f"{record.name}: {error}")
+            continue
+        if record.tensors and found != record.tensors:
+            wrong.append(f"{record.name}: {found} tensors of {record.tensors}")
+    return wrong

@@ -1,0 +1,218 @@
+"""What wakes the daemon: changes in the job directory where the kernel tells, signals, and time.
+
+Events only wake the scanner, they are never believed. On a network mount there are none for what other hosts do,
+so the daemon looks by the clock; and where events should come but a look finds news that none announced, it stops
+relying on them.
+"""
+
+import os
+import random
+import select
+import signal
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers.api import BaseObserver
+from watchdog.observers.inotify import InotifyEmitter
+from watchdog.observers.inotify_c import InotifyConstants
+
+from syncd.protocol.layout import MARKER, TRACKER
+from syncd.protocol.mount import Mount, mount_of
+
+Mode = Literal["events", "polling"]
+
+# What the daemon itself does, opening and closing the directory, must not wake it.
+_EVENTS: list[type[FileSystemEvent]] = [
+    DirCreatedEvent,
+    DirDeletedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+]
+
+_MISSES = 2
+"""Changes that no event announced after which events are no longer relied on."""
+
+
+class Wake(Protocol):
+    """What the daemon waits on."""
+
+    mode: Mode
+    reason: str
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something happened or `seconds` are over, and say whether something happened."""
+
+    def close(self) -> None:
+        """Stop watching."""
+
+
+class Pipe:
+    """A self-pipe: any thread and any signal handler may ring it, the main thread waits on it."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
+
+    def ring(self) -> None:
+        """Wake the waiter; a full pipe has woken it already."""
+        try:
+            os.write(self._write, b"\0")
+        except (BlockingIOError, OSError):
+            return
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to `seconds`; say whether it rang, and forget all rings."""
+        if not self._poll.poll(max(seconds, 0.0) * 1000):
+            return False
+        try:
+            while os.read(self._read, 4096):
+                pass
+        except BlockingIOError:
+            return True
+        return True
+
+    def close(self) -> None:
+        """Close both ends."""
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Watcher:
+    """Wakes on changes of a job directory.
+
+    Args:
+        root: The job directory.
+        pipe: What signals ring too.
+        mode: `events` or `polling` to force one, None to choose by the file system.
+        on_rebuilt: Called when a dead emitter was replaced.
+    """
+
+    def __init__(
+        self, root: str, pipe: Pipe, mode: Mode | None = None, on_rebuilt: Callable[[], None] = lambda: None
+    ) -> None:
+        self._root, self._pipe, self._on_rebuilt = root, pipe, on_rebuilt
+        self._observer: BaseObserver | None = None
+        self._rang = False
+        self._misses = 0
+        self.mount = mount_of(root)
+        self.mode, self.reason = choose(mode, self.mount)
+        if self.mode == "events":
+            self._start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for an event or a signal, `seconds` at most; polling waits are spread by a tenth."""
+        self._mend()
+        if self.mode == "polling":
+            seconds *= random.uniform(0.9, 1.1)  # noqa: S311 - so that many daemons do not beat in step
+        self._rang = self._pipe.wait(seconds)
+        return self._rang
+
+    def found_news(self) -> None:
+        """Take note that a look found the marker changed: no event had said so if nothing rang."""
+        if self.mode != "events" or self._rang:
+            self._misses = 0
+            return
+        self._misses += 1
+        if self._misses >= _MISSES:
+            self._stop()
+            self.mode, self.reason = "polling", "changes came without events"
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop()
+
+    def _start(self) -> None:
+        observer = BaseObserver(_Emitter)
+        try:
+            observer.schedule(_Handler(self._pipe.ring), self._root, recursive=False, event_filter=_EVENTS)
+            observer.start()
+        except OSError as error:
+            self.mode, self.reason = "polling", f"events cannot be had: {error.strerror}"
+        else:
+            self._observer = observer
+
+    def _stop(self) -> None:
+        if self._observer is not None:
+            self._observer.unschedule_all()
+            self._observer.stop()
+            self._observer.join(5)
+            self._observer = None
+
+    def _mend(self) -> None:
+        """Replace a dead emitter: the observer stays alive when the watched directory goes, and tells nothing."""
+        if self.mode != "events":
+            return
+        observer = self._observer
+        if observer and observer.emitters and all(emitter.is_alive() for emitter in observer.emitters):
+            return
+        if not os.path.isdir(self._root):
+            return
+        self._stop()
+        self._start()
+        self._on_rebuilt()
+
+
+def choose(mode: Mode | None, mount: Mount) -> tuple[Mode, str]:
+    """Return how to watch a mount, and why."""
+    if mode is not None:
+        return mode, "asked for"
+    if mount.is_network:
+        return "polling", f"{mount.type} tells no other host's changes"
+    return "events", f"{mount.type} is local"
+
+
+class Signals:
+    """SIGTERM and SIGINT ask to stop, SIGHUP to reload; each rings the pipe at once.
+
+    Args:
+        pipe: What to ring.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.stop = self.reload = False
+        self._pipe = pipe
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, _frame: Any) -> None:
+        if number == signal.SIGHUP:
+            self.reload = True
+        else:
+            self.stop = True
+        # The waiter is this same thread: its poll goes on after this handler, and finds the pipe rung.
+        self._pipe.ring()
+
+
+class _Emitter(InotifyEmitter):
+    """Hears of what arrives, not of what is moved away.
+
+    The library holds a move away back for half a second, to pair it with an arrival, and all later events behind it.
+    Each pruning moves a step away, so the next marker would be noticed half a second late.
+    """
+
+    def get_event_mask_from_filter(self) -> Any:
+        """Return the kernel's mask without the departures."""
+        return super().get_event_mask_from_filter() & ~InotifyConstants.IN_MOVED_FROM
+
+
+class _Handler(FileSystemEventHandler):
+    """Rings for what may be news: the marker, the tracker, and directories that come or go."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        names = {os.path.basename(os.fsdecode(path)) for path in (event.src_path, event.dest_path) if path}
+        if event.is_directory or names & {MARKER, TRACKER}:
+            self._ring()

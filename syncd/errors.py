@@ -1,0 +1,123 @@
+"""The error tree: each error says what happened, where, what to run next, and the exit code it ends with.
+
+Exit codes follow sysexits where it has a code and are documented in docs/cli.md:
+
+====  ==========================================================
+code  meaning
+====  ==========================================================
+0     done
+1     a bug in syncd: please report it
+2     usage
+3     not ready: nothing published yet, or older than asked
+4     timed out
+5     lock held by another daemon
+65    corrupt data
+74    I/O
+75    try again: a passing state, nothing was changed
+78    bad configuration
+====  ==========================================================
+"""
+
+from typing import ClassVar
+
+
+class SyncdError(Exception):
+    """Anything a user can meet. `str()` gives one line: what, and where.
+
+    Args:
+        message: What happened, in one sentence without a full stop.
+        path: The file or directory concerned, if any.
+        hint: A command to run, or what to change.
+    """
+
+    code: ClassVar[str] = "bug"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, path: object = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = None if path is None else str(path)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = f": {self.path}" if self.path else ""
+        return f"{self.message}{where}"
+
+
+class UsageError(SyncdError):
+    """The command or call cannot mean anything: wrong arguments, or a step that exists already."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class NotReadyError(SyncdError):
+    """Nothing has been published yet, or what there is is older than asked."""
+
+    code = "not_ready"
+    exit_code = 3
+
+
+class TimedOutError(SyncdError):
+    """A bounded wait ended before its condition held."""
+
+    code = "timed_out"
+    exit_code = 4
+
+
+class LockHeldError(SyncdError):
+    """Another daemon leads this job."""
+
+    code = "lock_held"
+    exit_code = 5
+
+
+class CorruptDataError(SyncdError):
+    """Bytes on disk are not what they must be; nothing was changed."""
+
+    code = "corrupt"
+    exit_code = 65
+
+
+class StorageError(SyncdError):
+    """The file system refused an operation, or the job directory is not there."""
+
+    code = "io"
+    exit_code = 74
+
+
+class JobMissingError(StorageError):
+    """The job directory is missing or unmounted: an error state, never an empty job."""
+
+    code = "job_missing"
+
+
+class TryAgainError(SyncdError):
+    """A passing state; the same command may succeed later."""
+
+    code = "try_again"
+    exit_code = 75
+
+
+class FencedError(TryAgainError):
+    """A newer leader has taken over; this one may no longer publish or delete."""
+
+    code = "fenced"
+
+
+class ConfigError(SyncdError):
+    """The configuration is not usable."""
+
+    code = "config"
+    exit_code = 78
+
+
+class ProtocolTooNewError(ConfigError):
+    """A document was written by a newer major version of the protocol."""
+
+    code = "protocol_too_new"
+
+
+def storage_error(error: OSError, path: object) -> StorageError:
+    """Return the error of this tree for one of the operating system at a path."""
+    return StorageError(error.strerror or str(error), path=error.filename or path)

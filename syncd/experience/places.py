@@ -1,0 +1,83 @@
+"""Names and places of experiences: the one module that knows what their files are called.
+
+JOB/experiences/<explorer>/<seq>.parquet are batches; directories that begin with a dot are the protocol's own:
+`.writers` (half-written batches, one directory a writer process), `.consumed` (how far the trainer has removed an
+explorer's batches), `.archive` (consumed batches that are kept) and `.rejected` (files set aside, with a reason).
+"""
+
+import re
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.disk import MISSING, list_if_there
+from syncd.protocol.documents import encode, read_document
+from syncd.protocol.layout import Job, is_identity
+
+SUFFIX = ".parquet"
+
+_BATCH = re.compile(r"([1-9][0-9]{0,14})\.parquet", re.ASCII)
+
+
+def root(job: Job) -> str:
+    """Return the directory of all experiences."""
+    return f"{job.root}/experiences"
+
+
+def batches(job: Job, explorer: str) -> str:
+    """Return the directory of an explorer's batches."""
+    return f"{root(job)}/{explorer}"
+
+
+def batch(job: Job, explorer: str, seq: int) -> str:
+    """Return the path of a batch."""
+    return f"{batches(job, explorer)}/{seq}{SUFFIX}"
+
+
+def parse_batch(name: str) -> int | None:
+    """Return the number of a batch's file name, None for any other name."""
+    match = _BATCH.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def writers(job: Job, explorer: str) -> str:
+    """Return the directory below which an explorer's writers prepare their batches."""
+    return f"{root(job)}/.writers/{explorer}"
+
+
+def rejected(job: Job, explorer: str) -> str:
+    """Return the directory of what was set aside of an explorer."""
+    return f"{root(job)}/.rejected/{explorer}"
+
+
+def archive(job: Job, explorer: str) -> str:
+    """Return the directory of an explorer's consumed batches, where they are kept."""
+    return f"{root(job)}/.archive/{explorer}"
+
+
+def explorers(job: Job) -> list[str]:
+    """Return the explorers that have a directory, in order."""
+    entries = list_if_there(job.disk, root(job))
+    return sorted(entry.name for entry in entries if entry.kind == "directory" and is_identity(entry.name))
+
+
+def numbers(job: Job, directory: str) -> set[int]:
+    """Return the numbers of all batches named in a directory, of whatever kind they are."""
+    parsed = (parse_batch(entry.name) for entry in list_if_there(job.disk, directory))
+    return {seq for seq in parsed if seq is not None}
+
+
+def consumed_through(job: Job, explorer: str) -> int:
+    """Return the number up to which the trainer has removed batches; a damaged file says nothing."""
+    try:
+        return read_document(job.disk, _consumed(job, explorer)).integer("through")
+    except (*MISSING, CorruptDataError, ProtocolTooNewError):
+        return 0
+
+
+def mark_consumed(job: Job, explorer: str, through: int) -> None:
+    """Leave word how far batches are removed, before the first of them is: no number is used again."""
+    job.disk.make_directory(f"{root(job)}/.consumed")
+    job.disk.replace(_consumed(job, explorer), encode({"through": through}))
+
+
+def _consumed(job: Job, explorer: str) -> str:
+    return f"{root(job)}/.consumed/{explorer}.json"

@@ -1,0 +1,98 @@
+"""The writing side: a batch becomes visible whole and durable or not at all, and no number is used twice."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Self
+
+from syncd.errors import FencedError, storage_error
+from syncd.experience import places
+from syncd.experience.model import Experience
+from syncd.experience.table import encode_batch
+from syncd.protocol.disk import MISSING, exists, list_if_there, remove_tree
+from syncd.protocol.layout import Job, check_identity
+
+
+class ExperienceWriter:
+    """The one writer of an explorer's batches.
+
+    A batch is prepared inside a directory of this process and renamed from there. A later writer of the same
+    identity removes that directory first: an earlier one that is still about finds its renames failing.
+
+    Args:
+        job: The job; its directory must be there.
+        explorer: The identity, which no other process writes under meanwhile.
+
+    Raises:
+        UsageError: The identity cannot be a file name.
+        StorageError: The job directory cannot be written to.
+    """
+
+    def __init__(self, job: Job, explorer: str) -> None:
+        self.job, self.explorer = job, check_identity(explorer)
+        self._place = f"{places.writers(job, explorer)}/{uuid.uuid4().hex}"
+        try:
+            job.disk.list(job.root)
+            job.disk.make_directory(self._place)
+            self._fence_others()
+            job.disk.make_directory(places.batches(job, explorer))
+            self._next = self._first_free()
+        except OSError as error:
+            raise storage_error(error, places.root(job)) from error
+
+    def write(self, experiences: Sequence[Experience]) -> str:
+        """Write one batch durably and return its path.
+
+        Raises:
+            UsageError: The batch is empty or too large.
+            FencedError: A later process writes under this identity.
+            StorageError: It could not be written; nothing of it is visible unless the message says so.
+        """
+        data = encode_batch(experiences)
+        path = places.batch(self.job, self.explorer, self._next)
+        try:
+            self.job.disk.replace(path, data, via=self._place)
+        except OSError as error:
+            self._explain(error, path)
+        self._next += 1
+        return path
+
+    def close(self) -> None:
+        """Remove what this process has prepared; what it has written stays."""
+        remove_tree(self.job.disk, self._place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fence_others(self) -> None:
+        above, own = self._place.rsplit("/", 1)
+        for entry in list_if_there(self.job.disk, above):
+            if entry.name != own:
+                remove_tree(self.job.disk, f"{above}/{entry.name}")
+
+    def _first_free(self) -> int:
+        # The batches first: what the trainer moves away meanwhile is then found where it went.
+        taken = places.numbers(self.job, places.batches(self.job, self.explorer))
+        taken |= places.numbers(self.job, places.rejected(self.job, self.explorer))
+        return max(taken | {places.consumed_through(self.job, self.explorer)}) + 1
+
+    def _explain(self, error: OSError, path: str) -> None:
+        """Raise what is to be raised for a failed write; return if the batch is out and durable all the same."""
+        if exists(self.job.disk, path):
+            try:
+                self.job.disk.sync_directory(path.rpartition("/")[0])
+            except OSError as again:
+                self._next += 1
+                failed = storage_error(again, path)
+                failed.message = f"the batch is visible, but may not outlast a power cut: {failed.message}"
+                raise failed from error
+            return
+        if isinstance(error, MISSING) and not exists(self.job.disk, self._place):
+            raise FencedError(
+                f"a later process writes as explorer {self.explorer}",
+                path=self._place,
+                hint="give each explorer an identity of its own",
+            ) from error
+        raise storage_error(error, path) from error

@@ -1,0 +1,1 @@
+"""Telling what happens: one event type, and adapters of it."""

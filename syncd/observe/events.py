@@ -1,0 +1,100 @@
+"""The one event type, and the fan-out to whatever hears it. Adapters never raise into the daemon."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from syncd.observe import names
+
+Level = Literal["debug", "info", "warning", "error"]
+
+GIVE_UP_AFTER = 10
+"""Failures in a row after which an adapter is no longer asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Args:
+        name: One of `names.EVENTS`.
+        level: debug, info, warning or error.
+        at: Seconds since the epoch on the teller's clock.
+        fields: What is worth knowing of it; values that JSON has.
+    """
+
+    name: str
+    level: Level
+    at: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Hears events."""
+
+    def observe(self, event: Event) -> None:
+        """Take one event."""
+
+
+class Observers:
+    """Several observers as one, which never raises.
+
+    One that fails is told of once, to the others, and after `GIVE_UP_AFTER` failures in a row it is left out.
+
+    Args:
+        *observers: Who hears each event, in this order. One that has a `close` is closed at the end.
+    """
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+        self._failures = [0] * len(observers)
+        self._told = [False] * len(observers)
+
+    def observe(self, event: Event) -> None:
+        """Hand an event to every observer that still works."""
+        for place, observer in enumerate(self._observers):
+            error = self._hand(place, observer, event)
+            if error is not None and not self._told[place]:
+                self._told[place] = True
+                self._tell_others(place, _failure(observer, error, event.at))
+
+    def close(self) -> None:
+        """Close the observers that can be closed."""
+        for observer in self._observers:
+            close = getattr(observer, "close", None)
+            if close is not None:
+                _quietly(close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hand(self, place: int, observer: Observer, event: Event) -> Exception | None:
+        if self._failures[place] >= GIVE_UP_AFTER:
+            return None
+        error = _quietly(observer.observe, event)
+        self._failures[place] = 0 if error is None else self._failures[place] + 1
+        return error
+
+    def _tell_others(self, failed: int, event: Event) -> None:
+        for place, observer in enumerate(self._observers):
+            if place != failed:
+                self._hand(place, observer, event)
+
+
+def _quietly(call: Any, *arguments: Any) -> Exception | None:
+    try:
+        call(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever an adapter does, the daemon goes on
+        return error
+    return None
+
+
+def _failure(observer: Observer, error: Exception, at: float) -> Event:
+    detail = f"{type(observer).__name__} failed: {type(error).__name__}: {error}"
+    return Event(names.ERROR, "error", at, {names.CODE: "observer", names.DETAIL: detail})

@@ -1,0 +1,159 @@
+"""`events.jsonl`: what the leading daemon decided and why, one JSON line an event, rotated by size.
+
+Only a leader writes: on NFS two hosts that append to one file overwrite each other. What a stand-by hears is
+kept in memory and written if it takes over. A line that cannot be written is dropped and counted, and the gap
+is told once writing works again; nothing here raises.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections import deque
+from typing import Any, BinaryIO
+
+from syncd.observe import names
+from syncd.observe.events import Event
+
+KEEP = 3
+"""Rotated files beside the current one: `events.jsonl.1` is the newest of them."""
+
+MAX_BYTES = 8 << 20
+MAX_LINE = 64 << 10
+
+_WAITING = 64
+_OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENDS = frozenset({names.STANDING_BY, names.FENCED})
+_TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG})
+
+
+class Journal:
+    """Appends events to a file while this process leads.
+
+    Args:
+        path: The file; its directory comes with the first leader.
+        max_bytes: Size beyond which it is rotated.
+        keep: Rotated files to keep.
+    """
+
+    def __init__(self, path: str, max_bytes: int = MAX_BYTES, keep: int = KEEP) -> None:
+        self._path, self._max_bytes, self._keep = path, max_bytes, keep
+        self._waiting: deque[bytes] = deque(maxlen=_WAITING)
+        self._leads = False
+        self.dropped = self._told = 0
+
+    def observe(self, event: Event) -> None:
+        """Append one event, or keep it until this process leads."""
+        if event.name in _TOO_MANY:
+            return
+        if event.name in _ENDS:
+            self._leads = False  # from here on another daemon may be writing
+        self._waiting.append(encode_event(event))
+        self._leads |= event.name == names.LEADING
+        if self._leads:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            line = self._waiting.popleft()
+            try:
+                self._append(self._gap() + line)
+            except OSError:
+                self.dropped += 1
+            else:
+                self._told = self.dropped
+
+    def _gap(self) -> bytes:
+        lost = self.dropped - self._told
+        if not lost:
+            return b""
+        detail = f"{lost} events could not be written here"
+        return encode_event(
+            Event(names.ERROR, "error", time.time(), {names.CODE: "journal", names.DETAIL: detail})
+        )
+
+    def _append(self, line: bytes) -> None:
+        if self._is_full(len(line)):
+            self._rotate()
+        # Opened each time: no kept descriptor goes stale, and closing is what shows the line to other hosts.
+        descriptor = os.open(self._path, _OPEN, 0o644)
+        try:
+            _write_line(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+    def _is_full(self, more: int) -> bool:
+        try:
+            return os.stat(self._path).st_size + more > self._max_bytes
+        except FileNotFoundError:
+            return False
+
+    def _rotate(self) -> None:
+        for number in range(self._keep, 0, -1):
+            older = f"{self._path}.{number}"
+            newer = f"{self._path}.{number - 1}" if number > 1 else self._path
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(newer, older)
+
+
+def _write_line(descriptor: int, line: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    # A full disk or a crash may have left half a line: this one must not become part of it.
+    torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    data = b"\n" + line if torn else line
+    if os.write(descriptor, data) != len(data):
+        raise OSError(errno.ENOSPC, "only a part was written")
+
+
+def encode_event(event: Event) -> bytes:
+    """Return the line of an event."""
+    frame = {"at": round(event.at, 6), "event": event.name, "level": event.level}
+    fields = {key: value for key, value in event.fields.items() if value is not None}
+    line = _line({**frame, **fields, **frame})
+    return line if len(line) <= MAX_LINE else _line({**frame, "shortened": True})
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, default=str, separators=(",", ":")).encode() + b"\n"
+
+
+def read_events(path: str, limit: int) -> list[dict[str, Any]]:
+    """Return the last `limit` events, oldest first; what is torn or not there is passed over."""
+    found: list[dict[str, Any]] = []
+    for number in range(KEEP + 1):
+        name = path if number == 0 else f"{path}.{number}"
+        found = [*_read(name, limit - len(found)), *found]
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _read(path: str, limit: int) -> list[dict[str, Any]]:
+    events: deque[dict[str, Any]] = deque(maxlen=max(limit, 0))
+    for line in _tail(path, limit):
+        with contextlib.suppress(ValueError, RecursionError):
+            document = json.loads(line)
+            if isinstance(document, dict) and isinstance(document.get("event"), str):
+                events.append(document)
+    return list(events)
+
+
+def _tail(path: str, limit: int) -> list[bytes]:
+    """Return the last lines of a file, reading backwards no further than needed."""
+    try:
+        with open(path, "rb") as file:
+            return _last_lines(file, limit)
+    except OSError:
+        return []
+
+
+def _last_lines(file: BinaryIO, limit: int) -> list[bytes]:
+    end, span = file.seek(0, os.SEEK_END), MAX_LINE
+    while True:
+        start = max(end - span, 0)
+        file.seek(start)
+        lines = file.read(span).split(b"\n")
+        if start == 0 or len(lines) > limit + 1:
+            return lines[-limit - 1 :]
+        span *= 4

@@ -1,0 +1,175 @@
+"""JSON documents of the protocol: encoding, bounded decoding, field checks and the format version.
+
+Every document carries `protocol`. Unknown fields are ignored; a newer major is refused with what to upgrade.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.disk import Disk
+
+PROTOCOL = 1
+"""The major version of the on-disk format that this code writes and the newest that it reads."""
+
+MAX_INTEGER = 1 << 53
+"""Integers stay exact in every JSON reader below this bound."""
+
+Document = dict[str, Any]
+T = TypeVar("T")
+
+
+class Fields:
+    """The checked fields of one decoded document; every getter raises `CorruptDataError` with the place."""
+
+    def __init__(self, document: Mapping[str, Any], path: str) -> None:
+        self.document = document
+        self.path = path
+
+    def wrong(self, key: str, expected: str) -> CorruptDataError:
+        """Return the error for a field that is not what it must be."""
+        return CorruptDataError(f"field {key!r} is not {expected}", path=self.path)
+
+    def integer(self, key: str, *, least: int = 0) -> int:
+        """Return an integer field between `least` and 2**53."""
+        value = self.document.get(key)
+        if type(value) is not int or not least <= value <= MAX_INTEGER:
+            raise self.wrong(key, f"an integer of at least {least}")
+        return value
+
+    def number(self, key: str) -> float:
+        """Return a number between -2**53 and 2**53."""
+        value = self.document.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_INTEGER:
+            raise self.wrong(key, "a finite number")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string, or `default` where the field is missing and a default is given."""
+        value = self.document.get(key, default)
+        if type(value) is not str:
+            raise self.wrong(key, "a string")
+        return value
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return a boolean."""
+        value = self.document.get(key, default)
+        if type(value) is not bool:
+            raise self.wrong(key, "true or false")
+        return value
+
+    def record(self, key: str) -> "Fields":
+        """Return a nested object."""
+        value = self.document.get(key)
+        if type(value) is not dict:
+            raise self.wrong(key, "an object")
+        return Fields(value, self.path)
+
+    def optional_record(self, key: str) -> "Fields | None":
+        """Return a nested object, or None where the field is missing or null."""
+        return None if self.document.get(key) is None else self.record(key)
+
+    def optional_integer(self, key: str) -> int | None:
+        """Return an integer, or None where the field is missing or null."""
+        return None if self.document.get(key) is None else self.integer(key)
+
+    def items(self, key: str) -> Sequence[Any]:
+        """Return a list, empty where the field is missing."""
+        value = self.document.get(key, [])
+        if type(value) is not list:
+            raise self.wrong(key, "a list")
+        return value
+
+    def records(self, key: str) -> list["Fields"]:
+        """Return a list of objects."""
+        values = self.items(key)
+        if any(type(value) is not dict for value in values):
+            raise self.wrong(key, "a list of objects")
+        return [Fields(value, self.path) for value in values]
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers between 0 and 2**53."""
+        values = self.items(key)
+        if any(type(value) is not int or not 0 <= value <= MAX_INTEGER for value in values):
+            raise self.wrong(key, "a list of non-negative integers")
+        return tuple(values)
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """Return a document as the one JSON text that equal documents share, newline at the end."""
+    text = json.dumps(
+        {"protocol": PROTOCOL, **document}, sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return text.encode() + b"\n"
+
+
+def decode(data: bytes, path: str) -> Fields:
+    """Parse a document and check its format version.
+
+    Raises:
+        CorruptDataError: It is not a JSON object, or has no format version.
+        ProtocolTooNewError: Its major version is newer than this code.
+    """
+    try:
+        document = _parse(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"not a JSON document ({type(error).__name__})", path=path) from None
+    if type(document) is not dict:
+        raise CorruptDataError("not a JSON object", path=path)
+    fields = Fields(document, path)
+    written_by = fields.integer("protocol", least=1)
+    if written_by > PROTOCOL:
+        raise ProtocolTooNewError(
+            f"written by protocol {written_by}, this is protocol {PROTOCOL}",
+            path=path,
+            hint="pip install --upgrade syncd",
+        )
+    return fields
+
+
+def _parse(text: str) -> Any:
+    value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    if "\\ud" in text.lower():
+        # Half a surrogate pair is no text: the first one to print it or to write it would fail.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def read_document(disk: Disk, path: str) -> Fields:
+    """Read and parse one document; a missing file stays `FileNotFoundError`."""
+    return decode(disk.read(path), path)
+
+
+def seal(document: Mapping[str, Any]) -> Document:
+    """Return the document with its own digest in `digest`: SHA-256 over its encoding without that field."""
+    body = {"protocol": PROTOCOL, **document}
+    return {**body, "digest": f"sha256:{hashlib.sha256(encode(body)).hexdigest()}"}
+
+
+def check_seal(fields: Fields) -> str:
+    """Return the document's own digest.
+
+    Raises:
+        CorruptDataError: The content does not match it.
+    """
+    stated = fields.text("digest")
+    body = {key: value for key, value in fields.document.items() if key != "digest"}
+    try:
+        own = seal(body)["digest"]
+    except RecursionError:
+        own = None
+    if own != stated:
+        raise CorruptDataError("content does not match its own digest", path=fields.path)
+    return stated

@@ -1,0 +1,154 @@
+"""Names and places: the one module that knows what the files of a job are called.
+
+A `Job` is the directory that all hosts share. What the daemon and the explorers write lies below its state
+directory, `JOB/.syncd` unless the job directory is not theirs to write (`--state-dir`).
+"""
+
+import os
+import re
+from dataclasses import dataclass, field
+
+from syncd.errors import UsageError
+from syncd.protocol.disk import Disk, LocalDisk
+
+MARKER = "latest_state_dict_iteration.txt"
+TRACKER = "latest_checkpointed_iteration.txt"
+MANIFEST = "manifest.json"
+FULL_CHECKPOINT = ".full_checkpoint"
+ACTOR = "actor"
+RECEIPTS = ".receipts"
+STATE = ".syncd"
+STEP_PREFIX = "global_step_"
+
+MAX_STEP = 10**15
+"""Beyond any run and below 2**53, so that a step is exact in every JSON reader."""
+
+_PATH_LIMIT = 1024
+_NAME_LIMIT = 255
+"""What file systems take, in bytes: no name in a document may make a look at it fail."""
+
+_STEP = re.compile(rf"{STEP_PREFIX}(0|[1-9][0-9]{{0,15}})", re.ASCII)
+_IDENTITY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+def step_name(step: int) -> str:
+    """Return the directory name of a step."""
+    return f"{STEP_PREFIX}{step}"
+
+
+def parse_step_name(name: str) -> int | None:
+    """Return the step of a directory name, None for any name that is not exactly one."""
+    match = _STEP.fullmatch(name)
+    if match is None:
+        return None
+    step = int(match[1])
+    return step if step <= MAX_STEP else None
+
+
+def shard_name(writer: int, world_size: int) -> str:
+    """Return the Hugging Face name of a writer's shard; writers count from 1."""
+    return f"model-{writer:05d}-of-{world_size:05d}.safetensors"
+
+
+def receipt_name(writer: int, world_size: int) -> str:
+    """Return the name of a writer's receipt; writers count from 1."""
+    return f"{writer:05d}-of-{world_size:05d}.json"
+
+
+def is_identity(name: str) -> bool:
+    """Say whether a name may identify an explorer, a trainer or a group in a file name."""
+    return _IDENTITY.fullmatch(name) is not None
+
+
+def check_identity(name: str) -> str:
+    """Return the name.
+
+    Raises:
+        UsageError: It could not be a file name everywhere.
+    """
+    if not is_identity(name):
+        raise UsageError(
+            f"not a usable identity: {name[:120]!r}",
+            hint="letters, digits, '.', '_' and '-', 100 at most, none of '.' and '-' first",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run's directory.
+
+    Args:
+        root: Absolute path of the job directory.
+        state: Absolute path of the state directory.
+        disk: The file system below both.
+    """
+
+    root: str
+    state: str
+    disk: Disk = field(default_factory=LocalDisk, compare=False, repr=False)
+
+    @staticmethod
+    def at(
+        root: str | os.PathLike[str], state: str | os.PathLike[str] | None = None, disk: Disk | None = None
+    ) -> "Job":
+        """Return the job at a path, with links in the path itself resolved once and for all."""
+        resolved = os.path.realpath(root)
+        where = os.path.realpath(state) if state is not None else f"{resolved}/{STATE}"
+        return Job(resolved, where, disk if disk is not None else LocalDisk())
+
+    def step(self, step: int) -> str:
+        """Return the path of a step's directory."""
+        return f"{self.root}/{step_name(step)}"
+
+    @property
+    def marker(self) -> str:
+        return f"{self.root}/{MARKER}"
+
+    @property
+    def tracker(self) -> str:
+        return f"{self.root}/{TRACKER}"
+
+    @property
+    def version(self) -> str:
+        return f"{self.state}/version.json"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.state}/daemon.lock"
+
+    @property
+    def explorers(self) -> str:
+        return f"{self.state}/explorers"
+
+    @property
+    def trainers(self) -> str:
+        return f"{self.state}/trainers"
+
+    @property
+    def pins(self) -> str:
+        return f"{self.state}/pins"
+
+    @property
+    def requests(self) -> str:
+        return f"{self.state}/requests"
+
+    @property
+    def rendezvous(self) -> str:
+        return f"{self.state}/rendezvous"
+
+    @property
+    def events(self) -> str:
+        return f"{self.state}/events.jsonl"
+
+    @property
+    def trash(self) -> str:
+        """Removed steps stay on the job's own file system, where one rename takes them."""
+        return f"{self.root}/{STATE}/trash"
+
+
+def is_relative_name(name: str) -> bool:
+    """Say whether a name stays below the directory it is joined to and can be a name there."""
+    if not name.isprintable() or len(name.encode()) > _PATH_LIMIT:
+        return False
+    return all(part not in ("", ".", "..") and len(part.encode()) <= _NAME_LIMIT for part in name.split("/"))

@@ -1,0 +1,212 @@
+"""The manifest: the sealed list of a step's files, written last. A step with a valid manifest is complete.
+
+Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.delta import DeltaHeader
+from syncd.protocol.digest import digest_file, name_of
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.documents import check_seal, decode, encode, seal
+from syncd.protocol.layout import ACTOR, MANIFEST
+from syncd.protocol.receipt import FileRecord, Receipt, records
+
+KINDS = ("weights", "delta", "lora", "remote")
+"""weights: whole tensors. delta: changes of an earlier step. lora: adapters. remote: the payload is a URI."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a complete step consists of.
+
+    Args:
+        step: The trainer's step.
+        world_size: Number of writers.
+        attempt: The name of the save.
+        shards: Safetensors files.
+        files: What lies beside them: configuration, tokenizer, index.
+        kind: One of `KINDS`.
+        delta: The header of a delta: its parent and its encoding.
+        uri: Where the payload of a remote step is.
+        written_at: When the last writer was done, on its own clock, for people to read.
+        digest: The manifest's own digest; empty until sealed.
+    """
+
+    step: int
+    world_size: int
+    attempt: str
+    shards: tuple[FileRecord, ...]
+    files: tuple[FileRecord, ...] = ()
+    kind: str = "weights"
+    delta: DeltaHeader | None = None
+    uri: str | None = None
+    written_at: float = 0.0
+    digest: str = field(default="", compare=False)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all its files."""
+        return sum(record.size for record in (*self.shards, *self.files))
+
+    @property
+    def parent(self) -> int | None:
+        """Return the step that a delta changes, None for a step stored whole."""
+        return self.delta.parent if self.delta else None
+
+    @property
+    def payload(self) -> str:
+        """Return the directory that an engine loads, relative to the step's directory."""
+        return ACTOR
+
+
+def from_receipts(
+    receipts: list[Receipt],
+    *,
+    kind: str = "weights",
+    delta: DeltaHeader | None = None,
+    uri: str | None = None,
+) -> Manifest:
+    """Return the manifest of a whole attempt (`receipt.whole_attempt`).
+
+    Raises:
+        CorruptDataError: Two writers claim one file.
+    """
+    first = receipts[0]
+    shards = tuple(record for receipt in receipts for record in receipt.shards)
+    files = tuple(record for receipt in receipts for record in receipt.files)
+    names = [record.name for record in (*shards, *files)]
+    if len(set(names)) != len(names):
+        raise CorruptDataError(f"two writers of step {first.step} claim one file")
+    written_at = max(receipt.written_at for receipt in receipts)
+    return Manifest(
+        step=first.step,
+        world_size=first.world_size,
+        attempt=first.attempt,
+        shards=shards,
+        files=files,
+        kind=kind,
+        delta=delta,
+        uri=uri,
+        written_at=written_at,
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the sealed bytes of a manifest."""
+    body: dict[str, Any] = {
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "attempt": manifest.attempt,
+        "kind": manifest.kind,
+        "shards": [record.as_document() for record in manifest.shards],
+        "files": [record.as_document() for record in manifest.files],
+        "delta": manifest.delta.as_document() if manifest.delta else None,
+        "uri": manifest.uri,
+        "written_at": manifest.written_at,
+    }
+    return encode(seal(body))
+
+
+def decode_manifest(data: bytes, path: str) -> Manifest:
+    """Parse and check a manifest.
+
+    Raises:
+        CorruptDataError: It is torn, damaged, or not a manifest.
+    """
+    fields = decode(data, path)
+    own = check_seal(fields)
+    kind = fields.text("kind")
+    if kind not in KINDS:
+        raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
+    delta = fields.optional_record("delta")
+    uri = fields.text("uri") if fields.document.get("uri") is not None else None
+    manifest = Manifest(
+        step=fields.integer("step"),
+        world_size=fields.integer("world_size", least=1),
+        attempt=fields.text("attempt"),
+        shards=records(fields, "shards"),
+        files=records(fields, "files"),
+        kind=kind,
+        delta=DeltaHeader.from_fields(delta) if delta else None,
+        uri=uri,
+        written_at=fields.number("written_at"),
+        digest=own,
+    )
+    if problem := contradiction(manifest):
+        raise CorruptDataError(problem, path=path)
+    return manifest
+
+
+def contradiction(manifest: Manifest) -> str:
+    """Return what in a manifest contradicts itself, empty when nothing does."""
+    if (manifest.kind == "delta") != (manifest.delta is not None):
+        return (
+            f"a step of kind {manifest.kind} {'with' if manifest.delta else 'without'} the header of a delta"
+        )
+    if manifest.delta and manifest.delta.parent >= manifest.step:
+        return f"step {manifest.step} is a delta of a later step, {manifest.delta.parent}"
+    if (manifest.kind == "remote") != (manifest.uri is not None):
+        return f"a step of kind {manifest.kind} {'with' if manifest.uri else 'without'} a URI"
+    return ""
+
+
+def read_manifest(disk: Disk, step_path: str) -> Manifest:
+    """Read the manifest of a step; `FileNotFoundError` while there is none."""
+    path = f"{step_path}/{MANIFEST}"
+    return decode_manifest(disk.read(path), path)
+
+
+def missing_files(disk: Disk, step_path: str, manifest: Manifest) -> list[str]:
+    """Return what keeps a step from being complete: each file that is absent, replaced or of another size."""
+    wrong = [
+        f"{name}: not a directory"
+        for name in _directories(manifest)
+        if not _is_directory(disk, step_path, name)
+    ]
+    if wrong:
+        return wrong
+    for record in (*manifest.shards, *manifest.files):
+        try:
+            found = disk.stat(f"{step_path}/{record.name}")
+        except MISSING:
+            wrong.append(f"{record.name}: missing")
+            continue
+        if found.kind != "file" or found.size != record.size:
+            wrong.append(f"{record.name}: {found.size} bytes of {record.size}")
+    return wrong
+
+
+def damaged_files(
+    disk: Disk, step_path: str, manifest: Manifest, progress: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Return each file whose content does not match its digest; `progress` is called often, every byte read."""
+    wrong = []
+    for record in (*manifest.shards, *manifest.files):
+        try:
+            content, size = digest_file(disk, f"{step_path}/{record.name}", name_of(record.digest), progress)
+        except MISSING:
+            wrong.append(f"{record.name}: missing")
+            continue
+        if (content, size) != (record.digest, record.size):
+            wrong.append(f"{record.name}: content does not match its digest")
+    return wrong
+
+
+def _directories(manifest: Manifest) -> set[str]:
+    parents = {record.name.rpartition("/")[0] for record in (*manifest.shards, *manifest.files)}
+    found: set[str] = set()
+    for parent in parents:
+        parts = parent.split("/") if parent else []
+        found.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
+    return found
+
+
+def _is_directory(disk: Disk, step_path: str, name: str) -> bool:
+    try:
+        return disk.stat(f"{step_path}/{name}").kind == "directory"
+    except MISSING:
+        return False

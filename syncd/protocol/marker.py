@@ -1,0 +1,63 @@
+"""The marker: a hint which step is newest. The manifest is the truth.
+
+Whoever reads it must expect anything: nothing, half a number, a number of a step that is not there yet, or
+one that goes back. `Reading.text` tells one state from the next, so that each is logged once.
+"""
+
+from dataclasses import dataclass
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.layout import MAX_STEP
+
+_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the marker said at one look.
+
+    Args:
+        step: The step it names, None when it names none.
+        text: What it holds, shortened; empty when there is no marker.
+        problem: Why it names no step: empty, missing, not a number, out of range, unreadable.
+    """
+
+    step: int | None
+    text: str = ""
+    problem: str = ""
+
+
+MISSING_MARKER = Reading(None, problem="missing")
+
+
+def parse_marker(data: bytes) -> Reading:
+    """Return what the bytes of a marker say; never raises."""
+    text = data.strip(b" \t\r\n")
+    shown = ascii(text[:40].decode("ascii", "replace"))[1:-1]
+    if not text:
+        return Reading(None, shown, "empty")
+    if not text.isdigit():
+        return Reading(None, shown, "negative" if text[:1] == b"-" and text[1:].isdigit() else "not a number")
+    if len(text) > len(str(MAX_STEP)) or int(text) > MAX_STEP:
+        return Reading(None, shown, "out of range")
+    return Reading(int(text), shown)
+
+
+def read_marker(disk: Disk, path: str) -> Reading:
+    """Read the marker; what cannot be read is a reading with a problem.
+
+    Raises:
+        OSError: The file system itself fails, other than by absence.
+    """
+    try:
+        return parse_marker(disk.read(path, _LIMIT))
+    except MISSING:
+        return MISSING_MARKER
+    except CorruptDataError as error:
+        return Reading(None, problem=error.message)
+
+
+def write_marker(disk: Disk, path: str, step: int) -> None:
+    """Replace the marker, durably."""
+    disk.replace(path, f"{step}".encode("ascii"))

@@ -1,0 +1,53 @@
+"""Pins: steps that a person keeps for good, one file each."""
+
+import contextlib
+from dataclasses import dataclass
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.disk import MISSING, list_if_there
+from syncd.protocol.documents import encode, read_document
+from syncd.protocol.layout import Job, parse_step_name, step_name
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A step that retention must keep, and why."""
+
+    step: int
+    reason: str = ""
+    pinned_at: float = 0.0
+
+
+def pin_path(job: Job, step: int) -> str:
+    """Return the file of a pin."""
+    return f"{job.pins}/{step_name(step)}.json"
+
+
+def write_pin(job: Job, pin: Pin) -> None:
+    """Pin a step, durably."""
+    job.disk.make_directory(job.pins)
+    document = {"step": pin.step, "reason": pin.reason, "pinned_at": pin.pinned_at}
+    job.disk.replace(pin_path(job, pin.step), encode(document))
+
+
+def remove_pin(job: Job, step: int) -> bool:
+    """Unpin a step, and say whether it was pinned."""
+    try:
+        job.disk.unlink(pin_path(job, step))
+    except MISSING:
+        return False
+    return True
+
+
+def read_pins(job: Job) -> dict[int, Pin]:
+    """Return the pinned steps. The name alone pins: a damaged file must not cost a step."""
+    pins = {}
+    for entry in list_if_there(job.disk, job.pins):
+        step = parse_step_name(entry.name.removesuffix(".json"))
+        if step is None or entry.kind != "file" or not entry.name.endswith(".json"):
+            continue
+        pins[step] = Pin(step)
+        with contextlib.suppress(*MISSING, CorruptDataError, ProtocolTooNewError):
+            fields = read_document(job.disk, f"{job.pins}/{entry.name}")
+            pins[step] = Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
+    return pins

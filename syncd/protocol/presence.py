@@ -1,0 +1,250 @@
+"""Presence: what an explorer or a trainer publishes of itself, its heartbeat and its leases.
+
+One file a module, one writer a file. Heartbeats never touch a directory that somebody polls for news: each
+kind of module has a directory of its own. Whether a module is alive is judged by seeing the content change on
+the observer's own clock (`Liveness`), never by comparing dates of two hosts.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
+from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
+from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.layout import is_identity
+from syncd.protocol.version import Pair, pair_document, pair_from
+
+HEARTBEAT = 5.0
+"""Seconds between two heartbeats."""
+
+TTL = 60.0
+"""Seconds without a change after which a module counts as dead and its leases as void."""
+
+
+class RunningStatus(StrEnum):
+    """What a module is doing, by the names that the seeds' system uses."""
+
+    RUNNING = "running"
+    REQUIRE_SYNC = "require_sync"
+    STOPPED = "stopped"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "RunningStatus | None":
+        lowered = str(value).lower()
+        return next((member for member in cls if member.value == lowered), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The published state of one explorer or trainer.
+
+    Args:
+        identity: The module's name; its file is `<identity>.json`.
+        status: What it is doing.
+        beat: Grows with every write.
+        incarnation: Names this run of the module, so that a restart is told from a heartbeat.
+        applied: The version that it really runs, confirmed.
+        loading: The version that it is loading now.
+        leases: The steps that it reads; retention never removes them while the module lives.
+        asked: Grows each time an explorer asks for a sync; a trainer answers with `answered`.
+        answered: For a trainer: the highest `asked` of each explorer that it has told "nothing newer".
+        step: For a trainer: its step.
+        host: Where it runs, for people to read.
+        pid: Its process, for people to read.
+        updated_at: Seconds since the epoch on its own clock, for people to read.
+        info: Anything else it wants shown.
+        problem: Why its file cannot be read; then nothing else here is known but that its content changes. Never
+            written.
+    """
+
+    identity: str
+    status: RunningStatus = RunningStatus.RUNNING
+    beat: int = 0
+    incarnation: str = ""
+    applied: Pair | None = None
+    loading: Pair | None = None
+    leases: tuple[int, ...] = ()
+    asked: int = 0
+    answered: dict[str, int] = field(default_factory=dict)
+    step: int | None = None
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    updated_at: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def path_of(directory: str, identity: str) -> str:
+    """Return the file of a module in the directory of its kind."""
+    return f"{directory}/{identity}.json"
+
+
+def write_presence(disk: Disk, directory: str, presence: Presence) -> None:
+    """Publish a presence."""
+    document: dict[str, Any] = {
+        "identity": presence.identity,
+        "status": presence.status.value,
+        "beat": presence.beat,
+        "incarnation": presence.incarnation,
+        "applied": pair_document(presence.applied),
+        "loading": pair_document(presence.loading),
+        "leases": list(presence.leases),
+        "asked": presence.asked,
+        "answered": presence.answered,
+        "step": presence.step,
+        "host": presence.host,
+        "pid": presence.pid,
+        "updated_at": presence.updated_at,
+        "info": presence.info,
+    }
+    disk.replace(path_of(directory, presence.identity), encode(document))
+
+
+def read_presence(disk: Disk, path: str) -> Presence:
+    """Read one presence file.
+
+    Raises:
+        CorruptDataError: It is not one.
+    """
+    fields = read_document(disk, path)
+    try:
+        status = RunningStatus(fields.text("status"))
+    except ValueError:
+        raise fields.wrong("status", "running, require_sync or stopped") from None
+    return Presence(
+        identity=_identity(fields, path),
+        status=status,
+        beat=fields.integer("beat"),
+        incarnation=fields.text("incarnation", ""),
+        applied=pair_from(fields.optional_record("applied")),
+        loading=pair_from(fields.optional_record("loading")),
+        leases=fields.integers("leases"),
+        asked=fields.optional_integer("asked") or 0,
+        answered=_counts(fields, "answered"),
+        step=fields.optional_integer("step"),
+        host=fields.text("host", ""),
+        pid=fields.optional_integer("pid") or 0,
+        updated_at=fields.number("updated_at"),
+        info=dict(info.document) if (info := fields.optional_record("info")) else {},
+    )
+
+
+def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
+    """Return all presences of a kind by identity, and apart from them those whose files cannot be read.
+
+    Of these nothing is known but that they are there and, by their incarnation, when their content changes:
+    a file that was damaged, or written by a newer protocol. What they lease is unknown too.
+    """
+    found: dict[str, Presence] = {}
+    problems: dict[str, Presence] = {}
+    for entry in list_if_there(disk, directory):
+        if entry.kind != "file" or not entry.name.endswith(".json"):
+            continue
+        identity = entry.name.removesuffix(".json")
+        if not is_identity(identity):
+            continue
+        try:
+            found[identity] = read_presence(disk, f"{directory}/{entry.name}")
+        except MISSING:
+            continue
+        except (CorruptDataError, ProtocolTooNewError) as error:
+            problems[identity] = _unreadable(disk, f"{directory}/{entry.name}", identity, error)
+    return found, problems
+
+
+def _unreadable(disk: Disk, path: str, identity: str, error: SyncdError) -> Presence:
+    try:
+        found = disk.stat(path)
+    except MISSING:
+        content = ""
+    else:
+        content = f"{found.kind} {found.inode} {found.size} {found.mtime_ns}"
+    return Presence(identity, incarnation=content, host="", pid=0, problem=error.message)
+
+
+def _identity(fields: Fields, path: str) -> str:
+    identity = fields.text("identity")
+    if not is_identity(identity) or not path.endswith(f"/{identity}.json"):
+        raise fields.wrong("identity", "the name of its file")
+    return identity
+
+
+def _counts(fields: Fields, key: str) -> dict[str, int]:
+    record = fields.optional_record(key)
+    return {name: record.integer(name) for name in record.document} if record else {}
+
+
+class Publisher:
+    """The one writer of one module's presence file.
+
+    Args:
+        disk: The file system.
+        clock: Dates the file.
+        directory: The directory of the module's kind.
+        presence: What to publish first; nothing is written before the first `update`.
+    """
+
+    def __init__(self, disk: Disk, clock: Clock, directory: str, presence: Presence) -> None:
+        self._disk, self._clock, self._directory = disk, clock, directory
+        self._at = clock.monotonic()
+        self.presence = presence
+
+    def prepare(self) -> None:
+        """Create the directory, and clear what an earlier process of this name left half written."""
+        self._disk.make_directory(self._directory)
+        mine = f".{self.presence.identity}.json."
+        for entry in list_if_there(self._disk, self._directory):
+            if entry.name.startswith(mine) and is_temporary(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(f"{self._directory}/{entry.name}")
+
+    def update(self, **changes: Any) -> Presence:
+        """Change fields and publish them with a new beat; what fails to be written is not taken over."""
+        now = self._clock.monotonic()
+        # A write that fails may have happened all the same: its number is never that of another content.
+        self.presence = replace(self.presence, beat=self.presence.beat + 1)
+        changed = replace(self.presence, **changes, updated_at=self._clock.time())
+        write_presence(self._disk, self._directory, changed)
+        self.presence, self._at = changed, now
+        return changed
+
+    def beat(self) -> None:
+        """Publish a heartbeat if one is due."""
+        if self._clock.monotonic() - self._at >= HEARTBEAT:
+            self.update()
+
+    def withdraw(self) -> None:
+        """Remove the file: the module has gone for good."""
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(path_of(self._directory, self.presence.identity))
+
+
+class Liveness:
+    """Who is alive, judged by contents that change on this observer's own clock.
+
+    An observer that has just started gives everybody a whole `ttl`.
+    """
+
+    def __init__(self, ttl: float = TTL) -> None:
+        self.ttl = ttl
+        self._seen: dict[str, tuple[Hashable, float]] = {}
+
+    def observe(self, now: float, contents: Iterable[tuple[str, Hashable]]) -> None:
+        """Take one look: the present content of each module; who is not among them is forgotten."""
+        before, self._seen = self._seen, {}
+        for name, content in contents:
+            known = before.get(name)
+            self._seen[name] = known if known and known[0] == content else (content, now)
+
+    def silent_for(self, name: str, now: float) -> float:
+        """Return the seconds since the content was last seen to change."""
+        return now - self._seen[name][1] if name in self._seen else float("inf")
+
+    def is_alive(self, name: str, now: float) -> bool:
+        """Say whether the content has changed within `ttl`."""
+        return self.silent_for(name, now) < self.ttl

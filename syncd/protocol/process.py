@@ -1,0 +1,50 @@
+"""Which process one is, by what no later one shares: so that a dead leader of this host is known at once."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process by what no later one shares: host boot, namespace, pid and start time."""
+
+    boot: str
+    namespace: str
+    pid: int
+    started: int
+
+    @staticmethod
+    def current() -> "Process":
+        """Return this process."""
+        return Process(_boot(), _namespace(), os.getpid(), _started(os.getpid()))
+
+    def is_gone(self) -> bool:
+        """Say whether the process has certainly ended: it ran on this boot of this host, and is not there."""
+        if (self.boot, self.namespace) != (_boot(), _namespace()) or not self.boot:
+            return False
+        return _started(self.pid) != self.started
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int:
+    """Return the start time of a process in clock ticks since boot, -1 if it is gone or only a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            after_name = file.read().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return -1 if after_name[0] in ("Z", "X") else int(after_name[19])

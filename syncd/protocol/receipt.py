@@ -1,0 +1,144 @@
+"""Receipts: what one writer leaves beside its files once they are durable.
+
+All `world_size` receipts of one attempt make a step that can be sealed. The attempt is a name that the
+writers of one save share and no other save has, so that what a crashed save left behind is never mixed into
+the next one.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from syncd.errors import CorruptDataError
+from syncd.protocol import digest
+from syncd.protocol.disk import MISSING, Disk, list_if_there
+from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file of a step.
+
+    Args:
+        name: Path relative to the step's directory.
+        size: Length in bytes.
+        digest: `name:hex` of its content.
+        tensors: Number of tensors, 0 for what is not a shard.
+    """
+
+    name: str
+    size: int
+    digest: str
+    tensors: int = 0
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"name": self.name, "size": self.size, "digest": self.digest, "tensors": self.tensors}
+
+    @staticmethod
+    def from_fields(fields: Fields) -> "FileRecord":
+        """Return the record of one JSON object, checked."""
+        name, content = fields.text("name"), fields.text("digest")
+        if not is_relative_name(name):
+            raise fields.wrong("name", "a path inside the step")
+        digest.name_of(content, fields.path)
+        return FileRecord(name, fields.integer("size"), content, fields.integer("tensors"))
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one writer says: these files of this step are durable.
+
+    Args:
+        step: The trainer's step.
+        attempt: The name of the save that all its writers share.
+        writer: This writer, from 1 to `world_size`.
+        world_size: Number of writers of the step.
+        shards: The safetensors files it wrote.
+        files: What else it wrote: configuration, tokenizer, index.
+        written_at: Seconds since the epoch on the writer's clock, for people to read.
+    """
+
+    step: int
+    attempt: str
+    writer: int
+    world_size: int
+    shards: tuple[FileRecord, ...]
+    files: tuple[FileRecord, ...] = ()
+    written_at: float = 0.0
+
+
+def receipts_directory(step_path: str) -> str:
+    """Return where the receipts of a step are."""
+    return f"{step_path}/{ACTOR}/{RECEIPTS}"
+
+
+def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
+    """Leave a receipt, durably. Its files must be durable already."""
+    directory = receipts_directory(step_path)
+    disk.make_directory(directory)
+    document = {
+        "step": receipt.step,
+        "attempt": receipt.attempt,
+        "writer": receipt.writer,
+        "world_size": receipt.world_size,
+        "shards": [record.as_document() for record in receipt.shards],
+        "files": [record.as_document() for record in receipt.files],
+        "written_at": receipt.written_at,
+    }
+    disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
+
+
+def read_receipt(disk: Disk, path: str) -> Receipt:
+    """Read one receipt.
+
+    Raises:
+        CorruptDataError: It is not one, or its name and content disagree.
+    """
+    fields = read_document(disk, path)
+    receipt = Receipt(
+        step=fields.integer("step"),
+        attempt=fields.text("attempt"),
+        writer=fields.integer("writer", least=1),
+        world_size=fields.integer("world_size", least=1),
+        shards=records(fields, "shards"),
+        files=records(fields, "files"),
+        written_at=fields.number("written_at"),
+    )
+    if not path.endswith(f"/{receipt_name(receipt.writer, receipt.world_size)}"):
+        raise CorruptDataError("a receipt under another writer's name", path=path)
+    return receipt
+
+
+def read_receipts(disk: Disk, step_path: str) -> list[Receipt]:
+    """Return the receipts of a step that can be read, by writer; unreadable ones do not count."""
+    directory = receipts_directory(step_path)
+    found = []
+    for entry in sorted(list_if_there(disk, directory)):
+        if entry.kind == "file" and entry.name.endswith(".json"):
+            try:
+                found.append(read_receipt(disk, f"{directory}/{entry.name}"))
+            except (*MISSING, CorruptDataError):
+                continue
+    return found
+
+
+def records(fields: Fields, key: str) -> tuple[FileRecord, ...]:
+    """Return the file records of a list field, each name once."""
+    found = tuple(FileRecord.from_fields(item) for item in fields.records(key))
+    if len({record.name for record in found}) != len(found):
+        raise fields.wrong(key, "a list of distinct names")
+    return found
+
+
+def whole_attempt(receipts: list[Receipt]) -> list[Receipt] | None:
+    """Return the receipts of the latest attempt that every writer has finished, None while there is none."""
+    attempts: dict[tuple[str, int], dict[int, Receipt]] = {}
+    for receipt in receipts:
+        attempts.setdefault((receipt.attempt, receipt.world_size), {})[receipt.writer] = receipt
+    whole = [
+        [writers[writer] for writer in sorted(writers)]
+        for (_, world_size), writers in attempts.items()
+        if sorted(writers) == list(range(1, world_size + 1))
+    ]
+    return max(whole, key=lambda group: max(receipt.written_at for receipt in group), default=None)

@@ -1,0 +1,163 @@
+"""Rendezvous files of a broadcast group: `rendezvous/<group>/<epoch>/`.
+
+The trainer posts an offer; each explorer posts that it has joined, then that it has received, then that it
+has left. The version is published only after every member's acknowledgement; the data plane comes with the
+broadcast. An offer holds an address and a port, never a secret.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import MISSING, list_if_there
+from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.layout import Job, check_identity, is_identity
+
+STATES = ("joined", "received", "failed", "left")
+
+TensorMeta = tuple[str, str, tuple[int, ...]]
+"""(name, dtype, shape) of one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the trainer posts to form a group.
+
+    Args:
+        group: Name of the group.
+        epoch: Grows each time the group is formed anew.
+        address: Where the group's store listens.
+        port: Its port.
+        backend: nccl or gloo.
+        world_size: Members, the trainer included.
+        members: The explorers it is for; rank = place + 1.
+        tensors: Name, dtype and shape of each tensor in the order of sending.
+    """
+
+    group: str
+    epoch: int
+    address: str
+    port: int
+    backend: str
+    world_size: int
+    members: tuple[str, ...]
+    tensors: tuple[TensorMeta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """What one member posts.
+
+    Args:
+        member: The explorer.
+        state: One of `STATES`.
+        step: The step received, for `received`.
+        checksum: Digest over what was received.
+        message: Why it failed.
+    """
+
+    member: str
+    state: str
+    step: int | None = None
+    checksum: str = ""
+    message: str = ""
+
+
+def epoch_path(job: Job, group: str, epoch: int) -> str:
+    """Return the directory of one epoch of a group."""
+    return f"{job.rendezvous}/{check_identity(group)}/{epoch}"
+
+
+def latest_epoch(job: Job, group: str) -> int | None:
+    """Return the newest epoch of a group, None before the first."""
+    names = [entry.name for entry in list_if_there(job.disk, f"{job.rendezvous}/{check_identity(group)}")]
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+
+def write_offer(job: Job, offer: Offer) -> None:
+    """Post an offer, durably."""
+    directory = epoch_path(job, offer.group, offer.epoch)
+    job.disk.make_directory(directory)
+    document: dict[str, Any] = {
+        "group": offer.group,
+        "epoch": offer.epoch,
+        "address": offer.address,
+        "port": offer.port,
+        "backend": offer.backend,
+        "world_size": offer.world_size,
+        "members": list(offer.members),
+        "tensors": [[name, dtype, list(shape)] for name, dtype, shape in offer.tensors],
+    }
+    job.disk.replace(f"{directory}/offer.json", encode(document))
+
+
+def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
+    """Return the offer of an epoch, None while there is none."""
+    try:
+        fields = read_document(job.disk, f"{epoch_path(job, group, epoch)}/offer.json")
+    except MISSING:
+        return None
+    if (fields.text("group"), fields.integer("epoch")) != (group, epoch):
+        raise fields.wrong("epoch", "the group and epoch of its directory")
+    members = fields.items("members")
+    if any(type(member) is not str or not is_identity(member) for member in members):
+        raise fields.wrong("members", "a list of identities")
+    return Offer(
+        group=fields.text("group"),
+        epoch=fields.integer("epoch"),
+        address=fields.text("address"),
+        port=fields.integer("port"),
+        backend=fields.text("backend"),
+        world_size=fields.integer("world_size", least=1),
+        members=tuple(members),
+        tensors=tuple(_tensor(fields, item) for item in fields.items("tensors")),
+    )
+
+
+def write_acknowledgement(job: Job, group: str, epoch: int, acknowledgement: Acknowledgement) -> None:
+    """Post a member's state, durably."""
+    directory = f"{epoch_path(job, group, epoch)}/members"
+    job.disk.make_directory(directory)
+    document = {
+        "member": acknowledgement.member,
+        "state": acknowledgement.state,
+        "step": acknowledgement.step,
+        "checksum": acknowledgement.checksum,
+        "message": acknowledgement.message,
+    }
+    job.disk.replace(f"{directory}/{check_identity(acknowledgement.member)}.json", encode(document))
+
+
+def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowledgement]:
+    """Return what each member has posted; unreadable files do not count."""
+    directory = f"{epoch_path(job, group, epoch)}/members"
+    found = {}
+    for entry in list_if_there(job.disk, directory):
+        member = entry.name.removesuffix(".json")
+        if entry.kind == "file" and entry.name.endswith(".json") and is_identity(member):
+            try:
+                found[member] = _acknowledgement(read_document(job.disk, f"{directory}/{entry.name}"), member)
+            except (*MISSING, CorruptDataError):
+                continue
+    return found
+
+
+def _acknowledgement(fields: Fields, member: str) -> Acknowledgement:
+    state = fields.text("state")
+    if state not in STATES:
+        raise fields.wrong("state", f"one of {', '.join(STATES)}")
+    return Acknowledgement(
+        member,
+        state,
+        fields.optional_integer("step"),
+        fields.text("checksum", ""),
+        fields.text("message", ""),
+    )
+
+
+def _tensor(fields: Fields, item: Any) -> TensorMeta:
+    if type(item) is list and [type(part) for part in item] == [str, str, list]:
+        name, dtype, shape = item
+        if all(type(length) is int and length >= 0 for length in shape):
+            return name, dtype, tuple(shape)
+    raise fields.wrong("tensors", "a list of name, dtype and shape")

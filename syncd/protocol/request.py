@@ -1,0 +1,89 @@
+"""Requests: what people and trainers ask of the daemon, one file each, removed once it is carried out.
+
+rollback: explorers go back to an earlier complete step, as a new generation.
+vacate: a trainer that has gone back wants to write a step again whose directory is still there.
+"""
+
+import contextlib
+import uuid
+from dataclasses import dataclass, field
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.disk import MISSING, Disk, list_if_there
+from syncd.protocol.documents import encode, read_document
+from syncd.protocol.layout import Job, is_identity
+
+KINDS = ("rollback", "vacate")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Args:
+        kind: One of `KINDS`.
+        step: The step it is about.
+        identity: Its name, unique.
+        reason: For people to read.
+        asked_at: Seconds since the epoch on the asker's clock; requests are served in this order.
+        digest: To vacate: the digest of the manifest that is in the way, so that what is written there
+            afterwards is not meant; empty for whatever is sealed there.
+    """
+
+    kind: str
+    step: int
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    reason: str = ""
+    asked_at: float = 0.0
+    digest: str = ""
+
+
+def request_path(job: Job, identity: str) -> str:
+    """Return the file of a request."""
+    return f"{job.requests}/{identity}.json"
+
+
+def write_request(job: Job, request: Request) -> None:
+    """Ask, durably."""
+    job.disk.make_directory(job.requests)
+    document = {
+        "kind": request.kind,
+        "step": request.step,
+        "identity": request.identity,
+        "reason": request.reason,
+        "asked_at": request.asked_at,
+        "digest": request.digest,
+    }
+    job.disk.replace(request_path(job, request.identity), encode(document))
+
+
+def read_requests(job: Job) -> tuple[Request, ...]:
+    """Return the open requests in the order of asking; files that are not requests are passed over."""
+    found = []
+    for entry in list_if_there(job.disk, job.requests):
+        identity = entry.name.removesuffix(".json")
+        if entry.kind == "file" and entry.name.endswith(".json") and is_identity(identity):
+            with contextlib.suppress(*MISSING, CorruptDataError, ProtocolTooNewError):
+                found.append(_read(job.disk, f"{job.requests}/{entry.name}", identity))
+    return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity)))
+
+
+def remove_request(job: Job, identity: str) -> None:
+    """Take a request away: it is carried out, refused or withdrawn."""
+    with contextlib.suppress(*MISSING):
+        job.disk.unlink(request_path(job, identity))
+
+
+def _read(disk: Disk, path: str, identity: str) -> Request:
+    fields = read_document(disk, path)
+    kind = fields.text("kind")
+    if kind not in KINDS or fields.text("identity") != identity:
+        raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
+    return Request(
+        kind,
+        fields.integer("step"),
+        identity,
+        fields.text("reason", ""),
+        fields.number("asked_at"),
+        fields.text("digest", ""),
+    )

@@ -1,0 +1,279 @@
+"""Headers of safetensors files, read as what anybody may have written.
+
+A file is a length N of 8 bytes (little-endian), N bytes of JSON that name each tensor's dtype, shape and
+place, and the data. Whatever passes here is accepted by the safetensors library too. What the library lets
+through and this parser does not: white space before the header, a name given twice, fields beside the three
+of a tensor or in another form than the format describes, null metadata, and what is beyond the bounds below,
+which keep a hostile header from costing more than a large one.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import Disk
+
+DTYPE_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "BOOL": 8, "U8": 8, "I8": 8,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""Bits of one element."""
+
+HEADER_LIMIT = 100_000_000
+"""The longest header in bytes; the library has the same bound."""
+
+TENSOR_LIMIT = 1 << 20
+"""The most tensors of one file."""
+
+METADATA_LIMIT = 1 << 16
+"""The most entries of the metadata of one file."""
+
+RECORD_LIMIT = 4096
+"""The longest description of one tensor, in characters."""
+
+_ELEMENT_LIMIT = 1 << 56
+_PREFIX = 8
+_METADATA = "__metadata__"
+# One read of this many bytes holds the header of a usual shard, so that it costs one trip to the server.
+_FIRST_READ = 1 << 16
+
+_DECODER = json.JSONDecoder()
+_OPEN = re.compile(r'\{[ \t\n\r]*+(?:(?=")|(\}))')
+_COLON = re.compile(r"[ \t\n\r]*+:[ \t\n\r]*+")
+_NEXT = re.compile(r'[ \t\n\r]*+(?:,[ \t\n\r]*+(?=")|(\}))')
+
+
+class Tensor(NamedTuple):
+    """One tensor of a file; `start` and `end` are bytes from the beginning of the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file holds.
+
+    Args:
+        tensors: Its tensors by name, in the order of their data.
+        metadata: Free text by name.
+        data_offset: Where the data begins, in bytes from the start of the file.
+        size: Length of the whole file in bytes.
+    """
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+    data_offset: int
+    size: int
+
+
+Signature = Mapping[str, tuple[str, tuple[int, ...]]]
+"""The (dtype, shape) of each tensor by name."""
+
+
+def read_header(disk: Disk, path: str) -> Header:
+    """Read and check the header of a file, and its length against the file's.
+
+    Raises:
+        CorruptDataError: The file is not a whole safetensors file.
+        OSError: It cannot be read; a missing file stays `FileNotFoundError`.
+    """
+    size = disk.stat(path).size
+    prefix = disk.read_at(path, 0, _FIRST_READ)
+    end = _data_offset(prefix, size, path)
+    if end > len(prefix) == _FIRST_READ:
+        prefix += disk.read_at(path, _FIRST_READ, end - _FIRST_READ)
+    return parse_header(prefix, size, path)
+
+
+def parse_header(prefix: bytes, file_size: int, path: str = "") -> Header:
+    """Parse the first `8 + N` bytes of a file, or more of it.
+
+    Args:
+        prefix: The beginning of the file.
+        file_size: Length of the whole file in bytes.
+        path: The file, for the error.
+
+    Raises:
+        CorruptDataError: These are not the first bytes of a safetensors file of that length.
+    """
+    end = _data_offset(prefix, file_size, path)
+    if len(prefix) < end:
+        raise CorruptDataError(f"safetensors header cut short: {len(prefix)} bytes of {end}", path=path)
+    try:
+        text = prefix[_PREFIX:end].decode()
+    except UnicodeDecodeError:
+        raise CorruptDataError("safetensors header is not UTF-8", path=path) from None
+    tensors, metadata = _Scanner(text, file_size - end, path).header()
+    return Header(_in_order(tensors, file_size - end, path), metadata, end, file_size)
+
+
+def signature(headers: Iterable[Header]) -> Signature:
+    """Return the dtype and shape of each tensor of a model, by name, from the headers of all its shards.
+
+    Raises:
+        CorruptDataError: Two shards hold a tensor of one name.
+    """
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for header in headers:
+        for tensor in header.tensors.values():
+            if tensor.name in found:
+                raise CorruptDataError(f"two shards hold tensor {_shown(tensor.name)}")
+            found[tensor.name] = tensor.dtype, tensor.shape
+    return found
+
+
+def differences(expected: Signature, found: Signature) -> Iterator[str]:
+    """Yield each way in which what was found is not what is expected, by name."""
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            yield f"tensor {_shown(name)} is missing"
+        elif name not in expected:
+            yield f"tensor {_shown(name)} is not expected"
+        elif expected[name] != found[name]:
+            kinds = _described(found[name]), _described(expected[name])
+            yield f"tensor {_shown(name)} is {kinds[0]} instead of {kinds[1]}"
+
+
+def _data_offset(prefix: bytes, file_size: int, path: str) -> int:
+    if len(prefix) < _PREFIX or file_size < _PREFIX:
+        raise CorruptDataError("too short for a safetensors file", path=path)
+    length = int.from_bytes(prefix[:_PREFIX], "little")
+    if length > HEADER_LIMIT:
+        raise CorruptDataError(f"safetensors header of {length} bytes is over {HEADER_LIMIT}", path=path)
+    if length > file_size - _PREFIX:
+        raise CorruptDataError(f"safetensors header of {length} bytes in a file of {file_size}", path=path)
+    return _PREFIX + length
+
+
+def _in_order(tensors: list[Tensor], data_size: int, path: str) -> dict[str, Tensor]:
+    """Return the tensors by name in the order of their data, which must cover the data section exactly."""
+    tensors.sort(key=lambda tensor: tensor[3:])
+    position = 0
+    for tensor in tensors:
+        if tensor.start != position:
+            problem = "overlaps" if tensor.start < position else "leaves a hole after"
+            raise CorruptDataError(f"tensor {_shown(tensor.name)} {problem} the one before it", path=path)
+        position = tensor.end
+    if position != data_size:
+        raise CorruptDataError(f"{data_size} bytes of data where {position} are described", path=path)
+    return {tensor.name: tensor for tensor in tensors}
+
+
+class _Scanner:
+    """Walks through the JSON of a header and checks each tensor before it goes on to the next.
+
+    `json.loads` would build whatever the text asks for, fifty times its size in memory, and check nothing.
+    """
+
+    __slots__ = ("_data_size", "_path", "_position", "_text")
+
+    def __init__(self, text: str, data_size: int, path: str) -> None:
+        self._text, self._data_size, self._path = text, data_size, path
+        self._position = 0
+
+    def header(self) -> tuple[list[Tensor], dict[str, str]]:
+        """Return the tensors in the order of the text, and the metadata."""
+        tensors: list[Tensor] = []
+        metadata: dict[str, str] = {}
+        for name in self._names(TENSOR_LIMIT + 1):
+            if name == _METADATA:
+                metadata = {key: self._string() for key in self._names(METADATA_LIMIT)}
+            else:
+                tensors.append(self._tensor(name))
+        if self._text[self._position :].strip(" \t\n\r"):
+            raise self._wrong("goes on after its end")
+        return tensors, metadata
+
+    def _names(self, limit: int) -> Iterator[str]:
+        # Whoever takes a name moves on past its value before asking for the next.
+        seen: set[str] = set()
+        more = self._take(_OPEN)[1] is None
+        while more:
+            name = self._string()
+            if name in seen or len(seen) == limit:
+                problem = f"names {_shown(name)} twice" if name in seen else "has too many entries"
+                raise self._wrong(problem)
+            seen.add(name)
+            self._take(_COLON)
+            yield name
+            more = self._take(_NEXT)[1] is None
+
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        found = pattern.match(self._text, self._position)
+        if found is None:
+            raise self._wrong("is not a JSON object of tensors")
+        self._position = found.end()
+        return found
+
+    def _string(self) -> str:
+        if not self._text.startswith('"', self._position):
+            raise self._wrong("has something else where a string must be")
+        try:
+            value, self._position = _DECODER.raw_decode(self._text, self._position)
+            if not value.isascii():
+                value.encode()  # an escape can spell half a surrogate pair, which is no text
+        except ValueError:
+            raise self._wrong("holds a string that is not one") from None
+        assert isinstance(value, str)
+        return value
+
+    def _tensor(self, name: str) -> Tensor:
+        start = self._position
+        end = self._text.find("}", start, start + RECORD_LIMIT) + 1
+        self._position = end
+        record = self._text[start:end]
+        # The three fields of a tensor need no more colons and no sign; so no field can be there twice.
+        if not record.startswith("{") or record.count(":") != 3 or "-" in record:  # noqa: PLR2004
+            raise self._bad(name, "is not described by dtype, shape and data_offsets")
+        try:
+            return self._checked(name, **_DECODER.raw_decode(record)[0])
+        except (TypeError, ValueError, RecursionError):
+            raise self._bad(name, "is not described by dtype, shape and data_offsets") from None
+
+    def _checked(self, name: str, *, dtype: Any, shape: Any, data_offsets: Any) -> Tensor:
+        bits = DTYPE_BITS.get(dtype) if type(dtype) is str else None
+        if bits is None:
+            raise self._bad(name, "has an unknown dtype")
+        start, end = data_offsets
+        if type(shape) is not list or type(data_offsets) is not list or not _all_integers(*shape, start, end):
+            raise self._bad(name, "has a shape or offsets that are not lists of integers")
+        elements = math.prod(shape)
+        if not start <= end <= self._data_size:
+            raise self._bad(name, f"has offsets outside of the {self._data_size} bytes of data")
+        # A zero anywhere hides what overflows in readers that multiply one by one.
+        if (elements or math.prod(filter(None, shape))) >= _ELEMENT_LIMIT:
+            raise self._bad(name, "has a shape that is too large")
+        if (end - start) * 8 != elements * bits:
+            raise self._bad(name, f"takes {elements * bits} bits and is given {(end - start) * 8}")
+        return Tensor(name, dtype, tuple(shape), start, end)
+
+    def _bad(self, name: str, problem: str) -> CorruptDataError:
+        return CorruptDataError(f"tensor {_shown(name)} {problem}", path=self._path)
+
+    def _wrong(self, problem: str) -> CorruptDataError:
+        where = f"at character {self._position}"
+        return CorruptDataError(f"safetensors header {problem} ({where})", path=self._path)
+
+
+def _all_integers(*values: object) -> bool:
+    return set(map(type, values)) == {int}
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 80 else f"{name[:77]}...")  # noqa: PLR2004 - what fits a line
+
+
+def _described(kind: tuple[str, tuple[int, ...]]) -> str:
+    return f"{kind[0]}{list(kind[1])}"

@@ -1,0 +1,223 @@
+"""Terms: one daemon leads a job, and one that has been replaced can no longer publish or delete.
+
+The lock is a directory of terms, `daemon.lock/<token>/`. It needs no flock, which NFSv3 does not carry
+between hosts:
+
+- A term is claimed by renaming a prepared directory to the next free token. A term's directory is never empty
+  and a directory cannot be renamed over a full one, so exactly one claimer gets each token.
+- A claim counts only if a listing made after it shows no higher token. The highest term is never removed but
+  by the leader of a higher one.
+- The leader rewrites `leader.json` in its term. A candidate that sees it unchanged for `timeout` seconds of
+  its own clock, or sees that the process is gone from this host, or reads that it was released, claims the
+  next token.
+- Fencing: what a leader renames into place it first writes inside its term's directory, and what it removes
+  it first renames into `trash/<token>/`. A new leader removes both directories of all earlier terms before it
+  acts. From then on the server itself refuses the renames of a leader that was paused and wakes up.
+"""
+
+import contextlib
+import socket
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from syncd.errors import FencedError
+from syncd.protocol.disk import MISSING, Clock, list_if_there, temporary_name
+from syncd.protocol.documents import encode, read_document
+from syncd.protocol.layout import Job
+from syncd.protocol.process import Process
+from syncd.protocol.version import Pair, pair_document, pair_from
+
+TIMEOUT = 15.0
+"""Seconds without a heartbeat after which a leader on another host is replaced."""
+
+BEAT = 2.0
+"""Seconds between two heartbeats of a leader."""
+
+LEADER = "leader.json"
+"""The file of a term that says who leads."""
+
+_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """What `leader.json` of a term says.
+
+    Args:
+        identity: Unique name of this claim.
+        host: Where the leader runs, for people to read.
+        process: Which process it is.
+        beat: Grows with every heartbeat.
+        released: It has ended and waits for nobody.
+        floor: The highest pair that it has published or knew of.
+    """
+
+    identity: str
+    host: str = field(default_factory=socket.gethostname)
+    process: Process = field(default_factory=Process.current)
+    beat: int = 0
+    released: bool = False
+    floor: Pair | None = None
+
+
+def parse_token(name: str) -> int | None:
+    """Return the token of a term's directory name, None for other names."""
+    return int(name) if len(name) == _DIGITS and name.isascii() and name.isdigit() else None
+
+
+def token_name(token: int) -> str:
+    """Return the directory name of a term."""
+    return f"{token:0{_DIGITS}d}"
+
+
+def read_leader(job: Job, token: int) -> Leader:
+    """Read what the leader of a term says of itself.
+
+    Raises:
+        CorruptDataError: The file is damaged.
+    """
+    fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}")
+    process = fields.record("process")
+    return Leader(
+        identity=fields.text("identity"),
+        host=fields.text("host"),
+        process=Process(
+            process.text("boot"),
+            process.text("namespace"),
+            process.integer("pid"),
+            process.integer("started"),
+        ),
+        beat=fields.integer("beat"),
+        released=fields.flag("released"),
+        floor=pair_from(fields.optional_record("floor")),
+    )
+
+
+def latest_token(job: Job) -> int:
+    """Return the highest token ever claimed, 0 before the first."""
+    return max(
+        (token for entry in list_if_there(job.disk, job.lock) if (token := parse_token(entry.name))),
+        default=0,
+    )
+
+
+class Term:
+    """The leadership of this process: its token, its heartbeat, its staging places.
+
+    Args:
+        job: The job.
+        clock: This host's clock.
+        token: The fencing token.
+        leader: What was claimed with.
+    """
+
+    def __init__(self, job: Job, clock: Clock, token: int, leader: Leader) -> None:
+        self.job, self.token = job, token
+        self._clock, self._leader = clock, leader
+        self._beaten = clock.monotonic()
+
+    @property
+    def directory(self) -> str:
+        """Return where this leader stages what it publishes."""
+        return f"{self.job.lock}/{token_name(self.token)}"
+
+    @property
+    def trash(self) -> str:
+        """Return where this leader moves what it removes."""
+        return f"{self.job.trash}/{token_name(self.token)}"
+
+    @property
+    def floor(self) -> Pair | None:
+        """Return the highest pair that earlier leaders are known to have published."""
+        return self._leader.floor
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Replace a file as the leader of this term.
+
+        Raises:
+            FencedError: A newer leader has taken over; the file was not touched by this call.
+        """
+        try:
+            self.job.disk.replace(path, data, via=self.directory)
+        except OSError as error:
+            self._check(error)
+            raise
+
+    def take(self, source: str, name: str) -> None:
+        """Move a file or directory of the job into this term's trash.
+
+        Raises:
+            FencedError: A newer leader has taken over; nothing was moved by this call.
+        """
+        try:
+            self.job.disk.rename(source, f"{self.trash}/{name}")
+        except OSError as error:
+            self._check(error)
+            raise
+
+    def discard(self, path: str) -> None:
+        """Remove a file of the state directory; one that is not there is gone already.
+
+        Raises:
+            FencedError: A newer leader has taken over; nothing was removed by this call.
+        """
+        aside = f"{self.directory}/{temporary_name(path.rpartition('/')[2])}"
+        try:
+            self.job.disk.rename(path, aside)
+        except OSError as error:
+            self._check(error)
+            if not isinstance(error, MISSING):
+                raise
+            return
+        with contextlib.suppress(OSError):
+            self.job.disk.unlink(aside)
+
+    def beat(self, floor: Pair | None) -> None:
+        """Publish a heartbeat if one is due.
+
+        Raises:
+            FencedError: A newer leader has taken over.
+        """
+        if self._clock.monotonic() - self._beaten >= BEAT or floor != self._leader.floor:
+            self._write(floor=floor)
+
+    def release(self) -> None:
+        """Let a stand-by take over at once."""
+        with contextlib.suppress(OSError, FencedError):
+            self._write(released=True)
+
+    def _write(self, **changes: Any) -> None:
+        # A write that fails may have happened all the same: its number is never that of another content.
+        self._leader = replace(self._leader, beat=self._leader.beat + 1)
+        leader = replace(self._leader, **changes)
+        self.publish(f"{self.directory}/{LEADER}", encode_leader(leader))
+        self._leader, self._beaten = leader, self._clock.monotonic()
+
+    def _check(self, error: OSError) -> None:
+        # Only a look at the terms tells a fence from a passing fault of the file system.
+        with contextlib.suppress(OSError):
+            newest = latest_token(self.job)
+            if newest > self.token:
+                raise FencedError(
+                    f"the daemon of term {newest} has taken over from term {self.token}", path=self.job.root
+                ) from error
+
+
+def encode_leader(leader: Leader) -> bytes:
+    """Return the bytes of `leader.json`."""
+    process = leader.process
+    return encode(
+        {
+            "identity": leader.identity,
+            "host": leader.host,
+            "process": {
+                "boot": process.boot,
+                "namespace": process.namespace,
+                "pid": process.pid,
+                "started": process.started,
+            },
+            "beat": leader.beat,
+            "released": leader.released,
+            "floor": pair_document(leader.floor),
+        }
+    )

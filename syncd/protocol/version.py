@@ -1,0 +1,136 @@
+"""The version file: what explorers follow. Only the daemon writes it, by atomic replace.
+
+The pair `(generation, step)` grows with every publish, across restarts, fail-over and the trainer's resume.
+The generation grows when explorers must go to a step that is not later than the last one.
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncd.protocol.disk import MISSING
+from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.layout import Job, is_relative_name
+
+Pair = tuple[int, int]
+"""(generation, step); ordered as tuples are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One published version.
+
+    Args:
+        generation: Grows when the trainer, or a person, goes back.
+        step: The trainer's step.
+        kind: weights, delta, lora or remote.
+        path: The directory to load, relative to the job directory; the URI for kind remote.
+        digest: The digest of the step's manifest, or the fingerprint of a foreign step.
+        layout: Who wrote the step: `syncd`, or the name of a foreign layout.
+        parent: For a delta, the step it changes.
+        published_at: Seconds since the epoch on the daemon's clock, for people to read.
+        previous: The pair published before, whose step is kept too.
+        held_marker: After a rollback: what the marker said then. Nothing newer is published until it changes.
+        request: The last request that was carried out, so that none is carried out twice.
+        abandoned: Steps of earlier generations that are no longer newest, `(step, digest)`.
+        term: The fencing token of the daemon that published.
+    """
+
+    generation: int
+    step: int
+    kind: str
+    path: str
+    digest: str
+    layout: str = "syncd"
+    parent: int | None = None
+    published_at: float = 0.0
+    previous: Pair | None = None
+    held_marker: str | None = None
+    request: str | None = None
+    abandoned: tuple[tuple[int, str], ...] = field(default=())
+    term: int = 0
+
+    @property
+    def pair(self) -> Pair:
+        """Return (generation, step)."""
+        return self.generation, self.step
+
+
+def encode_version(version: Version) -> bytes:
+    """Return the bytes of the version file."""
+    document: dict[str, Any] = {
+        "generation": version.generation,
+        "step": version.step,
+        "kind": version.kind,
+        "path": version.path,
+        "digest": version.digest,
+        "layout": version.layout,
+        "parent": version.parent,
+        "published_at": version.published_at,
+        "previous": pair_document(version.previous),
+        "held_marker": version.held_marker,
+        "request": version.request,
+        "abandoned": [list(item) for item in version.abandoned],
+        "term": version.term,
+    }
+    return encode(document)
+
+
+def read_version(job: Job) -> Version | None:
+    """Return the published version, None before the first.
+
+    Raises:
+        CorruptDataError: The file is damaged; the daemon replaces it at its next publish.
+    """
+    with contextlib.suppress(*MISSING):
+        return version_from(read_document(job.disk, job.version))
+    # Whoever asked before the first publish remembers that absence; the open directory tells better.
+    try:
+        job.disk.refresh(job.state)
+        return version_from(read_document(job.disk, job.version))
+    except MISSING:
+        return None
+
+
+def version_from(fields: Fields) -> Version:
+    """Return the version of a decoded document, checked."""
+    kind, path = fields.text("kind"), fields.text("path")
+    if kind != "remote" and not is_relative_name(path):
+        raise fields.wrong("path", "a path inside the job")
+    return Version(
+        generation=fields.integer("generation"),
+        step=fields.integer("step"),
+        kind=kind,
+        path=path,
+        digest=fields.text("digest"),
+        layout=fields.text("layout", "syncd"),
+        parent=fields.optional_integer("parent"),
+        published_at=fields.number("published_at"),
+        previous=pair_from(fields.optional_record("previous")),
+        held_marker=_optional_text(fields, "held_marker"),
+        request=_optional_text(fields, "request"),
+        abandoned=_abandoned(fields),
+        term=fields.integer("term") if "term" in fields.document else 0,
+    )
+
+
+def pair_document(pair: Pair | None) -> dict[str, int] | None:
+    """Return the JSON form of a pair."""
+    return None if pair is None else {"generation": pair[0], "step": pair[1]}
+
+
+def pair_from(fields: Fields | None) -> Pair | None:
+    """Return the pair of a JSON object, None of None."""
+    return None if fields is None else (fields.integer("generation"), fields.integer("step"))
+
+
+def _optional_text(fields: Fields, key: str) -> str | None:
+    return None if fields.document.get(key) is None else fields.text(key)
+
+
+def _abandoned(fields: Fields) -> tuple[tuple[int, str], ...]:
+    items = fields.items("abandoned")
+    for item in items:
+        if type(item) is not list or [type(part) for part in item] != [int, str]:
+            raise fields.wrong("abandoned", "a list of step and digest")
+    return tuple((item[0], item[1]) for item in items)

@@ -1,0 +1,89 @@
+"""How weights are synchronised: the methods, the styles, and who needs a sync when. Pure functions.
+
+Names, aliases and the pull table are those of the system that this one replaces; see docs/synchronizer.md.
+"""
+
+from enum import StrEnum
+from typing import TypeVar
+
+from syncd.protocol.version import Pair
+
+E = TypeVar("E", bound=StrEnum)
+
+NOTHING = -1
+"""The version of an explorer that has loaded none."""
+
+
+class SyncMethod(StrEnum):
+    """How weights travel. Any case; `online` is nccl, `offline` is checkpoint."""
+
+    NCCL = "nccl"
+    CHECKPOINT = "checkpoint"
+    MEMORY = "memory"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "SyncMethod | None":
+        return _named(cls, value, {"online": "nccl", "offline": "checkpoint"})
+
+
+class SyncStyle(StrEnum):
+    """Who decides when to sync. Any case; `dynamic_by_trainer` and `dynamic_by_explorer` are older names."""
+
+    FIXED = "fixed"
+    TRAINER_DRIVEN = "trainer_driven"
+    EXPLORER_DRIVEN = "explorer_driven"
+    FULLY_ASYNC = "fully_async"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "SyncStyle | None":
+        older = {"dynamic_by_trainer": "trainer_driven", "dynamic_by_explorer": "explorer_driven"}
+        return _named(cls, value, older)
+
+
+def should_load(current: int, offered: int) -> bool:
+    """Say whether an explorer at step `current` loads the step `offered`.
+
+    Step 0 is what everybody starts with, so it is never loaded; a step below the present one is a way back.
+    """
+    return offered > 0 and offered != current
+
+
+def is_new(current: int, known: Pair | None, offered: Pair) -> bool:
+    """Say whether a published pair is news to an explorer.
+
+    Args:
+        current: The step that the explorer says it is at.
+        known: The pair that it has this step from, None where that is not known.
+        offered: The published pair.
+    """
+    if known is not None and known[1] == current:
+        return offered > known
+    return offered[1] != max(current, 0)
+
+
+def explorer_needs_sync(step: int, interval: int = 1, offset: int = 0) -> bool:
+    """Say whether an explorer syncs after its step; work in flight is drained first."""
+    return step > offset and (step - offset) % interval == 0
+
+
+def trainer_needs_sync(
+    style: SyncStyle, step: int, last_synced: int, interval: int = 1, *, explorer_asks: bool = False
+) -> bool:
+    """Say whether a trainer syncs at its step.
+
+    Args:
+        style: Who decides.
+        step: The trainer's step.
+        last_synced: The step that was synced last.
+        interval: Steps between two syncs, where the trainer decides.
+        explorer_asks: Whether an explorer waits for a sync, where explorers decide.
+    """
+    if step == last_synced:
+        return False
+    return explorer_asks if style is SyncStyle.EXPLORER_DRIVEN else step % interval == 0
+
+
+def _named(kind: type[E], value: object, aliases: dict[str, str]) -> E | None:
+    lowered = str(value).lower()
+    wanted = aliases.get(lowered, lowered)
+    return next((member for member in kind if member.value == wanted), None)

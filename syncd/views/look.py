@@ -1,0 +1,206 @@
+"""Looks at a job as a reader that leads nothing and writes nothing: steps, version, and whose heart beats.
+
+Dates of two hosts are never compared to tell who lives. One look therefore cannot tell: who has not left is
+`unknown` until its heartbeat was seen to change (`alive`), or has stood still for its whole time (`dead`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from syncd.daemon.scan import Scanner
+from syncd.daemon.snapshot import Module, Snapshot
+from syncd.errors import CorruptDataError, storage_error
+from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.layout import Job
+from syncd.protocol.mount import Mount, mount_of
+from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read_presences
+from syncd.protocol.process import Process
+from syncd.protocol.term import TIMEOUT, Leader, latest_token, read_leader
+
+_STEP = 0.25
+
+T = TypeVar("T")
+
+
+class Heart(StrEnum):
+    """What is known of the life of a module or a daemon.
+
+    alive: its heartbeat was seen to change, or it is a running process of this host. dead: it has stood still
+    for its whole time, or its process has ended. left: it has said that it stops. unknown: not watched yet.
+    """
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    LEFT = "left"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Who leads: the newest term.
+
+    Args:
+        term: Its token.
+        leader: What its leader says of itself, None where that cannot be read.
+        heart: Whether it lives.
+    """
+
+    term: int
+    leader: Leader | None
+    heart: Heart
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a job.
+
+    Args:
+        job: The job.
+        at: Seconds since the epoch on this host's clock.
+        snapshot: What the scanner found; of the modules only the dead are marked as such.
+        lead: Who leads, None before the first daemon.
+        hearts: Of `explorer/<id>` and `trainer/<id>`.
+        mount: The file system of the job.
+        problems: Files that are not what they must be, by name.
+    """
+
+    job: Job
+    at: float
+    snapshot: Snapshot
+    lead: Lead | None
+    hearts: Mapping[str, Heart]
+    mount: Mount
+    problems: Mapping[str, str]
+
+
+class Looker:
+    """Looks again and again, and knows more each time.
+
+    Args:
+        job: The job.
+        clock: This host's clock.
+        ttl: Seconds without a heartbeat after which a module counts as dead.
+        takeover: Seconds without a heartbeat after which a daemon counts as dead.
+    """
+
+    def __init__(self, job: Job, clock: Clock, ttl: float = TTL, takeover: float = TIMEOUT) -> None:
+        self._job, self._clock = job, clock
+        self._scanner = Scanner(job, clock, ttl)
+        self._modules, self._daemons = _Pulse(ttl), _Pulse(takeover)
+        self._mount = mount_of(job.root)
+        self._looked = False
+        self._free: int | None = None
+
+    def look(self) -> Look:
+        """Look at everything; after the first time only at what may have changed.
+
+        Raises:
+            JobMissingError: The job directory is not there.
+            StorageError: It cannot be read.
+        """
+        try:
+            return self._look()
+        except OSError as error:
+            raise storage_error(error, self._job.root) from error
+
+    def settle(self, seconds: float) -> Look:
+        """Look until it is known of everybody whether it lives, for `seconds` at most."""
+        ends, look = self._clock.monotonic() + seconds, self.look()
+        while _is_open(look) and (left := ends - self._clock.monotonic()) > 0:
+            self._clock.sleep(min(_STEP, left))
+            look = self.look()
+        return look
+
+    def _look(self) -> Look:
+        self._scanner.check_root()
+        snapshot = self._scanner.look(woken=True) if self._looked else self._scanner.reconcile()
+        self._free = snapshot.free if snapshot.free is not None else self._free
+        self._looked = True
+        explorers, wrong_explorers = read_presences(self._job.disk, self._job.explorers)
+        trainers, wrong_trainers = read_presences(self._job.disk, self._job.trainers)
+        hearts = self._hearts(explorers, trainers)
+        return Look(
+            job=self._job,
+            at=self._clock.time(),
+            snapshot=replace(
+                snapshot,
+                explorers=_marked(explorers, "explorer", hearts),
+                trainers=_marked(trainers, "trainer", hearts),
+                free=self._free,
+            ),
+            lead=self._lead(),
+            hearts=hearts,
+            mount=self._mount,
+            problems=_problems("explorer", wrong_explorers) | _problems("trainer", wrong_trainers),
+        )
+
+    def _hearts(
+        self, explorers: Mapping[str, Presence], trainers: Mapping[str, Presence]
+    ) -> dict[str, Heart]:
+        everybody = {**_of("explorer", explorers), **_of("trainer", trainers)}
+        beats = {name: (presence.incarnation, presence.beat) for name, presence in everybody.items()}
+        judged = self._modules.judge(self._clock.monotonic(), beats)
+        left = {name for name, presence in everybody.items() if presence.status is RunningStatus.STOPPED}
+        return {name: Heart.LEFT if name in left else heart for name, heart in judged.items()}
+
+    def _lead(self) -> Lead | None:
+        token = latest_token(self._job)
+        if token == 0:
+            return None
+        try:
+            leader = read_leader(self._job, token)
+        except (*MISSING, CorruptDataError):
+            return Lead(token, None, Heart.UNKNOWN)
+        judged = self._daemons.judge(self._clock.monotonic(), {leader.identity: leader.beat})
+        return Lead(token, leader, _heart_of(leader, judged[leader.identity]))
+
+
+class _Pulse:
+    """Whose heartbeat was seen to change since the first look."""
+
+    def __init__(self, ttl: float) -> None:
+        self._liveness = Liveness(ttl)
+        self._started: float | None = None
+
+    def judge(self, now: float, beats: Mapping[str, object]) -> dict[str, Heart]:
+        """Take one look at all heartbeats and return what is known after it."""
+        started = self._started = now if self._started is None else self._started
+        self._liveness.observe(now, beats.items())
+        return {name: self._judge(name, now, now - started) for name in beats}
+
+    def _judge(self, name: str, now: float, watched: float) -> Heart:
+        if not self._liveness.is_alive(name, now):
+            return Heart.DEAD
+        return Heart.ALIVE if self._liveness.silent_for(name, now) < watched else Heart.UNKNOWN
+
+
+def _heart_of(leader: Leader, seen: Heart) -> Heart:
+    if leader.released:
+        return Heart.LEFT
+    if leader.process.is_gone():
+        return Heart.DEAD
+    here = Process.current()
+    same_host = (here.boot, here.namespace) == (leader.process.boot, leader.process.namespace)
+    return Heart.ALIVE if same_host and seen is Heart.UNKNOWN else seen
+
+
+def _is_open(look: Look) -> bool:
+    lead = look.lead.heart if look.lead else Heart.LEFT
+    return Heart.UNKNOWN in (lead, *look.hearts.values())
+
+
+def _problems(kind: str, unreadable: Mapping[str, Presence]) -> dict[str, str]:
+    return _of(kind, {name: presence.problem for name, presence in unreadable.items()})
+
+
+def _of(kind: str, found: Mapping[str, T]) -> dict[str, T]:
+    return {f"{kind}/{name}": value for name, value in found.items()}
+
+
+def _marked(presences: Mapping[str, Presence], kind: str, hearts: Mapping[str, Heart]) -> dict[str, Module]:
+    return {
+        name: Module(presence, alive=hearts[f"{kind}/{name}"] is not Heart.DEAD)
+        for name, presence in presences.items()
+    }

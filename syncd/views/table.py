@@ -1,0 +1,204 @@
+"""Tables for people: the documents of `views.data` as rich renderables."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Document = Mapping[str, Any]
+
+_HEARTS = {"alive": "green", "dead": "bold red", "left": "dim", "unknown": "yellow"}
+_STATES = {"complete": "green", "filling": "yellow", "damaged": "bold red"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_KIBI = 1024
+_BAR = 24
+_NOTE = "~ by its own clock: one look cannot tell who lives; --look 6 or --watch can"
+
+
+def status(document: Document, rows: int = 50) -> RenderableType:
+    """Return the tables of a status document.
+
+    Args:
+        document: What `data.status` returned.
+        rows: Explorers to show at most; those that need attention come first.
+    """
+    parts: list[RenderableType] = [_head(document)]
+    if document["filling"]:
+        parts += [Text(), _filling(document["filling"])]
+    if document["explorers"]:
+        parts += [Text(), _explorers(document["explorers"], rows)]
+    if document["trainers"]:
+        parts += [Text(), _trainers(document["trainers"])]
+    if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
+        parts.append(Text(_NOTE, "dim"))
+    if document["problems"]:
+        parts += [
+            Text(),
+            *(_problem(item) for item in document["problems"]),
+        ]
+    return Group(*parts)
+
+
+def steps(document: Document) -> RenderableType:
+    """Return the table of an `ls` document."""
+    table = _table("step", "state", "shards", "bytes", "kind", "published", "leases", "kept", "by", "why")
+    for number in (0, 2, 3):
+        table.columns[number].justify = "right"
+    for row in document["steps"]:
+        table.add_row(
+            str(row["step"]),
+            Text(row["state"], _STATES.get(row["state"], "")),
+            _shards(row),
+            size(row["bytes"]),
+            _kind(row),
+            row["published"] or "",
+            " ".join(row["leases"]),
+            Text("yes") if row["keep"] else Text("no", "red"),
+            row["rule"],
+            _plain(row["detail"] or row["problem"]),
+        )
+    return table
+
+
+def size(count: int) -> str:
+    """Return bytes for people to read."""
+    value, unit = float(count), 0
+    while value >= _KIBI and unit < len(_UNITS) - 1:
+        value, unit = value / _KIBI, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{count} B"
+
+
+def age(seconds: float) -> str:
+    """Return a duration for people to read, in its two largest units."""
+    whole = int(seconds)
+    for unit, name, part, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // part} {rest}"
+    return f"{whole} s"
+
+
+def _head(document: Document) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_row(Text("job", "bold"), _plain(document["job"]))
+    table.add_row(Text("version", "bold"), _version(document["version"]))
+    table.add_row(Text("marker", "bold"), _marker(document))
+    table.add_row(Text("steps", "bold"), _counts(document))
+    table.add_row(Text("daemon", "bold"), _daemon(document["daemon"]))
+    return table
+
+
+def _version(version: Document | None) -> Text:
+    if version is None:
+        return Text("nothing is published yet", "yellow")
+    text = Text(f"{version['generation']}.{version['step']}", "bold green")
+    text.append(f"  published {age(version['age'])} ago", "default")
+    text.append(f"  {_plain(version['path'])}", "dim")
+    if version["held"]:
+        text.append("  held after a rollback", "yellow")
+    return text
+
+
+def _marker(document: Document) -> Text:
+    marker = document["marker"]
+    text = Text(str(marker["step"])) if marker["step"] is not None else Text(marker["problem"], "yellow")
+    newest = document["newest_complete"]
+    return text.append(f"  newest complete {'none' if newest is None else newest}")
+
+
+def _counts(document: Document) -> str:
+    counts, disk = document["steps"], document["disk"]
+    parts = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+    free = "" if disk["free"] is None else f", {size(disk['free'])} free on {disk['type']}"
+    return f"{counts['total']}" + (f" ({parts})" if parts else "") + f", {size(counts['bytes'])}{free}"
+
+
+def _daemon(daemon: Document | None) -> Text:
+    if daemon is None:
+        return Text("none has ever led this job", "yellow")
+    text = Text(daemon["heart"], _HEARTS[daemon["heart"]])
+    return text.append(f"  {_where(daemon)}  term {daemon['term']}", "default")
+
+
+def _filling(filling: Iterable[Document]) -> Table:
+    table = _table("filling", "", "shards", "bytes")
+    for step in filling:
+        bar = ProgressBar(total=step["expected"] or 1, completed=step["present"], width=_BAR)
+        table.add_row(str(step["step"]), bar, _shards(step), size(step["bytes"]))
+    return table
+
+
+def _explorers(explorers: list[Document], rows: int) -> Table:
+    table = _table("explorer", "heartbeat", "status", "applied", "loading", "lag", "leases", "host")
+    for item in sorted(explorers, key=_attention)[:rows]:
+        table.add_row(
+            item["id"],
+            _heart(item),
+            item["status"],
+            _pair(item["applied"]),
+            _pair(item["loading"]),
+            _lag(item["lag"]),
+            " ".join(map(str, item["leases"])),
+            _where(item),
+        )
+    if len(explorers) > rows:
+        table.add_row(Text(f"and {len(explorers) - rows} more", "dim"))
+    return table
+
+
+def _trainers(trainers: Iterable[Document]) -> Table:
+    table = _table("trainer", "heartbeat", "status", "step", "host")
+    for item in trainers:
+        step = "" if item["step"] is None else str(item["step"])
+        table.add_row(item["id"], _heart(item), item["status"], step, _where(item))
+    return table
+
+
+def _attention(explorer: Document) -> tuple[bool, int, str]:
+    return explorer["heart"] != "dead", -(explorer["lag"] or 0), explorer["id"]
+
+
+def _heart(module: Document) -> Text:
+    heart = module["heart"]
+    return Text(f"~ {age(module['beat_age'])} ago" if heart == "unknown" else heart, _HEARTS[heart])
+
+
+def _where(item: Document) -> str:
+    return _plain(f"{item['host']}:{item['pid']}") if item["host"] else ""
+
+
+def _problem(item: Document) -> Text:
+    return Text(_plain(f"! {item['name']}: {item['detail']}"), "red")
+
+
+def _plain(text: str) -> str:
+    """Return a text that others wrote without what could steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _lag(lag: int | None) -> Text:
+    return Text("") if lag is None else Text(str(lag), "yellow" if lag > 1 else "")
+
+
+def _pair(pair: Document | None) -> str:
+    return "" if pair is None else f"{pair['generation']}.{pair['step']}"
+
+
+def _shards(step: Document) -> str:
+    return f"{step['present']}/{'?' if step['expected'] is None else step['expected']}"
+
+
+def _kind(row: Document) -> str:
+    kind = "full" if row["full"] else "sync"
+    return " ".join(
+        [kind, *([row["kind"]] if row["kind"] != "weights" else []), *(["pinned"] if row["pinned"] else [])]
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,92 @@
+"""What this machine can do: each function returns why a bed cannot be used, or None when it can.
+
+Abilities are tried, never guessed from names or versions; each answer is kept for the session.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+
+from beds.loop import mounted
+
+BEDS = os.path.dirname(os.path.abspath(__file__))
+
+
+@functools.cache
+def strace_injection() -> str | None:
+    """Try to fail one system call of a process: `mkdir` here."""
+    if missing := _missing("strace"):
+        return missing
+    options = ["strace", "-f", "--seccomp-bpf", "-e", "trace=mkdir", "-e", "inject=mkdir:error=ENOSPC:when=1"]
+    with tempfile.TemporaryDirectory() as place:
+        done = _run([*options, "mkdir", f"{place}/new"])
+        if "INJECTED" not in done.stderr or os.path.exists(f"{place}/new"):
+            return f"strace cannot inject: {_last_line(done.stderr)}"
+    return None
+
+
+@functools.cache
+def root() -> str | None:
+    """Say whether this is root."""
+    return None if os.geteuid() == 0 else "not root"
+
+
+@functools.cache
+def loop_mount(kind: str) -> str | None:
+    """Try to make, mount, cut off and remount a file system of `kind`."""
+    if reason := root() or _missing(f"mkfs.{kind}", "mount"):
+        return reason
+    try:
+        with mounted(kind) as loop:
+            loop.sync()
+            loop.cut_and_remount()
+    except OSError as error:
+        return f"no loop-mounted {kind}: {error}"
+    return None
+
+
+@functools.cache
+def nfs() -> str | None:
+    """Try to boot the NFS bed."""
+    if reason := root() or _missing("linux.uml", "mkfs.ext4", "ip", "exportfs", "rpcbind", "mount.nfs"):
+        return reason
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
+        script.write("on_a touch $A/seen && on_b ls $B/seen\n")
+        script.flush()
+        done = _run([f"{BEDS}/nfs-bed", script.name], LIMIT="60")
+    return None if done.returncode == 0 else f"no NFS bed: {_last_line(done.stdout + done.stderr)}"
+
+
+@functools.cache
+def fuse() -> str | None:
+    """Say whether FUSE file systems can be mounted."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "no /dev/fuse"
+    return _missing("fusermount3")
+
+
+@functools.cache
+def slurm() -> str | None:
+    """Try to run one task in the Slurm bed."""
+    if reason := root() or _missing("slurmctld", "slurmd", "srun", "munged", "ip", "unshare"):
+        return reason
+    done = _run([f"{BEDS}/slurm-bed", "srun", "true"], LIMIT="60")
+    return None if done.returncode == 0 else f"no Slurm bed: {_last_line(done.stdout + done.stderr)}"
+
+
+def _missing(*programs: str) -> str | None:
+    absent = [program for program in programs if shutil.which(program) is None]
+    return f"{', '.join(absent)} not installed (tests/beds/install.sh)" if absent else None
+
+
+def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, env=os.environ | environment
+    )
+
+
+def _last_line(text: str) -> str:
+    panic = [line for line in text.splitlines() if "panic" in line]
+    return (panic or text.strip().splitlines() or ["no output"])[-1]

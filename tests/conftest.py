@@ -1,0 +1,80 @@
+"""Fixtures and records that all tests share."""
+
+import sys
+
+import pytest
+from beds import probe
+
+_RECORDS: list[str] = []
+_MEASURED = "measured"
+
+
+@pytest.fixture
+def record_line(request):
+    """Add a line to what is printed when the session ends: numbers that a reader of the log must find."""
+    # A report's properties reach the process that prints, whichever one ran the test.
+    return lambda line: request.node.user_properties.append((_MEASURED, line))
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "teardown":
+        _RECORDS.extend(line for name, line in report.user_properties if name == _MEASURED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from workers import Scheduling  # pytest-xdist may be absent
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Start what takes longest first where workers share the tests, so that none is left with it at the end."""
+    if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        items.sort(
+            key=lambda item: (item.get_closest_marker("sweep") or item.get_closest_marker("slow")) is None
+        )
+
+
+@pytest.fixture(autouse=True)
+def _log_of_its_own():
+    """Leave no test's log set-up, and no closed stream of its, to the next one."""
+    yield
+    if "structlog" in sys.modules:
+        sys.modules["structlog"].reset_defaults()
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _RECORDS:
+        terminalreporter.section("measured")
+        for line in _RECORDS:
+            terminalreporter.write_line(line)
+
+
+def _need(reason: str | None) -> None:
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def strace_injection():
+    _need(probe.strace_injection())
+
+
+@pytest.fixture(scope="session")
+def nfs_bed():
+    """Return the path of the command that boots the NFS bed."""
+    _need(probe.nfs())
+    return f"{probe.BEDS}/nfs-bed"
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def loop_kind(request):
+    """Return a kind of file system that can be made, mounted and cut off here."""
+    _need(probe.loop_mount(request.param))
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def fuse():
+    _need(probe.fuse())

@@ -1,0 +1,51 @@
+"""The verl engine on GPUs: NCCL, bfloat16, sdpa, FSDP2 and FSDP. `make test-gpu` runs it; elsewhere it is skipped."""
+
+import math
+import os
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU here", allow_module_level=True)
+
+sys.path.insert(
+    0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trainer", "engines")
+)
+
+import case_runs  # noqa: E402
+import samples  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    models, place = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("cuda")
+    samples.make_model(models / "untied", tied=False)
+    samples.make_model(models / "tied", tied=True)
+    ranks = min(2, torch.cuda.device_count())
+    names = ("contract", "on_gpus", "platform", "no_ray")
+    return case_runs.run_cases(place, "verl", models, ranks, *names, device="cuda")
+
+
+def test_contract(found):
+    for one in found["contract"]:
+        assert (one["fresh"], one["steps"]) == (0, 4)
+        assert all(math.isfinite(value) for metrics in one["metrics"] for value in metrics.values())
+        for name, tensor in one["end"].items():
+            torch.testing.assert_close(tensor, one["end again"][name], rtol=1e-2, atol=1e-3)
+
+
+def test_strategies_offloading_and_a_reference(found):
+    for one in found["on_gpus"]:
+        for name, (start, end) in one.items():
+            assert end["sft/loss"] < start["sft/loss"], name
+            assert all(map(math.isfinite, end.values())), name
+
+
+def test_platform_is_verls_own(found):
+    assert set(found["platform"]) == {'["cuda", "nccl"]'}
+
+
+def test_ray_never_runs(found):
+    assert not any(running for running, _ in found["no_ray"])

@@ -1,0 +1,251 @@
+"""What is documented is what happens: exit codes, and the fields of every JSON document."""
+
+import os
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from cli import Shell, spawn
+from jobs import explorer, shard_bytes, write_step
+
+from syncd import console, errors
+from syncd.cli import main
+from syncd.errors import SyncdError
+from syncd.protocol.candidate import Candidate
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.process import Process
+from syncd.protocol.request import Request, write_request
+from syncd.protocol.writer import StepWriter
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONVENTIONS = {0, console.INTERRUPTED, console.CLOSED_PIPE}
+BY_MORE_THAN_ONE_COMMAND = {1, 130, 141}
+"""Reached in test_cli_main.py, where a bug, Ctrl-C and a closed pipe are made."""
+
+
+@pytest.fixture
+def shell(capsys):
+    return Shell(capsys)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return a job with everything in it that a document can show."""
+    job, clock = Job.at(tmp_path), SystemClock()
+    for step in (1, 2):
+        write_step(job, step, full=step == 1)
+    writer = StepWriter(job, 3, 2, "a")
+    writer.begin()
+    writer.receipt(1, [writer.write("actor/model-00001-of-00002.safetensors", b"x" * 10)])
+    explorer(job, clock, "e0", applied=(1, 1), loading=(1, 2), leases=(1,))
+    trainer = Publisher(job.disk, clock, job.trainers, Presence("t0", incarnation="i"))
+    trainer.prepare()
+    trainer.update(step=3)
+    with open(f"{job.explorers}/torn.json", "w") as file:
+        file.write("{")
+    return job
+
+
+@pytest.fixture
+def published(shell, job):
+    assert shell("watch", job.root, "--once", "--no-prune", "--log-level", "error").code == 0
+    return job
+
+
+# --- exit codes ---------------------------------------------------------------------------------------------
+
+
+def documented_codes():
+    table = (DOCS / "cli.md").read_text().split("## Exit codes")[1].split("\n## ")[0]
+    return {int(code): text for code, text in re.findall(r"^\| (\d+) \| (.+) \|$", table, re.MULTILINE)}
+
+
+def tree(kind=SyncdError):
+    yield kind
+    for child in kind.__subclasses__():
+        yield from tree(child)
+
+
+def ours():
+    return [kind for kind in tree() if kind.__module__.startswith("syncd.")]
+
+
+def test_the_table_is_the_error_tree():
+    assert set(documented_codes()) == {kind.exit_code for kind in ours()} | CONVENTIONS
+
+
+def test_the_table_is_the_one_in_the_code():
+    rows = re.findall(r"^(\d+) +(\S.*)$", errors.__doc__ or "", re.MULTILINE)
+    documented = documented_codes()
+    for code, text in rows:
+        assert documented[int(code)].startswith(text), code
+    assert {int(code) for code, _ in rows} == set(documented) - {console.INTERRUPTED, console.CLOSED_PIPE}
+
+
+def test_every_error_has_a_stable_code_of_its_own():
+    codes = [kind.code for kind in ours()]
+    assert len(set(codes)) == len(codes)
+
+
+def damage(job):
+    os.truncate(f"{job.step(2)}/actor/model-00001-of-00001.safetensors", 3)
+
+
+def lead(job):
+    candidate = Candidate(job, SystemClock(), process=Process("another-boot", "pid:[1]", 4242, 1))
+    assert candidate.holder() is None
+    candidate.claim()
+
+
+def too_late(job):
+    # The daemon, which is not there to be asked, has taken the request away: it refused.
+    lead(job)
+    threading.Timer(
+        0.3, lambda: [os.unlink(f"{job.requests}/{name}") for name in os.listdir(job.requests)]
+    ).start()
+
+
+def nothing(_):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("code", "prepare", "args"),
+    [
+        (0, nothing, ["status", "{job}"]),
+        (2, nothing, ["status", "{job}", "--nonsense"]),
+        (2, nothing, ["verify", "{job}", "99"]),
+        (2, nothing, ["publish", "{job}", "1", "{job}/nothing-there"]),
+        (3, nothing, ["status", "{job}", "--check", "--max-age", "0"]),
+        (3, nothing, ["verify", "{job}", "3"]),
+        (4, nothing, ["wait", "{job}", "--newer-than", "9.9", "--timeout", "0"]),
+        (5, lead, ["watch", "{job}", "--once"]),
+        (5, lead, ["prune", "{job}"]),
+        (65, damage, ["verify", "{job}"]),
+        (74, nothing, ["status", "{job}/none"]),
+        (75, too_late, ["rollback", "{job}", "1", "--timeout", "20"]),
+        (78, nothing, ["watch", "{job}", "--once", "--keep-last", "0"]),
+        (78, nothing, ["ls", "{job}", "--config", "{job}/none.toml"]),
+    ],
+)
+def test_each_documented_code_is_reached(published, shell, code, prepare, args):
+    prepare(published)
+    done = shell(*(argument.format(job=published.root) for argument in args))
+    assert done.code == code, done.err
+    assert code in documented_codes()
+
+
+def test_all_documented_codes_are_reached_somewhere():
+    marks = test_each_documented_code_is_reached.pytestmark
+    reached = {row[0] for mark in marks if mark.name == "parametrize" for row in mark.args[1]}
+    assert reached | BY_MORE_THAN_ONE_COMMAND == set(documented_codes())
+
+
+def test_the_daemon_ends_with_0_after_sigterm(published):
+    with spawn("watch", published.root, "--log-format", "json") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if '"leading"' in line:
+                break
+        process.terminate()
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------
+
+
+def section(name):
+    return (DOCS / "json.md").read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
+
+
+def fields(name, table=0):
+    """Return the documented fields of a table, or, in a section without one, of its text."""
+    text = section(name)
+    if "|---|" not in text:
+        return set(re.findall(r"`(\w+)`", text))
+    rows = text.split("|---|---|\n")[table + 1].split("\n\n")[0]
+    return {word for row in rows.splitlines() for word in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def inner(name, field, table=0):
+    """Return the fields of an object that the row of its field lists."""
+    rows = section(name).split("|---|---|\n")[table + 1].split("\n\n")[0]
+    row = next(row for row in rows.splitlines() if f"`{field}`" in row.split("|")[1])
+    return set(re.findall(r"`(\w+)`", row.split("|")[2]))
+
+
+def test_status_is_as_documented(shell, published):
+    write_request(published, Request("vacate", 1, reason="again"))
+    document = shell("status", published.root, "--json").document
+    assert set(document) == fields("status") | {"schema_version"}
+    assert set(document["version"]) == fields("status", 1)
+    module = fields("status", 2)
+    (explorer_shown,), (trainer_shown,) = document["explorers"], document["trainers"]
+    assert set(explorer_shown) == module - {"step"}
+    assert set(trainer_shown) == module - {"applied", "loading", "lag", "leases"}
+    for name in ("marker", "steps", "daemon", "disk"):
+        assert set(document[name]) == inner("status", name), name
+    for name in ("filling", "requests", "problems"):
+        assert set(document[name][0]) == inner("status", name), name
+    assert document["version"]["step"] == 2
+
+
+def test_problem_names_are_as_documented(shell, published):
+    damage(published)
+    document = shell("status", published.root, "--json").document
+    text = section("status").split("`problems[].name`")[1]
+    stable = set(re.findall(r"`(\w+)`", text))
+    named = {item["name"] for item in document["problems"]}
+    assert {"published_step", "damaged_step", "daemon", "explorer/torn"} <= named
+    assert named - {"explorer/torn"} <= stable
+
+
+def test_ls_is_as_documented(shell, published):
+    document = shell("ls", published.root, "--json").document
+    assert set(document) == fields("ls") | {"schema_version"}
+    assert set(document["policy"]) == inner("ls", "policy")
+    assert all(set(row) == fields("ls", 1) for row in document["steps"])
+
+
+def export(directory):
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(shard_bytes({"w": (2, 2)}))
+    return directory
+
+
+@pytest.mark.parametrize("verb", ["verify", "wait", "publish", "prune", "rollback"])
+def test_other_documents_are_as_documented(shell, published, verb, tmp_path_factory):
+    more = {
+        "publish": [9, export(tmp_path_factory.mktemp("source") / "export")],
+        "prune": ["--dry-run"],
+        "rollback": [1],
+    }.get(verb, [])
+    done = shell(verb, published.root, *more, "--json")
+    assert done.code == 0, done.err
+    document = done.document
+    assert document.pop("schema_version") == 1
+    nested = {"prune": {"step", "keep", "rule", "detail"}}.get(verb, set())
+    if verb == "prune":
+        assert all(set(item) == nested for item in document["decisions"])
+    assert set(document) == fields(verb) - nested
+
+
+def test_doctor_is_as_documented(shell, tmp_path):
+    document = shell("doctor", tmp_path, "--seconds", "0.1", "--json").document
+    assert document.pop("schema_version") == 1
+    assert set(document) | set(document["findings"][0]) == fields("doctor")
+
+
+def test_every_verb_is_documented():
+    headings = re.findall(r"^## (.+)$", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    named = {name for heading in headings for name in heading.split(", ")}
+    assert set(main.VERBS) <= named
+
+
+def test_every_json_verb_is_documented(shell):
+    headings = set(re.findall(r"^## (\w+)$", (DOCS / "json.md").read_text(), re.MULTILINE))
+    assert headings == {verb for verb in main.VERBS if "--json" in shell(verb, "--help").out}

@@ -1,0 +1,224 @@
+"""The entry point: instant help, lazy verbs, one line an error."""
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+from cli import Shell, command, environment, spawn
+from jobs import write_step
+
+from syncd import __version__
+from syncd.cli import main
+from syncd.errors import CorruptDataError
+from syncd.protocol.layout import Job
+
+HEAVY = (
+    "structlog",
+    "rich",
+    "watchdog",
+    "prometheus_client",
+    "asyncio",
+    "syncd.daemon",
+    "syncd.views",
+    "xxhash",
+)
+
+
+@pytest.fixture
+def shell(capsys):
+    return Shell(capsys)
+
+
+def process(*args, **more):
+    where = environment(**more)
+    return subprocess.run(command(*args), env=where, capture_output=True, text=True, check=False)
+
+
+def loaded(*args):
+    """Return which heavy modules a command line has imported."""
+    script = (
+        "import sys; from syncd.cli.main import run\n"
+        f"try: run({list(args)!r})\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
+    )
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["--show-completion", "bash"], []])
+def test_help_imports_nothing_heavy(args):
+    assert loaded(*args) == "[]"
+
+
+def test_help_of_a_verb_imports_nothing_that_only_work_needs():
+    for verb in ("status", "ls", "wait"):
+        assert not re.search("structlog|rich|watchdog|asyncio", loaded(verb, "--help")), verb
+
+
+def test_help_is_instant(record_line):
+    times, busy = [], []
+    for _ in range(5):
+        started, before = time.perf_counter(), os.times()
+        subprocess.run(command("--help"), capture_output=True, env=environment(), check=True)
+        times.append(time.perf_counter() - started)
+        busy.append(sum(os.times()[2:4]) - sum(before[2:4]))
+    record_line(f"syncd --help: {min(times) * 1000:.0f} ms warm, {min(busy) * 1000:.0f} ms of CPU")
+    assert min(busy) < 0.3  # CPU and not time: other tests run beside this one
+
+
+def test_help_names_every_verb_and_every_verb_is_there(shell):
+    text = shell("--help").out
+    for verb, line in main.VERBS.items():
+        assert f"{verb}  " in text
+        assert line in text
+        found = getattr(importlib.import_module(f"syncd.cli.{verb}"), verb)
+        assert isinstance(found, click.Command)
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_help_of_each_verb_shows_an_example(shell, verb):
+    done = shell(verb, "--help")
+    assert done.code == 0
+    examples = done.out.split("Example")[1]
+    assert re.search(rf"^ +(seen=.*\n.*)?.*syncd {verb} /", examples, re.MULTILINE)
+    assert "\\b" not in done.out
+
+
+def test_version(shell):
+    assert shell("--version").out == f"syncd, version {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_completion_is_printed(name):
+    done = process("--show-completion", name)
+    assert done.returncode == 0
+    assert "_SYNCD_COMPLETE" in done.stdout
+
+
+def test_completion_completes():
+    more = {"_SYNCD_COMPLETE": "bash_complete", "COMP_WORDS": "syncd st", "COMP_CWORD": "1"}
+    done = process(**more)
+    assert done.stdout.split() == ["plain,status"]
+
+
+def test_python_m_is_the_same():
+    done = process("--version")
+    assert done.stdout == f"syncd, version {__version__}\n"
+
+
+def test_a_wrong_verb_is_usage_and_names_the_right_one(shell):
+    done = shell("statsu")
+    assert done.code == 2
+    assert "did you mean 'status'?" in done.err
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["status"], ["status", "--nonsense"], ["wait", "/x", "--newer-than", "soon"]]
+)
+def test_usage(shell, args):
+    assert shell(*args).code == 2
+
+
+def test_an_error_is_a_line_and_a_hint(shell, tmp_path):
+    done = shell("status", tmp_path / "none")
+    assert done.code == 74
+    assert done.out == ""
+    assert done.err.splitlines() == [
+        f"error: there is no job directory: {tmp_path}/none",
+        f"hint: findmnt -T {tmp_path}/none, or for a new one: mkdir -p {tmp_path}/none",
+    ]
+
+
+def fail_with(monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("syncd.cli.status.open_job", fails)
+
+
+def test_a_bug_says_how_to_report_it(shell, monkeypatch, tmp_path):
+    fail_with(monkeypatch, KeyError("surprise"))
+    done = shell("status", tmp_path)
+    assert done.code == 1
+    assert done.err.splitlines() == [
+        f"error: a bug in syncd {__version__}: KeyError: 'surprise'",
+        f"hint: report what this prints: syncd --debug status {tmp_path}",
+    ]
+
+
+def test_debug_shows_the_traceback(shell, monkeypatch, tmp_path):
+    fail_with(monkeypatch, CorruptDataError("bad"))
+    assert "Traceback" not in shell("status", tmp_path).err
+    done = shell("--debug", "status", tmp_path)
+    assert done.code == 65
+    assert "Traceback" in done.err
+    monkeypatch.setenv("SYNCD_DEBUG", "1")
+    assert "Traceback" in shell("status", tmp_path).err
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(28, "df -h {0}"), (30, "findmnt -T {0}"), (13, "ls -ld {0}"), (5, "ls -ld {0}")]
+)
+def test_the_operating_system_refuses(shell, monkeypatch, tmp_path, number, hint):
+    fail_with(monkeypatch, OSError(number, os.strerror(number), f"{tmp_path}/not-there"))
+    done = shell("status", tmp_path)
+    assert done.code == 74
+    assert done.err.splitlines() == [
+        f"error: {os.strerror(number)}: {tmp_path}/not-there",
+        f"hint: {hint.format(tmp_path)}",
+    ]
+
+
+def test_an_interrupt(shell, monkeypatch, tmp_path):
+    fail_with(monkeypatch, KeyboardInterrupt())
+    done = shell("status", tmp_path)
+    assert (done.code, done.err) == (130, "")
+
+
+def until_it_sleeps(pid):
+    """Wait until a process sleeps between two looks: an interpreter that still starts says so with a traceback."""
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+            if "nanosleep" in file.read():
+                return
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_a_wait_without_a_traceback(tmp_path):
+    with spawn("wait", tmp_path, "--timeout", 30) as process:
+        until_it_sleeps(process.pid)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_a_reader_that_goes_is_no_error(tmp_path):
+    job = Job.at(tmp_path)
+    write_step(job, 1)
+    with spawn("status", tmp_path, "--watch", "--json", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(10) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("step", ["global_step_3", "global_step_3/"])
+def test_a_step_is_not_a_job(shell, tmp_path, step):
+    done = shell("status", f"{tmp_path}/{step}")
+    assert done.code == 2
+    assert f"its job is {tmp_path}" in done.err
+
+
+def test_an_empty_job_argument_is_an_unset_variable(shell):
+    assert "shell variable" in shell("wait", "").err

@@ -1,0 +1,437 @@
+"""status, ls, verify, wait, pin and unpin over real jobs."""
+
+import contextlib
+import os
+import pty
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+from cli import Shell, command, environment, spawn
+from jobs import explorer, write_step
+
+from syncd.cli.wait import wait_for
+from syncd.errors import TimedOutError
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import decode_manifest, encode_manifest
+from syncd.protocol.pin import read_pins
+from syncd.protocol.version import Version, encode_version
+from syncd.protocol.writer import StepWriter
+
+
+@pytest.fixture
+def shell(capsys):
+    return Shell(capsys)
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job.at(tmp_path)
+
+
+def publish(job, step, generation=1, *, age=0.0, digest=None):
+    path = f"{job.step(step)}/manifest.json"
+    digest = digest or decode_manifest(job.disk.read(path), path).digest
+    place = f"global_step_{step}/actor"
+    version = Version(generation, step, "weights", place, digest, published_at=time.time() - age)
+    job.disk.make_directory(job.state)
+    job.disk.replace(job.version, encode_version(version))
+
+
+@pytest.fixture
+def published(job):
+    """Return a job whose step 2 is published, and where step 3 fills."""
+    for step in (1, 2):
+        write_step(job, step, world_size=2)
+    writer = StepWriter(job, 3, 4, "a")
+    writer.begin()
+    writer.receipt(1, [writer.write("actor/model-00001-of-00004.safetensors", b"x" * 10)])
+    publish(job, 2)
+    return job
+
+
+# --- status -------------------------------------------------------------------------------------------------
+
+
+def test_status_needs_no_daemon(shell, published):
+    done = shell("status", published.root)
+    assert done.code == 0
+    assert "1.2  published 0 s ago" in done.out
+    assert "1/4" in done.out
+
+
+def test_status_is_fast(published, record_line):
+    times, busy = [], []
+    for _ in range(5):
+        started, before = time.perf_counter(), os.times()
+        with spawn("status", published.root) as process:
+            process.communicate()
+        times.append(time.perf_counter() - started)
+        busy.append(sum(os.times()[2:4]) - sum(before[2:4]))
+    record_line(f"syncd status: {min(times) * 1000:.0f} ms warm, {min(busy) * 1000:.0f} ms of CPU")
+    # CPU and not time: other tests run beside this one. On a machine that does nothing else they are the same.
+    assert min(busy) < 0.6, "0.3 s is promised"
+
+
+@contextlib.contextmanager
+def as_somebody_who_may_only_read(root):
+    """Be another user for a while, to whom all of a tree is readable and nothing writable; the tree's new path."""
+    # Below /tmp, because nobody else may enter pytest's own directories.
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        shutil.copytree(root, f"{place}/job")
+        for where, _, files in os.walk(place):
+            os.chmod(where, 0o555)
+            for name in files:
+                os.chmod(f"{where}/{name}", 0o444)
+        os.seteuid(65534)
+        try:
+            yield f"{place}/job"
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who may only read")
+def test_looking_needs_no_right_to_write(shell, published):
+    verbs = ("status", "ls", "verify", "wait")
+    before = [shell(verb, published.root, "--json").document for verb in verbs]
+    with as_somebody_who_may_only_read(published.root) as root:
+        after = [shell(verb, root, "--json") for verb in verbs]
+        pinned = shell("pin", root, 1)
+    assert [done.code for done in after] == [0, 0, 0, 0]
+    assert [done.document.keys() for done in after] == [document.keys() for document in before]
+    assert pinned.code == 74
+
+
+def test_status_of_a_state_directory_elsewhere(shell, published, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("state")
+    shutil.move(published.version, f"{elsewhere}/version.json")
+    assert shell("status", published.root, "--json").document["version"] is None
+    assert (
+        shell("status", published.root, "--json", "--state-dir", elsewhere).document["version"]["step"] == 2
+    )
+    monkeypatch.setenv("SYNCD_STATE_DIR", str(elsewhere))
+    assert shell("status", published.root, "--json").document["version"]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("age", "most", "code", "text"),
+    [
+        (0, None, 0, "SYNCD OK - version 1.2 published 0 s ago | age=0."),
+        (10, 60, 0, "SYNCD OK - version 1.2 published 10 s ago | age=10."),
+        (100, 60, 3, "SYNCD STALE - version 1.2 published 100 s ago, more than 60 s | age=100."),
+    ],
+)
+def test_check(shell, published, age, most, code, text):
+    publish(published, 2, age=age)
+    done = shell("status", published.root, "--check", *([] if most is None else ["--max-age", most]))
+    assert done.code == code
+    assert done.out.startswith(text)
+    assert done.out.count("\n") == 1
+    assert done.err == ""
+
+
+def test_check_before_the_first_version(shell, job):
+    done = shell("status", job.root, "--check")
+    assert done.code == 3
+    assert done.out == "SYNCD NOT READY - nothing is published yet | explorers=0 lag=0 bytes=0B\n"
+
+
+def test_check_of_what_is_not_there(shell, tmp_path):
+    done = shell("status", tmp_path / "none", "--check")
+    assert done.code == 74
+    assert done.out == f"SYNCD ERROR - there is no job directory: {tmp_path}/none\n"
+
+
+def test_max_age_without_check_is_usage(shell, job):
+    assert shell("status", job.root, "--max-age", 5).code == 2
+
+
+def test_look_sees_a_heart_beat(shell, published):
+    beating = explorer(published, SystemClock(), "e0")
+    stop = threading.Event()
+
+    def beat():
+        while not stop.wait(0.1):
+            beating.update()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        document = shell("status", published.root, "--json", "--look", 5).document
+    finally:
+        stop.set()
+        thread.join()
+    assert [(module["heart"], module["alive"]) for module in document["explorers"]] == [("alive", True)]
+
+
+def read_terminal(descriptor, until, seconds=10.0):
+    data, ends = b"", time.monotonic() + seconds
+    while not until(data) and time.monotonic() < ends:
+        if select.select([descriptor], [], [], 0.05)[0]:
+            try:
+                data += os.read(descriptor, 65536)
+            except OSError:
+                break
+    return data
+
+
+@pytest.mark.parametrize(("how", "code"), [("ctrl-c", 0), (signal.SIGTERM, 143)])
+def test_watch_is_live_and_leaves_the_terminal_as_it_was(published, how, code):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(
+            sys.executable, command("status", published.root, "--watch", "--interval", "0.2"), environment()
+        )
+    seen = read_terminal(terminal, lambda data: data.count(b"1.2") >= 2)
+    publish(published, 1, 2)
+    seen += read_terminal(terminal, lambda data: b"2.1" in data)
+    if how == "ctrl-c":
+        os.write(terminal, b"\x03")
+    else:
+        os.kill(pid, how)
+    seen += read_terminal(terminal, lambda data: b"\x1b[?25h" in data)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == code
+    assert b"2.1" in seen
+    assert seen.rstrip().endswith(b"\x1b[?25h"), "the cursor is shown again"
+    assert b"Traceback" not in seen
+
+
+def test_watch_outlives_a_job_that_goes_for_a_while(published):
+    with spawn("status", published.root, "--watch", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        os.rename(published.root, f"{published.root}.away")
+        lines = iter(process.stdout.readline, "")
+        gone = next(line for line in lines if line.startswith("error:"))
+        os.rename(f"{published.root}.away", published.root)
+        back = next(line for line in lines if line.startswith("job"))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert first.split()[1] == back.split()[1] == published.root
+    assert "not there" in gone
+    assert process.returncode == 0
+
+
+# --- ls -----------------------------------------------------------------------------------------------------
+
+
+def test_ls(shell, published):
+    explorer(published, SystemClock(), "e0", leases=(1,))
+    document = shell("ls", published.root, "--json").document
+    rows = [
+        (row["step"], row["state"], row["present"], row["expected"], row["rule"]) for row in document["steps"]
+    ]
+    assert rows == [
+        (1, "complete", 2, 2, "leased"),
+        (2, "complete", 2, 2, "newest_version"),
+        (3, "filling", 1, 4, "being_written"),
+    ]
+    assert "newest_version" in shell("ls", published.root).out
+
+
+def test_ls_follows_the_policy_of_the_job_and_of_its_options(shell, published):
+    publish(published, 2)
+    with open(f"{published.root}/config.toml", "w") as file:
+        file.write("[daemon]\nkeep_last = 1\n")
+    document = shell("ls", published.root, "--json").document
+    assert [row["step"] for row in document["steps"] if not row["keep"]] == [1]
+    document = shell("ls", published.root, "--json", "--keep-last", 2).document
+    assert document["policy"]["keep_last"] == 2
+    assert [row["step"] for row in document["steps"] if not row["keep"]] == []
+
+
+def test_ls_of_an_empty_job(shell, job):
+    assert shell("ls", job.root).out == f"no steps in {job.root}\n"
+
+
+# --- verify -------------------------------------------------------------------------------------------------
+
+
+def shard(job, step, rank=1):
+    return f"{job.step(step)}/actor/model-0000{rank}-of-00002.safetensors"
+
+
+def flip(path, place=-1):
+    with open(path, "r+b") as file:
+        file.seek(place, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(place, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("args", [[], ["2"], ["1"], ["--deep"], ["1", "--deep"]])
+def test_verify_of_what_is_good(shell, published, args):
+    done = shell("verify", published.root, *args)
+    assert done.code == 0, done.err
+    assert ("every byte" in done.out) == ("--deep" in args)
+
+
+def test_only_deep_sees_a_flipped_bit(shell, published):
+    flip(shard(published, 2, 2))
+    assert shell("verify", published.root).code == 0
+    done = shell("verify", published.root, "--deep")
+    assert done.code == 65
+    assert done.out == "actor/model-00002-of-00002.safetensors: content does not match its digest\n"
+    assert done.err.startswith("error: step 2 is damaged: global_step_2\n")
+
+
+def test_every_damaged_file_is_named(shell, published):
+    os.truncate(shard(published, 2, 1), 5)
+    os.unlink(shard(published, 2, 2))
+    done = shell("verify", published.root, 2, "--json")
+    assert done.code == 65
+    document = done.document
+    assert not document["ok"]
+    assert [problem.split(":")[0] for problem in document["problems"]] == [
+        "actor/model-00001-of-00002.safetensors",
+        "actor/model-00002-of-00002.safetensors",
+    ]
+
+
+def test_a_header_that_lies_is_seen_without_deep(shell, published):
+    with open(shard(published, 2), "r+b") as file:
+        file.seek(8)
+        file.write(b"\xff")
+    done = shell("verify", published.root)
+    assert done.code == 65
+    assert "model-00001-of-00002" in done.out
+
+
+def test_a_damaged_manifest(shell, published):
+    flip(f"{published.step(2)}/manifest.json", -10)
+    done = shell("verify", published.root)
+    assert done.code == 65
+    assert done.out.strip()
+
+
+def test_a_step_written_again_is_not_the_published_one(shell, published):
+    publish(published, 2, digest="sha256:" + "0" * 64)
+    done = shell("verify", published.root)
+    assert done.code == 65
+    assert "written again" in done.out
+    assert shell("verify", published.root, 2).code == 0, "the step itself is good"
+
+
+def test_verify_of_what_is_not_there_or_not_ready(shell, published, tmp_path_factory):
+    assert shell("verify", published.root, 9).code == 2
+    done = shell("verify", published.root, 3)
+    assert (done.code, done.err.splitlines()[0]) == (
+        3,
+        "error: step 3 is not complete: 1 of 4 writers are done",
+    )
+    assert shell("verify", tmp_path_factory.mktemp("empty")).code == 3
+    shutil.rmtree(published.step(2))
+    assert shell("verify", published.root).code == 65
+
+
+def test_a_newer_protocol_is_refused_with_what_to_upgrade(shell, published):
+    path = f"{published.step(2)}/manifest.json"
+    data = encode_manifest(decode_manifest(published.disk.read(path), path))
+    with open(published.version, "wb") as file:
+        file.write(data.replace(b'"protocol":1', b'"protocol":2'))
+    done = shell("wait", published.root, "--timeout", 5)
+    assert done.code == 78
+    assert "hint: pip install --upgrade syncd" in done.err
+
+
+# --- wait ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("than", "code"),
+    [(None, 0), ("0", 0), ("1", 0), ("2", 4), ("1.1", 0), ("1.2", 4), ("0.9", 0), ("2.0", 4)],
+)
+def test_newer(shell, published, than, code):
+    done = shell("wait", published.root, "--timeout", 0, *([] if than is None else ["--newer-than", than]))
+    assert done.code == code
+    assert done.out == ("1.2\n" if code == 0 else "")
+
+
+def test_a_rewind_is_newer_as_a_pair_and_not_as_a_step(shell, published):
+    publish(published, 1, 2)
+    assert shell("wait", published.root, "--timeout", 0, "--newer-than", "1.2").out == "2.1\n"
+    assert shell("wait", published.root, "--timeout", 0, "--newer-than", "2").code == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [("step", "2"), ("path", "{0}/global_step_2/actor"), ("version", "1.2")]
+)
+def test_what_is_printed(shell, published, what, text):
+    assert shell("wait", published.root, "--print", what).out == text.format(published.root) + "\n"
+
+
+@pytest.mark.parametrize("than", ["", "x", "-1", "1.", ".1", "1.2.3", "1e3", "9" * 30, "\u0661"])
+def test_what_is_no_version(shell, published, than):
+    assert shell("wait", published.root, f"--newer-than={than}").code == 2
+
+
+def test_the_time_is_up(shell, published):
+    started = time.monotonic()
+    done = shell("wait", published.root, "--newer-than", "1.2", "--timeout", "0.4")
+    assert 0.3 < time.monotonic() - started < 3
+    assert done.code == 4
+    assert "a version newer than 1.2 did not come within 0.4 s (there is 1.2)" in done.err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_every_wait_has_an_end(shell, published, seconds):
+    assert shell("wait", published.root, f"--timeout={seconds}").code == 2
+
+
+@pytest.mark.fault("an explorer that waits before the trainer has started returns at once")
+def test_waiting_starts_before_the_job_exists(tmp_path):
+    job = Job.at(tmp_path / "later")
+    with spawn("wait", job.root, "--timeout", 30) as process:
+        time.sleep(0.4)
+        assert process.poll() is None
+        os.mkdir(job.root)
+        write_step(job, 7)
+        publish(job, 7)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (0, "1.7\n", "")
+
+
+def test_a_damaged_version_file_is_waited_out(published):
+    with open(published.version, "w") as file:
+        file.write("{")
+    with pytest.raises(TimedOutError, match="not a JSON document"):
+        wait_for(published, lambda _: True, 0.0)
+    timer = threading.Timer(0.3, publish, [published, 2])
+    timer.start()
+    assert wait_for(published, lambda _: True, 10).step == 2
+    timer.join()
+
+
+# --- pin, unpin ---------------------------------------------------------------------------------------------
+
+
+def test_pin_and_unpin(shell, published):
+    assert shell("pin", published.root, 1, "--reason", "best").code == 0
+    assert read_pins(published)[1].reason == "best"
+    row = shell("ls", published.root, "--json").document["steps"][0]
+    assert (row["pinned"], row["rule"], row["detail"]) == (True, "pinned", "best")
+    assert shell("unpin", published.root, 1).out == "step 1 is no longer pinned\n"
+    assert shell("unpin", published.root, 1).out == "step 1 was not pinned\n"
+    assert read_pins(published) == {}
+
+
+def test_pinning_what_is_not_there(shell, published):
+    done = shell("pin", published.root, 9)
+    assert done.code == 2
+    assert f"hint: syncd ls {published.root}" in done.err
+    assert read_pins(published) == {}
+
+
+def test_pinning_what_is_being_removed(shell, published, monkeypatch):
+    monkeypatch.setattr("syncd.cli.pin.write_pin", lambda job, pin: shutil.rmtree(job.step(pin.step)))
+    done = shell("pin", published.root, 1)
+    assert done.code == 75
+    assert "being removed" in done.err

@@ -1,0 +1,104 @@
+"""Power cuts on ext4 and xfs: the disk stops at each system call of a publish; what it holds is looked at."""
+
+import os
+import re
+import shutil
+
+import checker
+import pytest
+from beds.loop import mounted
+from processes import (
+    FULL,
+    LEASED,
+    NEWEST,
+    PAST,
+    PUBLISHED,
+    copy_of,
+    daemon,
+    damaged,
+    goes_on,
+    must,
+    write_steps,
+)
+from sweep import KILL, Target, disturb, points
+from warm import run_warm
+
+pytestmark = [
+    pytest.mark.beds,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("strace_injection"),
+]
+
+
+def writer_target(start, *options):
+    """A writer that adds step 2."""
+
+    def resume(job):
+        must(write_steps(job, 2, 3), run_warm)
+        return checker.problems(job) + damaged(job, 1, 2, 3)
+
+    return Target(
+        name="a writer",
+        prepare=copy_of(start),
+        command=lambda job: write_steps(job, 2, 2, *options),
+        check=lambda job, _: checker.problems(job) + damaged(job, 1),
+        resume=resume,
+    )
+
+
+def daemon_target(start):
+    """A daemon that publishes step 7, prunes and empties the trash."""
+
+    return Target(
+        name="the daemon",
+        prepare=copy_of(start),
+        command=lambda job: daemon(job, "--once"),
+        check=lambda job, _: checker.problems(job, PAST) + damaged(job, LEASED, PUBLISHED, NEWEST),
+        resume=goes_on,
+    )
+
+
+def cut_everywhere(kind, target, where=""):
+    """Cut the power before each call of a run and after its end; return how often, and what was wrong."""
+    wrong, cuts = [], [*(point for point in points(target) if re.search(where, str(point))), None]
+    with mounted(kind) as loop:
+        for number, point in enumerate(cuts):
+            job = f"{loop.point}/job{number}"
+            os.mkdir(job)
+            target.prepare(job)
+            loop.sync()
+            outcome = stop_at(target.command(job), point, f"{os.path.dirname(loop.image)}/trace", job)
+            loop.cut_and_remount()
+            found = target.check(job, outcome) or target.resume(job)
+            wrong += [f"before {point or 'the end'}: {problem}" for problem in found]
+            shutil.rmtree(job)
+    return len(cuts), wrong
+
+
+def stop_at(command, point, log, job):
+    if point is None:
+        must(command)
+        return None
+    outcome = disturb(command, point, KILL, log, job)
+    assert outcome.met, f"{point} was not reached"
+    return outcome
+
+
+def test_no_step_that_a_writer_announced_is_damaged_by_a_power_cut(loop_kind, one_step, record_line):
+    cuts, wrong = cut_everywhere(loop_kind, writer_target(one_step))
+    record_line(f"power cuts on {loop_kind}, a writer: {cuts} cuts, {len(wrong)} problems")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_version_that_the_daemon_announced_is_damaged_by_a_power_cut(loop_kind, busy, record_line):
+    # Between two syncs nothing new is durable.
+    cuts, wrong = cut_everywhere(loop_kind, daemon_target(busy), where="" if FULL else "^(fsync|rename)")
+    record_line(f"power cuts on {loop_kind}, the daemon: {cuts} cuts, {len(wrong)} problems")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_power_cut_finds_a_writer_that_does_not_sync_its_shards(loop_kind, one_step):
+    target = writer_target(one_step, "--break", "no-fsync")
+    _, wrong = cut_everywhere(loop_kind, target, where="manifest|latest")
+    assert any("bytes of" in problem for problem in wrong)

@@ -1,0 +1,88 @@
+"""Opening: what is interrupted leaves nothing behind that looks alive, and a name has one owner."""
+
+import asyncio
+import time
+
+import pytest
+
+from syncd.errors import UsageError
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import Presence, RunningStatus, path_of, read_presence, write_presence
+from syncd.synchronizer import AsyncSynchronizer, Synchronizer
+from syncd.synchronizer.client import Client
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job.at(tmp_path)
+
+
+def said(job, identity="e0"):
+    return read_presence(job.disk, path_of(job.explorers, identity))
+
+
+def test_an_opening_that_is_interrupted_says_stopped(job):
+    opening = Client.opening(job.root, "explorer", "e0", poll=0.001, heartbeat=False)
+    next(opening)
+    assert said(job).status is RunningStatus.RUNNING
+    opening.close()
+    assert said(job).status is RunningStatus.STOPPED
+
+
+def test_an_opening_that_is_cancelled_at_its_last_step_is_closed(job, monkeypatch):
+    beat = Client.beat
+    monkeypatch.setattr(Client, "beat", lambda self: (time.sleep(0.3), beat(self)))
+
+    async def run():
+        task = asyncio.create_task(AsyncSynchronizer.open(job.root, "explorer", "e0"))
+        await asyncio.sleep(0.15)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert said(job).status is RunningStatus.STOPPED
+
+
+def test_of_two_that_claim_a_name_at_once_one_has_it(job):
+    opening = Client.opening(job.root, "explorer", "e0", poll=0.001, heartbeat=False)
+    next(opening)
+    winner = Presence("e0", incarnation="the other")
+    write_presence(job.disk, job.explorers, winner)
+    with pytest.raises(UsageError, match="held by another"):
+        next(opening)
+    assert said(job).incarnation == "the other"
+
+
+def test_an_identity_is_made_up_where_none_is_given(job):
+    with Synchronizer.open(job.root, "explorer") as one, Synchronizer.open(job.root, "trainer") as other:
+        assert str(said(job, one.identity).pid) in one.identity
+        assert other.identity == "trainer"
+    with Synchronizer.open(job.root) as observer:
+        assert observer.identity is None
+
+
+@pytest.mark.parametrize(
+    ("role", "identity"), [("daemon", "x"), ("explorer", "../x"), ("explorer", ".x"), ("explorer", "a" * 101)]
+)
+def test_what_cannot_be_opened_is_refused(job, role, identity):
+    with pytest.raises(UsageError):
+        Synchronizer.open(job.root, role, identity)
+
+
+def test_a_state_directory_may_be_elsewhere(job, tmp_path_factory):
+    state = tmp_path_factory.mktemp("state")
+    with Synchronizer.open(job.root, "explorer", "e0", state_dir=state):
+        assert (state / "explorers" / "e0.json").exists()
+    assert job.disk.list(job.root) == []
+
+
+def test_the_body_s_error_matters_more_than_that_of_closing(job, monkeypatch):
+    def broken(self):
+        raise UsageError("closing fails")
+
+    monkeypatch.setattr(Client, "close", broken)
+    with pytest.raises(ZeroDivisionError), Synchronizer.open(job.root, "observer"):
+        _ = 1 / 0
+    with pytest.raises(UsageError, match="closing fails"), Synchronizer.open(job.root, "observer"):
+        pass

@@ -1,0 +1,361 @@
+"""Steps that trainers publish, leases, and weights that are read back, over both kinds of synchronizer."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from jobs import shard_bytes, steps_of, write_step
+from synchronizers import LONG, eventually, stays
+
+from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
+from syncd.protocol.marker import read_marker, write_marker
+from syncd.protocol.pin import Pin, write_pin
+from syncd.protocol.request import read_requests
+from syncd.protocol.writer import StepWriter
+
+
+def marker(world):
+    return read_marker(world.job.disk, world.job.marker).step
+
+
+def state(step):
+    return {"w": np.full((2, 3), step, np.float32), "b": np.arange(step, step + 4, dtype=np.int64)}
+
+
+def values(tensors):
+    kinds = {"F32": np.float32, "I64": np.int64}
+    return {
+        name: np.frombuffer(t.data, kinds[t.dtype]).reshape(t.shape).tolist() for name, t in tensors.items()
+    }
+
+
+def plain(arrays):
+    return {name: array.tolist() for name, array in arrays.items()}
+
+
+# --- publishing -----------------------------------------------------------------------------------------------
+
+
+def test_a_state_dict_becomes_a_version_and_comes_back(world, trainer, explorer):
+    assert trainer.set_model_state_dict(state(3), 3) == 3
+    world.tick()
+    assert explorer.wait_new_model_state_dict(-1) == 3
+    tensors, version = explorer.get_model_state_dict()
+    assert (values(tensors), version) == (plain(state(3)), 3)
+    assert values(dict(explorer.get_model_state_dict_iterator())) == plain(state(3))
+    assert sorted(explorer.get_state_dict_meta()) == [("b", "I64", (4,)), ("w", "F32", (2, 3))]
+    assert world.explorer("e0").leases == ()
+
+
+def test_before_the_first_version_there_is_nothing(explorer):
+    assert explorer.get_model_state_dict() == (None, 0)
+    assert explorer.get_latest_model_version() == 0
+    assert explorer.get_latest_model_path() is None
+    assert explorer.get_state_dict_meta() == []
+    assert list(explorer.get_model_state_dict_iterator()) == []
+
+
+def test_paths_are_those_of_the_version(world, trainer, explorer):
+    trainer.set_model_state_dict(state(3), 3)
+    world.tick()
+    actor = f"{world.job.root}/global_step_3/actor"
+    assert explorer.get_latest_model_path() == actor
+    assert explorer.get_latest_model_path(use_huggingface=True) == actor
+    world.job.disk.make_directory(f"{actor}/huggingface")
+    assert explorer.get_latest_model_path(use_huggingface=True) == f"{actor}/huggingface"
+
+
+def test_a_remote_step_is_its_uri(world, trainer, explorer):
+    trainer.set_model_state_dict("tinker://run/sampler/7", 7)
+    world.tick()
+    assert explorer.wait_new_model_state_dict(-1) == 7
+    assert explorer.get_latest_model_path() == "tinker://run/sampler/7"
+    assert explorer.get_model_state_dict() == ("tinker://run/sampler/7", 7)
+    with explorer.lease(7) as leased:
+        assert leased.path == "tinker://run/sampler/7"
+
+
+def test_a_step_that_is_sealed_already_is_announced(world, trainer):
+    write_step(world.job, 4, announce=False)
+    assert marker(world) is None
+    assert trainer.set_model_state_dict(None, 4) == 4
+    assert marker(world) == 4
+    assert world.trainer().step == 4
+    with pytest.raises(NotReadyError):
+        trainer.set_model_state_dict(None, 5)
+    assert marker(world) == 4
+
+
+def test_what_is_sealed_is_not_written_again(world, trainer):
+    trainer.set_model_state_dict(state(3), 3)
+    with pytest.raises(UsageError, match="complete already"):
+        trainer.set_model_state_dict(state(9), 3)
+
+
+@pytest.mark.fault("out-of-order publishes assert")
+def test_a_save_that_ends_late_does_not_turn_explorers_back(world, trainer, explorer):
+    assert trainer.set_model_state_dict(state(4), 4) == 4
+    assert trainer.set_model_state_dict(state(2), 2) == 4
+    assert marker(world) == 4
+    world.tick()
+    assert explorer.wait_new_model_state_dict(-1) == 4
+    assert world.pair() == (1, 4)
+
+
+def test_all_receipts_make_a_version(world, trainer):
+    writer = StepWriter(world.job, 5, 3, "save-1")
+    writer.begin()
+    for rank in (1, 2, 3):
+        content = shard_bytes({f"layer.{rank}": (2, 2)})
+        writer.receipt(
+            rank, [writer.write(f"actor/model-{rank:05d}-of-00003.safetensors", content, tensors=1)]
+        )
+        assert trainer.checkpoint_shard_counter(5) == rank
+        done = trainer.set_model_state_dict_with_step_num(5, 3)
+        assert done == (5 if rank == 3 else 0)
+    assert marker(world) == 5
+    assert trainer.set_model_state_dict_with_step_num() == 5
+
+
+def test_a_rank_that_calls_late_does_not_turn_the_marker_back(world):
+    rank = world.open()
+    for step in (1, 2):
+        write_step(world.job, step, world_size=2)
+    assert rank.set_model_state_dict_with_step_num(1, 2) == 2
+    assert marker(world) == 2
+
+
+def test_receipts_of_another_world_size_do_not_count(world, trainer):
+    writer = StepWriter(world.job, 5, 1, "save-1")
+    writer.begin()
+    writer.receipt(
+        1, [writer.write("actor/model-00001-of-00001.safetensors", shard_bytes({"a": (1,)}), tensors=1)]
+    )
+    assert trainer.set_model_state_dict_with_step_num(5, 2) == 0
+    assert trainer.set_model_state_dict_with_step_num(5, 1) == 5
+
+
+# --- leases ---------------------------------------------------------------------------------------------------
+
+
+def test_a_leased_step_stays_while_it_is_read(world, explorer):
+    write_step(world.job, 1)
+    world.tick()
+    with explorer.lease(1) as leased:
+        assert world.explorer("e0").leases == (1,)
+        assert world.explorer("e0").loading == (1, 1)
+        assert leased.manifest.step == 1
+        for step in (2, 3, 4):
+            write_step(world.job, step)
+            world.tick()
+        assert 1 in steps_of(world.job)
+        assert world.job.disk.list(leased.path)
+    assert world.explorer("e0").leases == ()
+    assert world.explorer("e0").loading is None
+
+
+def test_a_step_that_has_gone_is_told_so_that_the_newest_is_taken(world, explorer):
+    for step in (1, 2, 3, 4):
+        write_step(world.job, step)
+        world.tick()
+        explorer.get_latest_model_version()
+    assert 1 not in steps_of(world.job)
+    with pytest.raises(TryAgainError) as caught, explorer.lease(1):
+        pass
+    assert "newest" in caught.value.hint
+    assert world.explorer("e0").leases == ()
+    with explorer.lease(explorer.get_latest_model_version()) as leased:
+        assert leased.version.pair == (1, 4)
+
+
+def test_any_complete_step_can_be_leased_by_an_evaluator(world, explorer):
+    for step in (1, 2):
+        write_step(world.job, step)
+    world.tick()
+    with explorer.lease(1) as leased:
+        assert leased.path == f"{world.job.root}/global_step_1/actor"
+
+
+def test_a_step_that_was_written_again_is_not_the_one_that_was_offered(world, explorer):
+    write_step(world.job, 1)
+    world.tick()
+    offered = explorer.get_latest_version()
+    world.job.disk.rename(world.job.step(1), f"{world.root}/aside")
+    write_step(world.job, 1, salt=77)
+    with pytest.raises(TryAgainError, match="written again"), explorer.lease(offered):
+        pass
+
+
+def test_a_trainer_leases_what_it_adds_files_to(world, trainer):
+    trainer.set_model_state_dict(state(1), 1)
+    world.tick()
+    with trainer.lease(1):
+        assert world.trainer().leases == (1,)
+        for step in (2, 3, 4):
+            trainer.set_model_state_dict(state(step), step)
+            world.tick()
+        assert steps_of(world.job) == [1, 3, 4]
+    with pytest.raises(UsageError), world.open().lease(4):
+        pass
+
+
+def test_nested_leases_end_one_by_one(world, explorer):
+    for step in (1, 2):
+        write_step(world.job, step)
+    world.tick()
+    with explorer.lease(1):
+        with explorer.lease(1), explorer.lease(2):
+            assert world.explorer("e0").leases == (1, 2)
+        assert world.explorer("e0").leases == (1,)
+    assert world.explorer("e0").leases == ()
+
+
+@pytest.mark.fault("the version is set before the weights are loaded")
+def test_a_version_counts_as_applied_only_after_the_load(world, explorer):
+    write_step(world.job, 1)
+    world.tick()
+    assert explorer.wait_new_model_state_dict(-1) == 1
+    assert world.explorer("e0").applied is None
+    with contextlib.suppress(MemoryError), explorer.lease(1):
+        assert world.explorer("e0").applied is None
+        raise MemoryError  # the load fails
+    assert world.explorer("e0").applied is None
+    assert explorer.wait_new_model_state_dict(-1) == 1
+    with explorer.lease(1):
+        pass
+    explorer.confirm(1)
+    assert world.explorer("e0").applied == (1, 1)
+
+
+def test_a_confirmed_version_decides_what_is_new(world, trainer, explorer):
+    for step in (4, 8):
+        write_step(world.job, step)
+        world.tick()
+        explorer.wait_new_model_state_dict(-1)
+        if step == 4:
+            explorer.confirm(4)
+    trainer.set_model_state_dict(None, 4, rewind=True)
+    world.tick()
+    assert explorer.wait_new_model_state_dict(8) == 4
+    # It could not load (2, 4), and still runs (1, 4): the step is the same, the version is not.
+    assert explorer.wait_new_model_state_dict(4) == 4
+    explorer.confirm(explorer.get_latest_version())
+    with pytest.raises(TimedOutError):
+        explorer.wait_new_model_state_dict(4, timeout=0.05)
+
+
+def test_what_was_never_offered_is_not_confirmed(explorer):
+    with pytest.raises(UsageError):
+        explorer.confirm(12)
+
+
+# --- reading back ---------------------------------------------------------------------------------------------
+
+
+def test_payload_and_version_belong_together_while_versions_come(world, trainer, explorer):
+    world.run()
+    seen, problems = set(), []
+
+    def publish():
+        for step in range(1, 26):
+            trainer.set_model_state_dict(state(step), step)
+
+    writing = threading.Thread(target=publish)
+    writing.start()
+    while writing.is_alive() or explorer.get_latest_model_version() < 25:
+        tensors, version = explorer.get_model_state_dict()
+        if version:
+            seen.add(version)
+            if values(tensors) != plain(state(version)):
+                problems.append(version)
+    writing.join()
+    assert problems == []
+    assert len(seen) > 2
+
+
+def test_a_version_that_goes_before_it_is_read_is_followed_by_the_newest(
+    world, trainer, explorer, monkeypatch
+):
+    looks = []
+    for step in (1, 2, 3, 4):
+        trainer.set_model_state_dict(state(step), step)
+        world.tick()
+        looks.append(explorer.get_latest_version())
+    assert 1 not in steps_of(world.job)
+    client, newest = explorer.client, explorer.client._newest
+    monkeypatch.setattr(client, "_newest", lambda: looks.pop(0) if len(looks) == 4 else newest())
+    tensors, version = explorer.get_model_state_dict()
+    assert (values(tensors), version) == (plain(state(4)), 4)
+
+
+def test_damaged_weights_are_not_returned(world, trainer, explorer):
+    trainer.set_model_state_dict(state(3), 3)
+    world.tick()
+    path = f"{world.job.step(3)}/actor/model-00001-of-00001.safetensors"
+    data = bytearray(world.job.disk.read(path))
+    data[-1] ^= 1
+    world.job.disk.replace(path, bytes(data))
+    with pytest.raises(CorruptDataError):
+        explorer.get_model_state_dict()
+    assert world.explorer("e0").leases == ()
+
+
+def test_weights_that_others_wrote_are_for_an_engine(world, explorer):
+    place = f"{world.root}/global_step_2/actor"
+    world.job.disk.make_directory(place)
+    world.job.disk.replace(f"{place}/model.safetensors", shard_bytes({"a": (2,)}))
+    write_marker(world.job.disk, world.job.marker, 2)
+    eventually(lambda: (world.tick(), world.pair())[1])
+    assert explorer.wait_new_model_state_dict(-1) == 2
+    with explorer.lease(2) as leased:
+        assert leased.path == place
+        assert leased.manifest is None
+    with pytest.raises(UsageError, match="layout"):
+        explorer.get_model_state_dict()
+
+
+# --- vacating -------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_vacated_and_written_again(world, trainer, explorer):
+    for step in (4, 8):
+        trainer.set_model_state_dict(state(step), step)
+        world.tick()
+    assert explorer.wait_new_model_state_dict(-1) == 8
+    trainer.set_model_state_dict(None, 4, rewind=True)
+    world.run()
+    trainer.vacate(8)
+    assert 8 not in steps_of(world.job)
+    trainer.set_model_state_dict(state(80), 8)
+    eventually(lambda: world.pair() == (2, 8))
+    assert explorer.wait_new_model_state_dict(8) == 8
+    assert values(explorer.get_model_state_dict()[0]) == plain(state(80))
+
+
+def test_a_step_that_is_kept_is_refused(world):
+    trainer = world.open("trainer", poll=0.001)
+    for step in (4, 8):
+        trainer.set_model_state_dict(state(step), step)
+        world.tick()
+    write_pin(world.job, Pin(8))
+    trainer.set_model_state_dict(None, 4, rewind=True)
+    world.run()
+    with pytest.raises(TryAgainError, match="keeps step 8"):
+        trainer.vacate(8)
+
+
+def test_vacating_ends_without_a_daemon_and_takes_its_request_back(world, trainer):
+    trainer.set_model_state_dict(state(4), 4)
+    with pytest.raises(TimedOutError) as caught:
+        trainer.vacate(4, timeout=0.05)
+    assert caught.value.hint == f"syncd watch {world.job.root}"
+    assert read_requests(world.job) == ()
+    call = trainer.later("vacate", 4)
+    assert stays(call)
+    trainer.give_up(call)
+    assert read_requests(world.job) == ()
+
+
+def test_vacating_what_is_not_there_is_done(trainer):
+    assert trainer.later("vacate", 99).result(LONG) is None

@@ -1,0 +1,28 @@
+"""Runs `syncd` until a version is published, then stops it as systemd does: watch_until.py JOB STEP ARGUMENT ..."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import checker
+
+from syncd.cli.main import main
+
+PATIENCE = 30.0
+
+
+def stop_at(job, step):
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends:
+        pair = checker.pair(job)
+        if pair and pair[1] >= step:
+            break
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+threading.Thread(target=stop_at, args=(sys.argv[1], int(sys.argv[2])), daemon=True).start()
+sys.argv = ["syncd", *sys.argv[3:]]
+main()

@@ -1,0 +1,93 @@
+"""A fixed share of the simulator's schedules, and that a schedule replays. `make soak` runs many more."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+from syncd.lab.simulator import schedule
+from syncd.lab.simulator.run import REPLAY, Summary, main, run_seeds
+
+SCHEDULES = 300
+WORKERS = min(2, os.cpu_count() or 1)
+
+
+def run(first: int, count: int) -> Summary:
+    share = -(-count // WORKERS)
+    ranges = [range(start, min(start + share, first + count)) for start in range(first, first + count, share)]
+    summary = Summary()
+    with ProcessPoolExecutor(WORKERS) as pool:
+        for part in pool.map(run_seeds, ranges):
+            summary.merge(part)
+    return summary
+
+
+def test_all_invariants_hold(record_line):
+    summary = run(1, SCHEDULES)
+    failed = [(REPLAY.format(seed=outcome.seed), outcome.failure) for outcome in summary.failures]
+    assert not failed
+    assert summary.schedules == SCHEDULES
+    counts = summary.counts
+    record_line(
+        f"simulator: {summary.schedules} schedules, {summary.calls} calls, {counts['crash']} crashes, "
+        f"{counts['leading']} terms, {counts['rewinds']} rewinds, no invariant broken"
+    )
+
+
+def test_schedules_go_through_what_they_are_there_for():
+    counts = run(1, 60).counts
+    for what in (
+        "crash",
+        "power cuts",
+        "pause",
+        "lost answer",
+        "fenced",
+        "rewinds",
+        "vacated",
+        "loads",
+        "prunes",
+    ):
+        assert counts[what] > 0, what
+
+
+TRACE = """
+import hashlib
+from syncd.lab.simulator.schedule import run_schedule
+state = hashlib.sha256()
+for seed in range(5):
+    run_schedule(seed, lambda line: state.update(line.encode()))
+print(state.hexdigest())
+"""
+
+
+def trace(hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", TRACE], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_seed_replays_in_another_process():
+    assert trace("1") == trace("2")
+
+
+def test_command_line_prints_a_table(capsys):
+    assert main(["--schedules", "3", "--seed", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert "schedules            3" in printed
+    assert "failed               0" in printed
+
+
+def test_command_line_traces(capsys):
+    main(["--schedules", "1", "--seed", "7", "--trace"])
+    assert "daemon0#1" in capsys.readouterr().out
+
+
+def test_command_line_tells_how_to_replay(capsys, monkeypatch):
+    monkeypatch.setattr(schedule, "unsettled", lambda *_: ["this never comes right"])
+    monkeypatch.setattr(schedule, "CALM", 1.0)
+    assert main(["--schedules", "60", "--seed", "7", "--first-failure"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED seed 7: I7 everything comes right: this never comes right" in printed
+    assert "replay: python -m syncd.lab.simulator --schedules 1 --seed 7 --trace" in printed
+    assert "schedules            25" in printed

@@ -1,0 +1,158 @@
+"""The simulator can fail: each known bug, put into production code, is caught by a bounded number of schedules."""
+
+import contextlib
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from syncd.daemon import plan as planning
+from syncd.daemon import retention, scan, service
+from syncd.daemon.act import Actor
+from syncd.daemon.snapshot import Snapshot, State
+from syncd.lab.simulator.disk import SimDisk
+from syncd.lab.simulator.schedule import run_schedule
+from syncd.protocol import candidate, version
+from syncd.protocol.manifest import encode_manifest
+from syncd.protocol.writer import StepWriter
+
+BOUND = 600
+
+
+def assert_caught(*invariants: str) -> None:
+    """Run schedules until one of these invariants fails; others may fail before."""
+    seen = Counter()
+    for seed in range(1, BOUND + 1):
+        failure = run_schedule(seed).failure
+        if failure is not None and failure[0].startswith(invariants):
+            return
+        seen[failure] += 1
+    pytest.fail(f"not caught in {BOUND} schedules, but {seen}")
+
+
+def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
+    def examine(disk, root, number):
+        step = original(disk, root, number)
+        if step is None or step.state is not State.FILLING:
+            return step
+        return replace(step, state=State.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
+
+    original = scan.examine_native
+    monkeypatch.setattr(scan, "examine_native", examine)
+    monkeypatch.setattr(service, "problems_of", lambda *_: [])
+    assert_caught("I1")
+
+
+def test_believing_the_marker_blindly(monkeypatch):
+    def plan(snapshot, policy):
+        step = snapshot.steps.get(snapshot.hint)
+        if step is not None and step.state is State.FILLING:
+            step = replace(step, state=State.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
+            snapshot = replace(snapshot, steps={**snapshot.steps, step.step: step})
+        return original(snapshot, policy)
+
+    original = planning.plan
+    monkeypatch.setattr(service, "plan", plan)
+    monkeypatch.setattr(service, "problems_of", lambda *_: [])
+    assert_caught("I1")
+
+
+def test_pruning_without_regard_to_leases(monkeypatch):
+    monkeypatch.setattr(Snapshot, "leases", property(lambda _: {}))
+    monkeypatch.setattr(Actor, "_claimed", lambda *_: None)
+    assert_caught("I3 a leased step stays")
+
+
+def test_pruning_the_previous_version(monkeypatch):
+    def decide(snapshot, policy):
+        if snapshot.version is not None:
+            snapshot = replace(snapshot, version=replace(snapshot.version, previous=None))
+        return original(snapshot, policy)
+
+    original = retention.decide
+    monkeypatch.setattr(planning, "decide", decide)
+    assert_caught("I3 the previous version stays")
+
+
+def test_pruning_what_the_trainer_writes_again(monkeypatch):
+    """A request to vacate that also means what is written in the place of the step it was made for."""
+    monkeypatch.setattr(retention, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
+    monkeypatch.setattr(planning, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
+    monkeypatch.setattr(Actor, "_changed", lambda *_: None)
+    assert_caught("I3", "I7")
+
+
+def test_acting_on_an_old_look(monkeypatch):
+    """Removing a step without looking once more what it is: it may have become a full checkpoint."""
+    monkeypatch.setattr(Actor, "_changed", lambda *_: None)
+    assert_caught("I3 a full checkpoint inside its policy stays", "I3 a step being written stays")
+
+
+def test_leading_without_fencing(monkeypatch):
+    monkeypatch.setattr(candidate, "fence_below", lambda *_: None)
+    assert_caught("I5 a deposed leader does nothing")
+
+
+def test_a_generation_that_does_not_grow_at_a_rewind(monkeypatch):
+    def publish(self, given):
+        with contextlib.suppress(Exception):
+            current = version.read_version(self._job)
+            given = replace(given, generation=current.generation if current else given.generation)
+        stamped = replace(given, term=self._term.token, published_at=0.0)
+        self._term.publish(self._job.version, version.encode_version(stamped))
+        return stamped
+
+    monkeypatch.setattr(Actor, "publish", publish)
+    assert_caught("I2")
+
+
+def test_writing_over_a_sealed_step(monkeypatch):
+    """A writer that takes the absence of a manifest from its host's cache."""
+
+    def begin(self):
+        self.job.disk.make_directory(f"{self.path}/actor")
+
+    monkeypatch.setattr(StepWriter, "begin", begin)
+    monkeypatch.setattr(StepWriter, "_write_manifest", write_anyway)
+    assert_caught("I1", "I4", "I7")
+
+
+def write_anyway(writer, manifest):
+    writer.job.disk.replace(f"{writer.path}/manifest.json", encode_manifest(manifest))
+
+
+def test_following_a_step_that_was_abandoned(monkeypatch):
+    """A trainer's marker that goes back is ignored."""
+
+    def against(newest, published, snapshot, policy):
+        return original(newest, published, snapshot, policy) if newest.step > published.step else None
+
+    original = planning._against
+    monkeypatch.setattr(planning, "_against", against)
+    assert_caught("I7 everything comes right")
+
+
+def test_names_that_are_not_synced(monkeypatch):
+    def sync_directory(self, path):
+        if "global_step_" not in path:
+            original(self, path)
+
+    original = SimDisk.sync_directory
+    monkeypatch.setattr(SimDisk, "sync_directory", sync_directory)
+    assert_caught("I1 a published step is complete")
+
+
+def test_content_that_is_not_synced(monkeypatch):
+    monkeypatch.setattr(SimDisk, "_write", unsynced)
+    assert_caught("I1 a published step is complete")
+
+
+def unsynced(self, path, data):
+    """Write as `SimDisk` does, but sync nothing of a step."""
+    made = []
+    self._change("create", path, lambda directory, name: made.append(self._tree.create(directory, name)))
+    for part in (data,) if isinstance(data, bytes) else data:
+        self._machine.step("write", path)
+        self._tree.write(made[0], made[0].data + part)
+    if "global_step_" not in path:
+        made[0].durable = made[0].data

@@ -1,0 +1,49 @@
+"""Starts ranks that run cases, waits for them, and reads what they found."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+PATH = [ROOT, os.path.dirname(HERE), f"{HERE}/installed"]
+
+
+def run_cases(directory, engine, models, world_size, *names, device="cpu"):
+    """Run cases on ranks in processes of their own; return what each rank found, by case.
+
+    Raises:
+        AssertionError: A rank failed; with what it said.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        _start([directory, engine, models, device, rank, world_size, port, *names])
+        for rank in range(world_size)
+    ]
+    try:
+        said = [rank.communicate(timeout=280)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(said)
+    found = {name: [_read(directory, name, rank) for rank in range(world_size)] for name in names}
+    return found | {"said": said}
+
+
+def _start(arguments):
+    return subprocess.Popen(
+        [sys.executable, f"{HERE}/programs/run_cases.py", *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(PATH)},
+    )
+
+
+def _read(directory, name, rank):
+    return torch.load(f"{directory}/{name}.{rank}.pt", weights_only=False)

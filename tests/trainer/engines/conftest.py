@@ -1,0 +1,61 @@
+"""What ranks found, once for all tests of engines: each launch imports verl anew, which takes long."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Return a directory of two small models: `untied` with a tokenizer, `tied` with weights in a .bin file."""
+    samples = pytest.importorskip("samples")
+    place = tmp_path_factory.mktemp("models")
+    samples.make_model(place / "untied", tied=False, tokenizer=True)
+    samples.make_model(place / "tied", tied=True, binary=True)
+    return place
+
+
+@pytest.fixture(scope="session")
+def launch(models):
+    """Return a function that runs cases on ranks."""
+    case_runs = pytest.importorskip("case_runs")
+
+    def run(place, engine, world_size, *names):
+        return case_runs.run_cases(place, engine, models, world_size, *names)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def two_ranks(launch, tmp_path_factory):
+    """Return what two ranks of an engine found, and the directory of their files."""
+    cases = {
+        "verl": ("contract", "same_gradients", "many_updates", "cut_off", "published", "platform", "no_ray")
+    }
+    found = {}
+
+    def of(engine):
+        if engine not in found:
+            place = tmp_path_factory.mktemp("two")
+            found[engine] = launch(place, engine, 2, *cases.get(engine, ("contract", "cut_off"))), place
+        return found[engine]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def one_rank(launch, two_ranks):
+    """Return what one rank of an engine found, in the directory of two ranks."""
+    verl = (
+        "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
+        "learns", "not_finite", "halves", "refused", "no_ray",
+    )  # fmt: skip
+    found = {}
+
+    def of(engine):
+        if engine not in found:
+            names = verl if engine == "verl" else ("other_ranks",)
+            found[engine] = launch(two_ranks(engine)[1], engine, 1, *names)
+        return found[engine]
+
+    return of

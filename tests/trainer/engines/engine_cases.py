@@ -1,0 +1,152 @@
+"""Cases that ranks run for tests of engines, and what each of them found. Imported by programs/run_cases.py only."""
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+import samples
+import torch
+
+from syncd.errors import SyncdError
+from trainer.engines.base import make_engine
+from trainer.ranks import Ranks
+
+
+@dataclass
+class Bench:
+    """Where a program runs: its directory, the engine's name, the directory of models, its device, and the ranks."""
+
+    directory: str
+    engine: str
+    models: str
+    device: str
+    ranks: Ranks
+
+    def engine_of(self, which="untied", /, **tables):
+        """Return a prepared engine for a model, with tables of the configuration."""
+        kind = self.device.split(":")[0]
+        tables["engine"] = {"name": self.engine, "device": kind} | tables.get("engine", {})
+        config = samples.configured(f"{self.models}/{which}", self.directory, **tables)
+        engine = make_engine(samples.context_of(config, self.ranks, self.device))
+        engine.prepare()
+        return engine
+
+    def place(self, name):
+        """Return a directory that all ranks share, made by the first."""
+        path = f"{self.directory}/{name}"
+        os.makedirs(path, exist_ok=True)
+        return path
+
+
+def weights_of(engine):
+    return {name: tensor.detach().clone() for name, tensor in engine.export()}
+
+
+def trained(engine, seeds):
+    return [engine.train_step(samples.batch_of(seed, weight=0.5, examples=seed % 2)) for seed in seeds]
+
+
+def contract(bench):
+    """Train, save, train on; and once more from what was saved."""
+    tables = {"data": {"sft_ratio": 0.1}}
+    engine = bench.engine_of(**tables)
+    found = {"fresh": engine.train_step_num, "start": weights_of(engine)}
+    found["metrics"] = trained(engine, (1, 2))
+    engine.save_training_state(bench.place("state"))
+    found["metrics"] += trained(engine, (3, 4))
+    found |= {"steps": engine.train_step_num, "end": weights_of(engine)}
+    engine.save_training_state(bench.place("straight"))
+    again = bench.engine_of(**tables)
+    again.load_training_state(bench.place("state"))
+    found["again"] = trained(again, (3, 4))
+    again.save_training_state(bench.place("resumed"))
+    found["end again"] = weights_of(again)
+    bench.ranks.gather(None)  # all files are there
+    found["files"] = {
+        name: equal(*(_content(f"{bench.place(place)}/{name}") for place in ("straight", "resumed")))
+        for name in os.listdir(bench.place("straight"))
+    }
+    found |= {"tied": sorted(engine.tied), "companions": dict(engine.companions())}
+    found["log_probs"] = engine.log_probs(samples.batch_of(9))
+    engine.shutdown()
+    return found
+
+
+def _content(path):
+    if path.endswith(".pt"):
+        return torch.load(path, weights_only=False)
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def equal(one, other):
+    """Say whether two things made of tensors, arrays and plain values are the same, bit for bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, torch.Tensor):
+        local, its = (getattr(tensor, "_local_tensor", tensor) for tensor in (one, other))
+        return local.dtype == its.dtype and torch.equal(local, its)
+    return bool((one == other).all()) if hasattr(one, "all") else one == other
+
+
+def other_ranks(bench):
+    """Meet a training state of two ranks, and one that is cut off; this is one rank."""
+    engine = bench.engine_of()
+    return refusal(lambda: engine.load_training_state(f"{bench.directory}/state"))
+
+
+def cut_off(bench):
+    """Load a state of which the last rank's part is cut off."""
+    engine = bench.engine_of()
+    place = bench.place("cut")
+    engine.save_training_state(place)
+    last = bench.ranks.world_size - 1
+    if bench.ranks.rank == last:
+        name = next(
+            name for name in os.listdir(place) if f"{last}" in name.removeprefix("model_world_size_2")
+        )
+        os.truncate(f"{place}/{name}", 2000)
+    bench.ranks.gather(None)
+    return refusal(lambda: engine.load_training_state(place))
+
+
+def refusal(call):
+    """Return what a call was refused with: kind, message, hint."""
+    try:
+        call()
+    except SyncdError as error:
+        return type(error).__name__, str(error), error.hint or ""
+    return None
+
+
+@contextlib.contextmanager
+def gradients(engine):
+    """Keep the whole gradients that the optimizer is given, by name."""
+    kept = {}
+    model = engine._learner.model
+
+    def keep(*_):
+        for name, parameter in model.module.named_parameters():
+            kept[name] = parameter.grad.full_tensor().clone()
+
+    handle = model.optimizer.register_step_pre_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def published(bench):
+    """Write a step in the dtype of the model and one in bf16; return the log-probs that they must give."""
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        bench.place(dtype)
+        tables = {"job": {"dir": f"{bench.directory}/{dtype}"}, "sync": {"dtype": dtype}}
+        engine = bench.engine_of("untied", **tables)
+        engine.train_step(samples.batch_of(1))
+        engine.save_checkpoint({}, block_until_saved=True, save_as_hf=True)
+        found[dtype] = f"{bench.directory}/{dtype}/global_step_1/actor", engine.log_probs(samples.batch_of(9))
+        engine.shutdown()
+    return found

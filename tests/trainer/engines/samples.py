@@ -1,0 +1,109 @@
+"""What tests of engines share: a job's configuration, small models, and batches with everything ragged."""
+
+import json
+import os
+import random
+
+from syncd.experience.model import Experience
+from syncd.protocol.layout import Job
+from trainer.config.model import JobConfig
+from trainer.experience.batch import Batch
+from trainer.experience.cursor import Origin
+from trainer.experience.sft import Example
+
+VOCAB = 61
+
+
+def configured(path, job_dir="/nowhere", /, **tables):
+    """Return a configuration in float32 on processors; tables as the file has them, `algorithm={...}`."""
+    optimizer = {"lr": 1e-2, "clip_grad": 1e6} | tables.get("algorithm", {}).get("optimizer", {})
+    base = {
+        "job": {"dir": str(job_dir), "seed": 7},
+        "model": {"path": str(path)},
+        "engine": {"device": "cpu", "compute_dtype": "float32", "micro_batch_size": 8},
+        "algorithm": {},
+        "data": {"groups": 3, "group_size": 4},
+    }
+    for name, table in tables.items():
+        base[name] = base.get(name, {}) | table
+    base["algorithm"] = base["algorithm"] | {"optimizer": optimizer}
+    return JobConfig.model_validate(base)
+
+
+def context_of(config, ranks, device="cpu"):
+    """Return what an engine is made of."""
+    import torch
+
+    from trainer.engines.base import EngineContext
+
+    return EngineContext(config, Job.at(config.job.dir), ranks, torch.device(device))
+
+
+def batch_of(seed, sizes=(4, 3, 3), examples=0, weight=1.0, reward=None):
+    """Return a batch: groups of these sizes, equal rewards in the last one, a tool's tokens in every third row."""
+    draw = random.Random(seed)
+    found, groups = [], []
+    for group, size in enumerate(sizes):
+        for member in range(size):
+            flat = 0.5 if group == len(sizes) - 1 else None
+            found.append(_experience(draw, group, member, flat if reward is None else reward))
+            groups.append(group)
+    count = len(found)
+    weights = tuple(weight if number % 2 else 1.0 for number in range(count))
+    origins = tuple(Origin("e", number, 0) for number in range(count))
+    return Batch(tuple(found), tuple(groups), weights, (0,) * count, origins, _examples(draw, examples))
+
+
+def _experience(draw, group, member, reward):
+    prompt, response = draw.randint(1, 5), draw.randint(2, 9)
+    mask = [True] * response
+    if member % 3 == 2:
+        mask[0] = mask[-1] = False
+    return Experience(
+        tokens=[draw.randrange(VOCAB) for _ in range(prompt + response)], prompt_length=prompt,
+        logprobs=[-4 + draw.random() for _ in range(response)], action_mask=mask,
+        reward=draw.random() if reward is None else reward, group=f"g{group}", task="t", rollout=member,
+        generation=1, step=0,
+    )  # fmt: skip
+
+
+def _examples(draw, count):
+    lengths = [(draw.randint(1, 4), draw.randint(1, 6)) for _ in range(count)]
+    return tuple(
+        Example([draw.randrange(VOCAB) for _ in range(prompt + response)], prompt)
+        for prompt, response in lengths
+    )
+
+
+def make_model(path, *, tied, binary=False, tokenizer=False):
+    """Make a model directory of a few thousand parameters, the same each time."""
+    import torch
+    import transformers
+
+    torch.manual_seed(3)
+    kind = "Qwen2" if tied else "Llama"
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied, max_position_embeddings=64,
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.save_pretrained(path)
+    if binary:
+        os.remove(f"{path}/model.safetensors")
+        torch.save(model.state_dict(), f"{path}/pytorch_model.bin")
+    if tokenizer:
+        _make_tokenizer(path)
+    return str(path)
+
+
+def _make_tokenizer(path):
+    words = {f"w{number}": number for number in range(VOCAB)}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
+    document = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None, "model": model,
+    }  # fmt: skip
+    with open(f"{path}/tokenizer.json", "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    with open(f"{path}/tokenizer_config.json", "w", encoding="utf-8") as file:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}, file)

@@ -1,0 +1,80 @@
+"""What the trainer asks of every engine: verl's on two ranks, and one that somebody else could have written."""
+
+import json
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("engine", ["tests.tiny", "verl"])]
+
+
+@pytest.fixture
+def ranks(two_ranks, engine):
+    return two_ranks(engine)[0]["contract"]
+
+
+def test_counts_its_steps(ranks, engine):
+    assert [(found["fresh"], found["steps"]) for found in ranks] == [(0, 4)] * 2
+
+
+def test_figures_are_finite_and_the_same_on_all_ranks_with_the_same_names_in_each_step(ranks, engine):
+    first, second = (found["metrics"] for found in ranks)
+    assert first == second
+    assert len({tuple(sorted(metrics)) for metrics in first}) == 1
+    assert all(
+        type(value) is float and math.isfinite(value) for metrics in first for value in metrics.values()
+    )
+    assert {"actor/pg_loss", "actor/grad_norm", "actor/lr", "reward/mean", "train/tokens"} <= first[0].keys()
+
+
+def test_steps_change_the_weights(ranks, engine):
+    start, end = ranks[0]["start"], ranks[0]["end"]
+    assert start.keys() == end.keys()
+    assert not any(torch.equal(start[name], end[name]) for name in start)
+
+
+def test_every_rank_exports_the_same_in_the_same_order(ranks, engine):
+    first, second = (found["end"] for found in ranks)
+    assert list(first) == list(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_tied_names_are_names_of_the_export(ranks, engine):
+    found = ranks[0]
+    assert set(found["tied"]) < set(found["end"])
+    assert found["tied"] == (["lm_head.weight"] if engine == "tests.tiny" else [])
+
+
+def test_goes_on_bit_for_bit_from_what_it_saved(ranks, engine):
+    for found in ranks:
+        assert found["again"] == found["metrics"][2:]
+        assert all(torch.equal(found["end"][name], found["end again"][name]) for name in found["end"])
+        assert set(found["files"].values()) == {True}
+        assert len(found["files"]) >= 2
+
+
+def test_another_number_of_ranks_is_refused_with_both_numbers(one_rank, engine):
+    ((kind, message, hint),) = one_rank(engine)["other_ranks"]
+    assert kind in ("ConfigError", "CorruptDataError")
+    assert "2 ranks" in message
+    assert "1" in message
+    assert "trainer export" in hint
+
+
+def test_state_that_is_cut_off_is_refused_on_all_ranks(two_ranks, engine):
+    refusals = two_ranks(engine)[0]["cut_off"]
+    assert [kind for kind, _, _ in refusals] == ["CorruptDataError"] * 2
+
+
+def test_log_probs_are_of_the_response_and_the_same_on_all_ranks(ranks, engine):
+    first, second = (found["log_probs"] for found in ranks)
+    assert [len(row) for row in first] == [7, 4, 6, 2, 2, 3, 4, 8, 8, 8]
+    assert all(row.dtype == torch.float32 and (row < 0).all() for row in first)
+    assert all(map(torch.equal, first, second))
+
+
+def test_companions_are_files(ranks, engine):
+    found = ranks[0]["companions"]
+    assert all(isinstance(content, bytes) for content in found.values())
+    assert json.loads(found["config.json"])["architectures"]

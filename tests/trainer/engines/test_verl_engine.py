@@ -1,0 +1,197 @@
+"""verl's engine computes what its formulas say, however rows are dealt, and says what it cannot do."""
+
+import json
+import math
+import os
+
+import pytest
+import samples
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def two(two_ranks):
+    return two_ranks("verl")[0]
+
+
+@pytest.fixture(scope="module")
+def one(one_rank):
+    return one_rank("verl")
+
+
+def same(found, expected, tolerance=1e-5):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= tolerance * gradient.norm(), name
+
+
+def test_gradients_are_those_of_the_formula(one):
+    (found,), (expected,) = one["same_gradients"], one["expected_gradients"]
+    assert set(expected) == {"token-mean", "entropy", "sft", "mixed"}
+    for name, gradients in expected.items():
+        same(found[name, "eight"][0], gradients)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("directory", [".", "huggingface"])
+def test_a_written_step_is_the_model_that_was_trained(two, dtype, tolerance, directory):
+    transformers = pytest.importorskip("transformers")
+    path, expected = two["published"][0][dtype]
+    place = os.path.join(path, directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    assert transformers.AutoTokenizer.from_pretrained(place).vocab_size
+    assert model.config.dtype == torch.float32
+    for row, wanted in zip(samples.batch_of(9).experiences, expected, strict=True):
+        tokens = torch.tensor([list(row.tokens)])
+        with torch.no_grad():
+            found = model(tokens).logits.log_softmax(-1)[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0]
+        torch.testing.assert_close(found[row.prompt_length - 1 :], wanted, rtol=0, atol=tolerance)
+
+
+def test_gradients_do_not_depend_on_ranks_and_micro_batches(one, two):
+    (alone,) = one["same_gradients"]
+    assert len(alone) == 21
+    for together in two["same_gradients"]:
+        for (name, budget), (gradients, _) in together.items():
+            same(gradients, alone[name, "eight"][0])
+            same(alone[name, budget][0], alone[name, "eight"][0])
+
+
+def test_figures_do_not_depend_on_ranks_and_micro_batches(one, two):
+    (alone,) = one["same_gradients"]
+    for together in two["same_gradients"]:
+        for (name, budget), (_, metrics) in together.items():
+            assert metrics == pytest.approx(alone[name, "eight"][1], rel=1e-4, abs=1e-6), (name, budget)
+
+
+def test_figures_are_of_the_batch(one):
+    metrics = one["same_gradients"][0]["mixed", "three"][1]
+    assert 0 <= metrics["reward/min"] < metrics["reward/mean"] < metrics["reward/max"] <= 1
+    assert 0.1 < metrics["rollout/logprob_diff_mean"] < metrics["rollout/logprob_diff_max"] < 2
+    assert metrics["actor/entropy"] == pytest.approx(math.log(61), rel=0.01)
+    assert metrics["sft/loss"] == pytest.approx(math.log(61), rel=0.1)
+    assert metrics["train/tokens"] < metrics["response/tokens"] + 30
+
+
+def test_several_updates_a_step_with_a_reference_and_a_schedule(one, two):
+    (alone,) = one["many_updates"]
+    for metrics in two["many_updates"]:
+        for step, its in zip(metrics, alone, strict=True):
+            assert step == pytest.approx(its, rel=0.02, abs=1e-4)
+    first, second = alone
+    assert 1e-6 < first["actor/kl_loss"] < 1
+    assert first["actor/ppo_kl"] > 0.1
+    assert first["actor/lr"] > second["actor/lr"] > 0
+
+
+def test_learns_examples_and_rewards(one):
+    (found,) = one["learns"]
+    assert found["examples"][-1] < 0.5 * found["examples"][0]
+    best = max(range(4), key=found["rewards"].__getitem__)
+    worst = min(range(4), key=found["rewards"].__getitem__)
+    assert found["gained"][best] > 0.5 > -0.5 > found["gained"][worst]
+
+
+@pytest.mark.parametrize("model", ["untied", "tied"])
+def test_log_probs_are_those_of_transformers_before_and_after_training(one, model):
+    (found,) = one["plain_log_probs"]
+    for when in ("fresh", "trained"):
+        ours, plain, dtype = found[model, when]
+        assert dtype == "torch.float32"
+        for row, its in zip(ours, plain, strict=True):
+            torch.testing.assert_close(row, its, rtol=0, atol=1e-5)
+    assert not torch.equal(found[model, "fresh"][0][0], found[model, "trained"][0][0])
+
+
+def test_exports_the_names_of_the_model_and_says_which_are_tied(one):
+    (found,) = one["plain_log_probs"]
+    for model, tied in (("untied", []), ("tied", ["lm_head.weight"])):
+        exported, names, repeated = found[model, "names"]
+        assert exported == names
+        assert repeated == tied
+
+
+def test_companions_are_config_and_tokenizer_where_there_is_one(one):
+    (found,) = one["plain_log_probs"]
+    assert set(found["untied", "files"]) == {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"
+    }  # fmt: skip
+    assert set(found["tied", "files"]) == {"config.json", "generation_config.json"}
+    assert found["tokenizer"] == [3, 9]
+    config = json.loads(found["tied", "files"]["config.json"])
+    assert config["dtype"] == config["torch_dtype"] == "float32"
+
+
+def test_every_algorithm_estimator_and_loss_takes_a_step(one):
+    (found,) = one["every_algorithm"]
+    assert len(found) >= 30
+    for way, metrics in found:
+        assert all(map(math.isfinite, metrics.values())), way
+        assert 1e-3 < metrics["actor/grad_norm"] < 100, way
+
+
+def test_update_of_what_is_not_finite_is_left_out_and_ten_in_a_row_end_the_run(one):
+    (found,) = one["not_finite"]
+    assert found["same"]
+    assert found["skipped"]["actor/updates_skipped"] == 1
+    assert math.isnan(found["skipped"]["actor/grad_norm"])
+    assert found["after"]["actor/updates_skipped"] == 0
+    assert found["after"]["actor/lr"] == found["skipped"]["actor/lr"]
+    assert found["refused"][:9] == [None] * 9
+    kind, message, hint = found["refused"][9]
+    assert (kind, "not finite" in message, "lr" in hint) == ("CorruptDataError", True, True)
+
+
+def test_computes_in_bfloat16_and_keeps_float32(one):
+    ((metrics, dtypes),) = one["halves"]
+    assert all(map(math.isfinite, metrics.values()))
+    assert dtypes == {"torch.float32"}
+
+
+REFUSALS = {
+    "fsdp on processors": ("fsdp does not run on processors", "fsdp2"),
+    "strategy": ("no strategy 'fsdp3'", "fsdp"),
+    "algorithm": ("no algorithm is called 'grop'", "did you mean grpo"),
+    "critic": ("gae needs values", "one of gdpo, gpg, grpo,"),
+    "baseline": ("remax needs reward_baselines", "rloo"),
+    "estimator": ("'grpoo'", "did you mean grpo"),
+    "loss": ("'vanila'", "did you mean vanilla"),
+    "mean of a micro-batch": ("depend on how rows are dealt", "gspo"),
+    "dro": ("dro needs a penalty", "dro_beta"),
+    "aggregation": ("cannot aggregate losses by 'mean'", "token-mean"),
+    "kl": ("no KL estimator 'k9'", "low_var_kl"),
+    "engine option": ("verl has no engine.options.forward_prefetsh", "did you mean forward_prefetch"),
+    "engine option elsewhere": ("engine.options.param_offload is not set here", "engine.offload_params"),
+    "actor option": ("verl has no algorithm.options.clip_ratio_d", "did you mean clip_ratio_"),
+    "loss option": ("verl has no algorithm.options.policy_loss.dro", "dro_beta"),
+    "cosine": ("a cosine schedule needs an end", "trainer.total_steps"),
+    "no directory": ("not a model directory: No such file or directory: /nowhere/model", "hf download"),
+    "attention": ('the model cannot be built: Specified `attn_implementation="none"`', ""),
+    "tokens": ("use_dynamic_bsz needs a bound", "max_token_len_per_gpu"),
+    "vocabulary": ("token 61 in a batch for a model of 61 tokens", "tokenizer"),
+    "empty": ("a batch with nothing to learn from", ""),
+    "long row": ("a row of 12 tokens where 5 are one micro-batch", "max_token_len_per_gpu"),
+    "alone": ("grpo_passk cannot take this batch", "data.group_size"),
+}
+
+
+def test_says_what_it_cannot_do_and_what_to_write_instead(one):
+    (found,) = one["refused"]
+    assert found.keys() == REFUSALS.keys()
+    for name, (message, hint) in REFUSALS.items():
+        kind, said, advice = found[name]
+        assert kind in ("ConfigError", "CorruptDataError", "UsageError"), name
+        assert message in said, name
+        assert hint in advice, name
+
+
+def test_ray_never_runs(one, two):
+    assert one["no_ray"] == [(False, [])]
+    assert two["no_ray"] == [(False, [])] * 2
+
+
+def test_processors_are_a_platform_of_verl_and_nothing_is_said(one, two):
+    assert two["platform"] == ['["cpu", "gloo"]'] * 2
+    assert not any("WARN" in said or "Warning" in said for said in two["said"])

@@ -1,0 +1,155 @@
+"""What of verl's engine needs no verl: rows and who takes them, figures over ranks, names, companions."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+
+import samples  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
+from trainer.config.algorithms import ALGORITHMS  # noqa: E402
+from trainer.config.model import AlgorithmSection  # noqa: E402
+from trainer.engines.verl import rows  # noqa: E402
+from trainer.engines.verl.checks import read_model_config, resolve, schedule_steps  # noqa: E402
+from trainer.engines.verl.companions import companions  # noqa: E402
+from trainer.engines.verl.figures import Figures  # noqa: E402
+from trainer.engines.verl.step import prepare  # noqa: E402
+
+
+def row_of(length, learnt=True):
+    mask = torch.full((length - 1,), int(learnt))
+    return rows.Row(torch.arange(length), 1, mask)
+
+
+lengths = st.lists(st.integers(2, 30), min_size=1, max_size=40)
+
+
+@given(lengths, st.integers(1, 5), st.integers(1, 9))
+def test_ranks_take_each_row_once_and_as_many_as_each_other(sizes, ranks, most):
+    found = [row_of(size) for size in sizes]
+    shares = [rows.deal(found, range(len(found)), rank, ranks) for rank in range(ranks)]
+    assert sorted(slot for share in shares for slot in share if slot is not None) == list(range(len(found)))
+    assert len({len(share) for share in shares}) == 1
+    for share in shares:
+        filled, size = rows.fill(share, most)
+        assert filled[: len(share)] == share
+        assert 1 <= size <= most
+        assert len(filled) % size == 0
+        assert len(filled) - len(share) < -(-len(share) // most)  # at most one row of padding a micro-batch
+
+
+@given(lengths)
+def test_ranks_have_about_as_many_tokens(sizes):
+    found = [row_of(size) for size in sizes]
+    tokens = [
+        sum(sizes[slot] for slot in rows.deal(found, range(len(found)), rank, 2) if slot is not None)
+        for rank in range(2)
+    ]
+    assert abs(tokens[0] - tokens[1]) <= max(sizes)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 5))
+def test_updates_of_a_pass_have_every_row_once_and_are_never_empty(rollouts, examples, parts):
+    found = rows.split([row_of(5)] * rollouts, [row_of(5)] * examples, parts)
+    assert [number for part in found for number in part.rollouts] == list(range(rollouts))
+    assert [number for part in found for number in part.examples] == list(range(examples))
+    assert all(part.rollouts or part.examples for part in found)
+    assert len(found) == min(parts, max(rollouts, examples))
+
+
+def test_part_in_which_nothing_was_chosen_is_no_update():
+    found = rows.split([row_of(5, learnt=False), row_of(5, learnt=False), row_of(5), row_of(5)], [], 2)
+    assert found == [rows.Part([2, 3], [])]
+
+
+def test_response_is_what_positions_before_its_tokens_say():
+    row = rows.Row(torch.arange(6), 2, torch.ones(4))
+    assert row.response(torch.arange(10, 16)).tolist() == [11, 12, 13, 14]
+
+
+def test_tokens_that_the_model_does_not_have_are_refused():
+    rows.check_vocabulary([row_of(5)], 5)
+    with pytest.raises(CorruptDataError, match="token 4 in a batch for a model of 4 tokens"):
+        rows.check_vocabulary([row_of(5)], 4)
+
+
+def test_rows_of_a_batch_are_its_samples():
+    step = prepare(resolve(AlgorithmSection()), samples.batch_of(1, examples=2), mixed=False)
+    assert (len(step.rollouts), len(step.examples), len(step.rows)) == (10, 2, 12)
+    assert step.rollouts[2].mask.tolist() == [int(x) for x in samples.batch_of(1).experiences[2].action_mask]
+    assert step.horizon == max(len(row.mask) for row in step.rollouts)
+    assert all(row.mask.all() for row in step.examples)
+    with pytest.raises(UsageError, match="nothing to learn"):
+        prepare(AlgorithmSection(name="sft"), samples.batch_of(1), mixed=False)
+
+
+class Pair:
+    """Two ranks of which the other one has found something else."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self, other):
+        self.other = other
+
+    def gather(self, value):
+        return [value, self.other]
+
+
+def test_figures_of_all_ranks_are_weighted():
+    one, other = Figures(sums={"unseen": 0.0}), Figures(tops={"unseen top": 0.0})
+    one.add("sum", 1.0)
+    other.add("sum", 2.0)
+    one.mean("mean", 1.0, 30)
+    other.mean("mean", 3.0, 10)
+    other.mean("mean", 0.0, 0)
+    one.top("top", -2.0)
+    other.top("top", -1.0)
+    assert one.over(Pair(other)) == {"unseen": 0, "sum": 3, "mean": 1.5, "top": -1, "unseen top": 0}
+
+
+def test_name_stands_for_what_the_file_does_not_say():
+    found = resolve(AlgorithmSection(name="gspo"))
+    assert (found.advantage, found.loss) == ("grpo", "gspo")
+    own = resolve(AlgorithmSection(name="gspo", loss="cispo"))
+    assert (own.advantage, own.loss) == ("grpo", "cispo")
+    assert all(resolve(AlgorithmSection(name=name)).advantage for name in ALGORITHMS if name != "sft")
+
+
+def test_schedule_counts_updates():
+    def steps(**algorithm):
+        return schedule_steps(samples.configured("m", algorithm=algorithm, trainer={"total_steps": 10}))
+
+    assert steps() == -1
+    assert steps(epochs=2, mini_batches=3, optimizer={"schedule": "cosine"}) == 60
+    assert steps(epochs=2, optimizer={"schedule": "cosine", "schedule_steps": 7}) == 7
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"architectures": ["A", "B"]}'])
+def test_directory_without_a_config_of_one_model_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        read_model_config(str(tmp_path))
+    assert refused.value.hint
+
+
+def test_companions_are_all_but_weights_and_code_only_where_it_may_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["A"], "torch_dtype": "float32", "own": 1}')
+    for name in (
+        "tokenizer.model",
+        "merges.txt",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "README.md",
+        "model.py",
+    ):
+        (tmp_path / name).write_text(name)
+    found = companions(str(tmp_path), "bfloat16", code=False)
+    assert set(found) == {"config.json", "tokenizer.model", "merges.txt"}
+    assert json.loads(found["config.json"]) == {
+        "architectures": ["A"], "torch_dtype": "bfloat16", "dtype": "bfloat16", "own": 1
+    }  # fmt: skip
+    assert "model.py" in companions(str(tmp_path), "bfloat16", code=True)

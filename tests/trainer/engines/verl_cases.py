@@ -1,0 +1,296 @@
+"""Cases of verl's engine: gradients however rows are dealt, and what it refuses."""
+
+import json
+import os
+
+import samples
+import torch
+import transformers
+from engine_cases import gradients, refusal, weights_of
+from safetensors.torch import save_file
+
+from trainer.config.algorithms import ALGORITHMS
+from trainer.config.model import AlgorithmSection
+from trainer.engines.verl.checks import resolve
+
+STILL = {"optimizer": {"lr": 1e-30}}
+"""Updates that change no weight, so that one engine shows many of them."""
+
+GRADIENTS = {
+    "token-mean": {},
+    "sequences": {"loss_agg_mode": "seq-mean-token-mean"},
+    "normed": {"loss_agg_mode": "seq-mean-token-sum-norm", "norm_advantage": False},
+    "entropy": {"entropy_coeff": 0.1, "temperature": 0.7},
+    "gspo": {"name": "gspo"},
+    "sft": {"name": "sft"},
+    "mixed": {},
+}
+BUDGETS = {"eight": (8, None), "three": (3, None), "tokens": (8, 24)}
+
+
+def same_gradients(bench):
+    """Return gradients and figures of one step for each way to divide the rows."""
+    engine, found = bench.engine_of(algorithm=STILL), {}
+    for name, algorithm in GRADIENTS.items():
+        learn(engine, algorithm)
+        for budget, (rows, tokens) in BUDGETS.items():
+            settings = engine._learner.model.engine_config
+            settings.micro_batch_size_per_gpu, settings.infer_micro_batch_size_per_gpu = rows, rows - 1
+            settings.use_dynamic_bsz, settings.max_token_len_per_gpu = tokens is not None, tokens
+            batch = samples.batch_of(5, weight=0.5, examples=5 if name in ("sft", "mixed") else 0)
+            with gradients(engine) as kept:
+                metrics = engine.train_step(batch)
+            found[name, budget] = kept, metrics
+    return found
+
+
+def learn(engine, algorithm):
+    """Make a built engine learn something else; nothing of its model depends on it."""
+    learner = engine._learner
+    section = AlgorithmSection.model_validate(algorithm | STILL)
+    learner._algorithm = learner._updates._algorithm = resolve(section)
+
+
+def expected_gradients(bench):
+    """Return the same by transformers alone, with the formulas written out."""
+    plain, mixed = samples.batch_of(5, weight=0.5), samples.batch_of(5, weight=0.5, examples=5)
+    return {
+        "token-mean": _expected(bench, lambda model: _grpo(model, plain)),
+        "entropy": _expected(bench, lambda model: _grpo(model, plain, 0.7, 0.1)),
+        "sft": _expected(bench, lambda model: _sft(model, mixed.examples)),
+        "mixed": _expected(bench, lambda model: _grpo(model, mixed) + _sft(model, mixed.examples)),
+    }
+
+
+def _expected(bench, loss):
+    model = transformers.AutoModelForCausalLM.from_pretrained(f"{bench.models}/untied", dtype=torch.float32)
+    loss(model).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def _distribution(model, tokens, prompt, temperature=1.0):
+    logits = model(torch.tensor([list(tokens)])).logits[0, prompt - 1 : -1] / temperature
+    return torch.log_softmax(logits, -1)
+
+
+def _chosen(distribution, tokens, prompt):
+    return distribution.gather(1, torch.tensor(list(tokens[prompt:]))[:, None])[:, 0]
+
+
+def _grpo(model, batch, temperature=1.0, entropy=0.0):
+    total, tokens = 0, sum(sum(row.action_mask) for row in batch.experiences)
+    for row, group, weight in zip(batch.experiences, batch.groups, batch.weights, strict=True):
+        rewards = torch.tensor(
+            [one.reward for one, its in zip(batch.experiences, batch.groups, strict=True) if its == group]
+        )
+        advantage = weight * (row.reward - rewards.mean()) / (rewards.std() + 1e-6)
+        distribution = _distribution(model, row.tokens, row.prompt_length, temperature)
+        chosen = _chosen(distribution, row.tokens, row.prompt_length)
+        ratio = (chosen - chosen.detach()).exp()
+        disorder = -(distribution.exp() * distribution).sum(-1)
+        mask = torch.tensor(list(row.action_mask))
+        total = total - ((advantage * ratio + entropy * disorder) * mask).sum() / tokens
+    return total
+
+
+def _sft(model, examples):
+    parts = [
+        _chosen(_distribution(model, one.tokens, one.prompt_length), one.tokens, one.prompt_length)
+        for one in examples
+    ]
+    return -torch.cat(parts).mean()
+
+
+def plain_log_probs(bench):
+    """Return log-probs by transformers alone: before training, and of a step as explorers load it after it."""
+    batch = samples.batch_of(9)
+    found = {}
+    for model in ("untied", "tied"):
+        engine = bench.engine_of(model, sync={"dtype": "float32"})
+        found[model, "fresh"] = _both(engine, f"{bench.models}/{model}", batch)
+        engine.train_step(samples.batch_of(1))
+        found[model, "trained"] = _both(engine, _written(bench, engine, model), batch)
+        names = {name for name, _ in engine.export()}
+        found[model, "names"] = (names, set(engine._learner.model.module.state_dict()), sorted(engine.tied))
+        found[model, "files"] = {name: bytes(content) for name, content in engine.companions().items()}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(f"{bench.directory}/untied")
+    return found | {"tokenizer": tokenizer("w3 w9")["input_ids"]}
+
+
+def _both(engine, path, batch):
+    model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    with torch.no_grad():
+        plain = [
+            _chosen(_distribution(model, row.tokens, row.prompt_length), row.tokens, row.prompt_length)
+            for row in batch.experiences
+        ]
+    return engine.log_probs(batch), plain, str(model.dtype)
+
+
+def _written(bench, engine, name):
+    path = bench.place(name)
+    tensors = {key: value.contiguous() for key, value in weights_of(engine).items() if key not in engine.tied}
+    save_file(tensors, f"{path}/model.safetensors", {"format": "pt"})
+    for file_name, content in engine.companions().items():
+        with open(f"{path}/{file_name}", "wb") as file:
+            file.write(content)
+    return path
+
+
+def many_updates(bench):
+    """Return figures of steps of several updates each, with rollouts' log-probs, a KL loss and a schedule."""
+    engine = bench.engine_of(
+        algorithm={
+            "old_logprobs": "rollout", "kl_coef": 0.1, "mini_batches": 3, "epochs": 2,
+            "optimizer": {"schedule": "cosine", "warmup_steps": 2, "lr": 1e-3},
+        },
+        trainer={"total_steps": 4},
+    )  # fmt: skip
+    return [engine.train_step(samples.batch_of(seed)) for seed in (1, 2)]
+
+
+def learns(bench):
+    """Return the loss of examples over steps, and the figures of rollouts over steps on one batch."""
+    sft = bench.engine_of(algorithm={"name": "sft", "optimizer": {"lr": 5e-2}})
+    batch = samples.batch_of(3, sizes=(), examples=6)
+    examples = [sft.train_step(batch)["sft/loss"] for _ in range(8)]
+    policy = bench.engine_of("tied", algorithm={"optimizer": {"lr": 3e-3}})
+    rollouts = samples.batch_of(4, sizes=(4, 2))
+    before = policy.log_probs(rollouts)
+    for _ in range(5):
+        policy.train_step(rollouts)
+    gained = [float((b - a).sum()) for a, b in zip(before, policy.log_probs(rollouts), strict=True)]
+    return {"examples": examples, "gained": gained, "rewards": [row.reward for row in rollouts.experiences]}
+
+
+def not_finite(bench):
+    """Train on rewards that no difference can be taken of, until it is refused."""
+    engine = bench.engine_of(algorithm={"optimizer": {"schedule": "cosine", "schedule_steps": 50}})
+    before, huge = weights_of(engine), samples.batch_of(1, reward=3e38)
+    metrics = engine.train_step(huge)
+    same = all(torch.equal(before[name], tensor) for name, tensor in weights_of(engine).items())
+    after = engine.train_step(samples.batch_of(1))
+    refused = [refusal(lambda: engine.train_step(huge)) for _ in range(10)]
+    return {"skipped": metrics, "same": same, "after": after, "refused": refused}
+
+
+LOSSES = (
+    "bypass_mode",
+    "vanilla",
+    "dppo_tv",
+    "dppo_kl",
+    "gspo",
+    "sapo",
+    "gpg",
+    "clip_cov",
+    "kl_cov",
+    "cispo",
+    "dro",
+)
+
+
+def every_algorithm(bench):
+    """Return the figures of one step of each algorithm, estimator and loss."""
+    from trainer.engines.verl.advantages import usable
+
+    ways = [{"name": name} for name, pair in ALGORITHMS.items() if pair.loss]
+    ways += [{"advantage": name} for name in usable()]
+    ways += [{"loss": name, "options": {"policy_loss": {"dro_beta": 0.1}}} for name in LOSSES]
+    engine, found = bench.engine_of(algorithm=STILL), []
+    for way in ways:
+        learn(engine, way)
+        found.append((way, engine.train_step(samples.batch_of(2))))
+    return found
+
+
+def halves(bench):
+    """Train in bfloat16."""
+    engine = bench.engine_of(engine={"compute_dtype": "bfloat16"}, model={"gradient_checkpointing": True})
+    return engine.train_step(samples.batch_of(1)), {str(tensor.dtype) for _, tensor in engine.export()}
+
+
+REFUSED = {
+    "fsdp on processors": {"engine": {"strategy": "fsdp"}},
+    "strategy": {"engine": {"strategy": "fsdp3"}},
+    "algorithm": {"algorithm": {"name": "grop"}},
+    "critic": {"algorithm": {"advantage": "gae"}},
+    "baseline": {"algorithm": {"advantage": "remax"}},
+    "estimator": {"algorithm": {"advantage": "grpoo"}},
+    "loss": {"algorithm": {"loss": "vanila"}},
+    "mean of a micro-batch": {"algorithm": {"loss": "geo_mean"}},
+    "dro": {"algorithm": {"loss": "dro"}},
+    "aggregation": {"algorithm": {"loss_agg_mode": "mean"}},
+    "kl": {"algorithm": {"kl_type": "k9"}},
+    "engine option": {"engine": {"options": {"forward_prefetsh": True}}},
+    "engine option elsewhere": {"engine": {"options": {"param_offload": True}}},
+    "actor option": {"algorithm": {"options": {"clip_ratio_d": 3.0}}},
+    "loss option": {"algorithm": {"options": {"policy_loss": {"dro": 3.0}}}},
+    "cosine": {"algorithm": {"optimizer": {"schedule": "cosine"}}},
+    "no directory": {"model": {"path": "/nowhere/model"}},
+    "attention": {"model": {"attn_implementation": "none"}},
+    "tokens": {"engine": {"options": {"use_dynamic_bsz": True}}},
+}
+
+
+def refused(bench):
+    """Return what each configuration, and each batch, is refused with."""
+    found = {
+        name: refusal(lambda tables=tables: bench.engine_of(**tables)) for name, tables in REFUSED.items()
+    }
+    engine = bench.engine_of()
+    rows = samples.batch_of(1)
+    object.__setattr__(rows.experiences[0], "tokens", [samples.VOCAB] * len(rows.experiences[0].tokens))
+    found["vocabulary"] = refusal(lambda: engine.train_step(rows))
+    found["empty"] = refusal(lambda: engine.train_step(samples.batch_of(1, sizes=())))
+    tight = bench.engine_of(engine={"options": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 5}})
+    found["long row"] = refusal(lambda: tight.train_step(samples.batch_of(1)))
+    alone = bench.engine_of(algorithm={"advantage": "grpo_passk"})
+    found["alone"] = refusal(lambda: alone.train_step(samples.batch_of(1, sizes=(1, 1))))
+    return found
+
+
+def no_ray(bench):
+    """Say whether Ray runs, and name all processes below this one."""
+    import ray
+
+    return ray.is_initialized(), _below(os.getpid())
+
+
+def _below(pid):
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat", encoding="utf-8") as file:
+                name, rest = file.read().rsplit(")", 1)
+        except OSError:
+            continue
+        if int(rest.split()[1]) == pid:
+            found += [name.split("(", 1)[1], *_below(int(entry))]
+    return found
+
+
+def platform(bench):
+    """Say what verl takes for its device."""
+    from verl.utils.device import get_device_name, get_nccl_backend
+
+    return json.dumps([get_device_name(), get_nccl_backend()])
+
+
+def on_gpus(bench):
+    """Return first and last figures of steps by each strategy, in bfloat16, with all that is kept elsewhere."""
+    found = {}
+    for strategy in ("fsdp2", "fsdp"):
+        for offload in (False, True):
+            engine = bench.engine_of(
+                engine={
+                    "strategy": strategy,
+                    "compute_dtype": "bfloat16",
+                    "offload_params": offload,
+                    "offload_optimizer": offload,
+                },
+                algorithm={"kl_coef": 0.01},
+            )
+            metrics = [engine.train_step(samples.batch_of(3, examples=6)) for _ in range(8)]
+            found[strategy, offload] = metrics[0], metrics[-1]
+            assert len(weights_of(engine)) == 21
+    return found

@@ -1,0 +1,151 @@
+"""The arithmetic task: its problems, its reward, its demonstrations, its model and tokenizer, and rollouts."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ARITHMETIC = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "arithmetic")
+sys.path.insert(0, ARITHMETIC)
+
+from problems import LIMIT, MAX_RESPONSE, Problem, make_sft_data, problems, reward, tasks  # noqa: E402
+from rollouts import mean_reward, roll_out  # noqa: E402
+from tiny_model import END, PAD, UNKNOWN, make_model  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a directory in which make.py has run, as a process."""
+    directory = tmp_path_factory.mktemp("made")
+    command = [sys.executable, f"{ARITHMETIC}/make.py", str(directory), "--seed", "5", "--examples", "50"]
+    subprocess.run(command, check=True, timeout=120)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(made):
+    return AutoTokenizer.from_pretrained(made / "model")
+
+
+@pytest.fixture(scope="module")
+def model(made):
+    return AutoModelForCausalLM.from_pretrained(made / "model").eval()
+
+
+def test_splits_share_no_problem_and_lose_none():
+    train, test = problems("train"), problems("test")
+    assert not set(train) & set(test)
+    assert len(train) + len(test) == LIMIT**2
+    assert LIMIT**2 / 20 < len(test) < LIMIT**2 / 5
+
+
+def test_tasks_follow_from_seed_and_split():
+    first, again, other = (list(islice(tasks(seed, "train"), 50)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {problem.split for problem in first} == {"train"}
+    assert {problem.split for problem in islice(tasks(1, "test"), 50)} == {"test"}
+
+
+@pytest.mark.parametrize(
+    ("response", "score"), [("25", 1.0), ("24", 0.0), ("", 0.0), ("025", 0.0), ("25 ", 0.0), ("٢٥", 0.0)]
+)
+def test_reward_is_for_the_exact_answer(response, score):
+    assert reward("7+18=", response) == score
+
+
+def test_reward_refuses_what_is_no_prompt():
+    with pytest.raises(ValueError, match="not a prompt"):
+        reward("7*18=", "126")
+
+
+def test_demonstrations_are_as_sloppy_as_they_should_be(tmp_path):
+    make_sft_data(tmp_path / "sloppy", 3, 2000)
+    make_sft_data(tmp_path / "right", 3, 100, sloppiness=0.0)
+    rows = [json.loads(line) for line in (tmp_path / "sloppy").read_text().splitlines()]
+    scores = [reward(row["prompt"], row["response"]) for row in rows]
+    assert 0.55 < sum(scores) / len(scores) < 0.65
+    assert {_problem(row["prompt"]).split for row in rows} == {"train"}
+    right = [json.loads(line) for line in (tmp_path / "right").read_text().splitlines()]
+    assert all(reward(row["prompt"], row["response"]) == 1.0 for row in right)
+
+
+def _problem(prompt):
+    left, right = prompt.rstrip("=").split("+")
+    return Problem(int(left), int(right))
+
+
+def test_make_writes_model_tokenizer_and_demonstrations(made, model):
+    assert len((made / "sft.jsonl").read_text().splitlines()) == 50
+    assert 200_000 < sum(parameter.numel() for parameter in model.parameters()) < 500_000
+    assert model.dtype == torch.float32
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_a_seed_makes_the_same_files_and_another_one_others(made, tmp_path):
+    for seed in (5, 6):
+        make_model(tmp_path / str(seed), seed)
+        make_sft_data(tmp_path / str(seed) / "sft.jsonl", seed, 50)
+    for ours, theirs in (("model.safetensors", "model/model.safetensors"), ("sft.jsonl", "sft.jsonl")):
+        assert (tmp_path / "5" / ours).read_bytes() == (made / theirs).read_bytes()
+        assert (tmp_path / "6" / ours).read_bytes() != (made / theirs).read_bytes()
+
+
+def test_tokenizer_is_one_token_a_character_both_ways(tokenizer):
+    tokens = tokenizer("17+25=")["input_ids"]
+    assert len(tokens) == 6
+    assert tokenizer.decode(tokens) == "17+25="
+    assert tokenizer("1?")["input_ids"] == [tokens[0], tokenizer.convert_tokens_to_ids(UNKNOWN)]
+    assert (tokenizer.pad_token, tokenizer.eos_token) == (PAD, END)
+    padded = tokenizer(["1+2=", "17+25="], padding=True)
+    assert padded["attention_mask"] == [[0, 0, 1, 1, 1, 1], [1] * 6]
+
+
+def test_log_probs_of_rollouts_are_those_of_a_pass_over_each_alone(model, tokenizer):
+    torch.manual_seed(0)
+    rollouts = roll_out(model, tokenizer, [Problem(3, 4), Problem(13, 4), Problem(13, 14)] * 8)
+    for rollout in rollouts:
+        tokens = torch.tensor([rollout.prompt + rollout.response])
+        with torch.inference_mode():
+            logprobs = model(input_ids=tokens).logits[0, :-1].log_softmax(-1)
+        expected = logprobs.gather(-1, tokens[0, 1:, None])[len(rollout.prompt) - 1 :, 0]
+        assert torch.allclose(torch.tensor(rollout.logprobs), expected, atol=1e-5, rtol=0)
+    # An untrained model ends some early and others not at all.
+    assert {len(rollout.response) for rollout in rollouts} > {MAX_RESPONSE}
+
+
+def test_rollouts_stop_at_the_end_and_draw_anew_each_time(model, tokenizer):
+    torch.manual_seed(1)
+    rollouts = roll_out(model, tokenizer, [Problem(3, 4)] * 64)
+    for rollout in rollouts:
+        assert tokenizer.eos_token_id not in rollout.response[:-1]
+        assert 1 <= len(rollout.response) <= MAX_RESPONSE
+        assert rollout.text == tokenizer.decode(rollout.response).removesuffix(END)
+    assert len({rollout.text for rollout in rollouts}) > 10
+    greedy = roll_out(model, tokenizer, [Problem(3, 4)] * 4, greedy=True)
+    assert len({rollout.text for rollout in greedy}) == 1
+
+
+class _Knows:
+    """Stands in for a model that has learnt the task: gives each problem the tokens of its answer."""
+
+    def __init__(self, model, tokenizer, answers):
+        self.config, self._rows = model.config, [tokenizer(f"{text}{END}")["input_ids"] for text in answers]
+        self._vocabulary = len(tokenizer)
+
+    def generate(self, *, input_ids, **_):
+        width = max(map(len, self._rows))
+        rows = torch.tensor([row + [0] * (width - len(row)) for row in self._rows])
+        logits = tuple(torch.zeros(len(rows), self._vocabulary) for _ in range(width))
+        return type("Made", (), {"sequences": torch.cat((input_ids, rows), 1), "logits": logits})
+
+
+def test_rewards_are_those_of_the_answers(model, tokenizer):
+    knows = _Knows(model, tokenizer, ["7", "16", "17"])
+    rollouts = roll_out(knows, tokenizer, [Problem(3, 4), Problem(13, 4), Problem(13, 4)])
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0, 1.0]
+    assert mean_reward(rollouts) == pytest.approx(2 / 3)

@@ -1,0 +1,135 @@
+"""Full checkpoints: their order, what a kill at each point leaves, and where a run goes on."""
+
+import os
+
+import pytest
+from jobs import write_step
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job
+from trainer.checkpoints import clear_training, complete, full_checkpoints, has_huggingface, read_state
+from trainer.resume import FRESH, find_state
+from trainer.state import TrainerState
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Mortal(LocalDisk):
+    """A disk whose process is killed before its nth replacement of a file."""
+
+    def __init__(self, lives):
+        self.lives = lives
+
+    def replace(self, path, data, *, via=None):
+        if self.lives == 0:
+            raise Killed(path)
+        self.lives -= 1
+        super().replace(path, data, via=via)
+
+
+def state_at(step):
+    return TrainerState(step, generation=1, world_size=1, sampler={"kind": "fifo"})
+
+
+def save(job, step, *, as_hf=False, disk=None):
+    write_step(job, step)
+    clear_training(job, step)
+    complete(disk or job, step, state_at(step).document(), as_hf=as_hf)
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job.at(tmp_path)
+
+
+def test_a_checkpoint_is_what_a_run_goes_on_from(job):
+    save(job, 2)
+    save(job, 4)
+    assert full_checkpoints(job) == [2, 4]
+    assert find_state(job) == state_at(4) == read_state(job, 4)
+
+
+def test_an_empty_job_starts_afresh(job):
+    assert find_state(job) == FRESH
+    write_step(job, 3)
+    assert find_state(job) == FRESH, "a sync step is no checkpoint"
+
+
+@pytest.mark.parametrize("lives", range(5))
+def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_counts(job, lives):
+    save(job, 2)
+    mortal = Job(job.root, job.state, Mortal(lives))
+    write_step(job, 4)
+    clear_training(job, 4)
+    killed = False
+    try:
+        complete(mortal, 4, state_at(4).document(), as_hf=True)
+    except Killed:
+        killed = True
+    assert killed is (lives < 4)
+    # The tracker is the third of the four files: before it, the run goes on from step 2.
+    assert find_state(job).step == (4 if lives >= 3 else 2)
+    complete(job, 4, state_at(4).document(), as_hf=True)
+    assert find_state(job) == state_at(4)
+    assert has_huggingface(job, 4)
+
+
+def test_a_huggingface_directory_stands_for_itself(job):
+    save(job, 2, as_hf=True)
+    actor = f"{job.step(2)}/actor"
+    names = {entry.name for entry in os.scandir(f"{actor}/huggingface")}
+    assert names == {"model-00001-of-00001.safetensors"}
+    with open(f"{actor}/huggingface/model-00001-of-00001.safetensors", "rb") as linked:
+        content = linked.read()
+    os.unlink(f"{actor}/model-00001-of-00001.safetensors")
+    with open(f"{actor}/huggingface/model-00001-of-00001.safetensors", "rb") as linked:
+        assert linked.read() == content
+    assert not [name for name in os.listdir(actor) if "huggingface." in name]
+
+
+def test_where_links_do_not_work_files_are_copied(job, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(1, "no links here", target)
+
+    monkeypatch.setattr("os.link", refuse)
+    save(job, 2, as_hf=True)
+    shard = "model-00001-of-00001.safetensors"
+    actor = f"{job.step(2)}/actor"
+    with open(f"{actor}/{shard}", "rb") as one, open(f"{actor}/huggingface/{shard}", "rb") as other:
+        assert one.read() == other.read()
+    assert os.stat(f"{actor}/{shard}").st_nlink == 1
+
+
+def test_a_damaged_checkpoint_is_passed_over(job):
+    save(job, 2)
+    save(job, 4)
+    os.truncate(f"{job.step(4)}/actor/model-00001-of-00001.safetensors", 10)
+    assert find_state(job) == state_at(2)
+    os.unlink(f"{job.step(2)}/training/trainer.json")
+    with pytest.raises(CorruptDataError, match="no full checkpoint is whole") as caught:
+        find_state(job)
+    assert "continue_from_checkpoint" in caught.value.hint
+
+
+def test_a_checkpoint_above_the_tracker_was_gone_back_from(job):
+    save(job, 2)
+    save(job, 4)
+    job.disk.replace(job.tracker, b"2")
+    assert find_state(job) == state_at(2)
+
+
+def test_a_lost_tracker_is_no_loss(job):
+    save(job, 2)
+    save(job, 4)
+    os.unlink(job.tracker)
+    assert find_state(job) == state_at(4)
+
+
+def test_what_an_earlier_attempt_left_is_cleared(job):
+    directory = clear_training(job, 3)
+    with open(f"{directory}/rank_7.pt", "wb"):
+        pass
+    assert os.listdir(clear_training(job, 3)) == []

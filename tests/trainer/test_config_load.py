@@ -1,0 +1,294 @@
+"""From a file and the command line to a configuration, or to one error that says all that is wrong."""
+
+import difflib
+import math
+import os
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from syncd.errors import ConfigError, UsageError
+from syncd.synchronizer.styles import SyncMethod, SyncStyle
+from trainer.config.keys import keys, nearest
+from trainer.config.load import load_config
+
+LEAST = """
+[job]
+dir = "job"
+[model]
+path = "model"
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(more="", least=LEAST):
+        path = tmp_path / "file.toml"
+        path.write_text(f"{least}\n{more}")
+        return str(path)
+
+    return write
+
+
+def refused(path, *overrides):
+    """Return the message of the error, with its place and hint."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert caught.value.exit_code == 78
+    return f"{caught.value} | {caught.value.hint}"
+
+
+def test_a_file_and_defaults(write, tmp_path):
+    config = load_config(write("[sync]\ninterval = 3"))
+    assert (config.sync.interval, config.sync.method, config.data.groups) == (3, SyncMethod.CHECKPOINT, 8)
+    assert config.job.dir == f"{tmp_path}/job"
+    assert config.job.source == f"{tmp_path}/file.toml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        (["--sync.interval", "4"], "sync.interval", 4),
+        (["--sync.interval=4"], "sync.interval", 4),
+        (["--sync.interval", "4", "--sync.interval", "5"], "sync.interval", 5),
+        (["--algorithm.optimizer.lr", "2e-6"], "algorithm.optimizer.lr", 2e-6),
+        (["--algorithm.optimizer.lr", "1"], "algorithm.optimizer.lr", 1.0),
+        (["--algorithm.optimizer.betas", "[0.8, 0.9]"], "algorithm.optimizer.betas", (0.8, 0.9)),
+        (["--algorithm.entropy_coeff", "-0.5"], "algorithm.entropy_coeff", -0.5),
+        (["--trainer.start_daemon", "false"], "trainer.start_daemon", False),
+        (["--trainer.nproc", "auto"], "trainer.nproc", "auto"),
+        (["--trainer.nproc", "2"], "trainer.nproc", 2),
+        (["--data.max_age", "7"], "data.max_age", 7),
+        (["--data.max_age", "none"], "data.max_age", None),
+        (["--monitor.progress", "none"], "monitor.progress", "none"),
+        (["--monitor.kinds", '["wandb"]'], "monitor.kinds", ("wandb",)),
+        (["--job.name", "123"], "job.name", "123"),
+        (["--job.name", '"quoted"'], "job.name", "quoted"),
+        (["--job.name=--dashes"], "job.name", "--dashes"),
+        (["--job.name", "two\nx = 3"], "job.name", "two\nx = 3"),
+        (["--job.name", "1\nx = 3"], "job.name", "1\nx = 3"),
+        (["--monitor.options.wandb.mode", "offline"], "monitor.options", {"wandb": {"mode": "offline"}}),
+        (["--engine.options.depth", "2"], "engine.options", {"depth": 2}),
+        (["--sync.style", "Dynamic_By_Trainer"], "sync.style", SyncStyle.TRAINER_DRIVEN),
+        (["--sync.method", "OFFLINE"], "sync.method", SyncMethod.CHECKPOINT),
+        (["--daemon.max_bytes", "500GiB"], "daemon", {"max_bytes": "500GiB"}),
+    ],
+)
+def test_the_command_line_stands_above_the_file(write, arguments, key, value):
+    found = load_config(write("[sync]\ninterval = 3\n[data]\nmax_age = 2"), arguments)
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("arguments", [["x"], ["-x", "1"], ["--sync.interval"], ["--sync..interval", "1"]])
+def test_what_is_no_option_is_a_usage_error(write, arguments):
+    with pytest.raises(UsageError):
+        load_config(write(), arguments)
+
+
+def test_an_option_does_not_swallow_the_next_one(write):
+    with pytest.raises(UsageError, match=r"--trainer\.start_daemon has no value"):
+        load_config(write(), ["--trainer.start_daemon", "--sync.interval", "2"])
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("sync_interval", "sync.interval"),
+        ("sync.intervall", "sync.interval"),
+        ("sync.save-timeout", "sync.save_timeout"),
+        ("trainer.sync_interval", "sync.interval"),
+        ("model.lr", "algorithm.optimizer.lr"),
+        ("optimizer.lr", "algorithm.optimizer.lr"),
+        ("data.total_steps", "trainer.total_steps"),
+        ("trianer", "trainer"),
+        ("algoritm.optimizer", "algorithm.optimizer"),
+        ("replay.capacity", "data.replay.capacity"),
+        ("monitor.kind", "monitor.kinds"),
+        ("clip_ration", "algorithm.clip_ratio"),
+        ("xyzzy", None),
+    ],
+)
+def test_the_nearest_key_is_found_wherever_it_is(unknown, meant):
+    assert nearest(unknown) == meant
+
+
+@given(st.sampled_from([name for name in keys() if len(name) > 10]), st.data())
+def test_one_wrong_letter_finds_the_key(key, data):
+    at = data.draw(st.integers(key.rfind(".") + 1, len(key) - 1))
+    unknown = f"{key[:at]}~{key[at + 1 :]}"
+    found = nearest(unknown)
+    assert found is not None
+    assert found == key or closeness(found, unknown) >= closeness(key, unknown)
+
+
+def closeness(one, other):
+    return difflib.SequenceMatcher(None, other, one).ratio()
+
+
+def test_an_unknown_key_names_itself_the_file_and_the_nearest(write):
+    path = write("[sync]\nintervall = 2")
+    said = refused(path)
+    assert said == f"unknown key sync.intervall: {path} | did you mean sync.interval?"
+
+
+def test_an_unknown_key_of_the_command_line_says_so(write):
+    said = refused(write(), "--sync_interval", "2")
+    assert said == "unknown key sync_interval: the command line | did you mean sync.interval?"
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[sync]\ninterval = 0", "sync.interval = 0 is not a whole number at least 1"),
+        ("[sync]\ninterval = 2.0", "sync.interval = 2.0 is not a whole number at least 1"),
+        ('[sync]\ninterval = "2"', 'sync.interval = "2" is not a whole number at least 1'),
+        ("[sync]\ninterval = true", "sync.interval = true is not a whole number at least 1"),
+        ("[sync]\ncheck_finite = 1", "sync.check_finite = 1 is not true or false"),
+        ('[sync]\nmethod = "tcp"', 'sync.method = "tcp" is not one of nccl, checkpoint, memory'),
+        ("[algorithm.optimizer]\nlr = inf", "algorithm.optimizer.lr = Infinity is not a number above 0"),
+        ("[algorithm.optimizer]\nlr = nan", "algorithm.optimizer.lr = NaN is not a number above 0"),
+        ("[algorithm.optimizer]\nbetas = [0.9]", "algorithm.optimizer.betas = [0.9] is not a list of 2"),
+        ("[algorithm.optimizer]\nbetas = [0.9, 1.0]", "betas = [0.9, 1.0] is not a list of 2, each a number"),
+        ("[data]\nmax_age = -1", 'data.max_age = -1 is not a whole number at least 0 or "none"'),
+        ("[trainer]\nnproc = 0", 'trainer.nproc = 0 is not a whole number at least 1 or "auto"'),
+        ("[monitor]\nkinds = [1]", "monitor.kinds = [1] is not a list, each text"),
+        ("[monitor]\nkinds = 'wandb'", 'monitor.kinds = "wandb" is not a list'),
+        ("[engine]\noptions = 3", "engine.options = 3 is not a table"),
+        ("[daemon]\nkeep_last = 0", "daemon.keep_last: keep_last = 0 is less than 1"),
+        ("[daemon]\nkeep_lost = 1", "daemon.keep_lost: unknown key 'keep_lost' in [daemon]"),
+        ("[trainer]\nname = 'a/b'", "trainer.name = 'a/b' is not a name for files"),
+    ],
+)
+def test_a_wrong_value_says_what_is_taken(write, table, said):
+    path = write(table)
+    assert said in refused(path)
+    assert path in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--algorithm.name", "sft"], 'algorithm.name = "sft" needs data.sft_path'),
+        (["--data.sft_ratio", "0.5"], "data.sft_ratio = 0.5 needs data.sft_path"),
+        (["--algorithm.mini_batches", "3"], "= 64 rows cannot be dealt out evenly"),
+        (["--data.max_waiting", "63"], "data.max_waiting = 63 is less than the 64 rows"),
+        (["--data.beyond", "weight"], "needs data.max_age"),
+        (["--algorithm.clip_ratio", "1.5"], "algorithm.clip_ratio = 1.5 clips nothing below"),
+        (["--algorithm.clip_ratio_low", "1"], "algorithm.clip_ratio_low = 1 clips nothing below"),
+        (["--algorithm.optimizer.schedule", "cosine"], "has no end"),
+        (["--sync.method", "online"], 'sync.method = "nccl" is not built yet'),
+        (["--sync.method", "memory"], 'sync.method = "memory" is not built yet'),
+        (["--algorithm.name", "grop"], 'algorithm.name = "grop" is not one of'),
+        (["--algorithm.advantage", "gae"], "cannot be had: it needs a critic"),
+        (["--algorithm.advantage", "remax"], "greedy rollout"),
+        (["--algorithm.advantage", "nope"], 'algorithm.advantage = "nope" is not one of'),
+        (["--algorithm.loss", "nope"], 'algorithm.loss = "nope" is not one of'),
+        (["--algorithm.loss_agg_mode", "mean"], 'algorithm.loss_agg_mode = "mean" is not one of'),
+        (["--algorithm.kl_type", "full"], 'algorithm.kl_type = "full" is not one of'),
+        (["--engine.strategy", "megatron"], 'engine.strategy = "megatron" is not one of fsdp, fsdp2'),
+        (["--algorithm.name", "grpo_passk", "--data.group_size", "1"], "has no second best"),
+        (["--job.dir", ""], "job.dir is empty"),
+    ],
+)
+def test_keys_that_do_not_go_together(write, arguments, said):
+    assert said in refused(write(), *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--algorithm.name", "sft", "--data.sft_path", "x.jsonl"],
+        ["--algorithm.name", "cispo", "--algorithm.clip_ratio_low", "10"],
+        ["--algorithm.optimizer.schedule", "cosine", "--trainer.total_steps", "5"],
+        ["--algorithm.optimizer.schedule", "cosine", "--algorithm.optimizer.schedule_steps", "5"],
+        ["--data.beyond", "weight", "--data.max_age", "0"],
+        ["--engine.name", "other", "--engine.strategy", "own", "--algorithm.name", "own"],
+    ],
+)
+def test_keys_that_do(write, arguments):
+    load_config(write(), arguments)
+
+
+def test_warmup_that_leaves_no_cosine(write):
+    more = "[algorithm.optimizer]\nschedule = 'cosine'\nschedule_steps = 5\nwarmup_steps = 5"
+    assert "leaves nothing of" in refused(write(more))
+
+
+def test_all_problems_are_in_one_error(write):
+    more = "[sync]\ninterval = 0\nmetod = 1\n[data]\ngroups = 'x'\n[nope]\na = 1"
+    said = refused(write(more, least="[model]\npath = 'm'"), "--sync.offset", "-1")
+    assert said.startswith("6 problems with the configuration:\n")
+    for part in (
+        "job.dir is missing: ",
+        "sync.interval = 0 is not",
+        "unknown key sync.metod: ",
+        "(did you mean sync.method?)",
+        'data.groups = "x" is not',
+        "unknown key nope",
+        "sync.offset = -1 is not a whole number at least 0: the command line",
+    ):
+        assert part in said
+
+
+def test_problems_between_keys_name_the_place_of_their_key(write):
+    said = refused(write("[data]\nmax_waiting = 3"), "--algorithm.mini_batches", "3")
+    assert "(data.groups x data.group_size): " in said
+    assert "algorithm.mini_batches = 3: the command line" in said
+
+
+def test_sections_that_are_missing_name_their_keys(write):
+    said = refused(write(least=""))
+    assert "job.dir is missing" in said
+    assert "model.path is missing" in said
+
+
+def test_a_section_that_is_no_table(write):
+    assert refused(write(), "--sync", "3") == "sync = 3 is not a table: the command line | None"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"[job", "not TOML"), (b"\xff\xfe", "not TOML"), (None, "cannot be read")]
+)
+def test_a_file_that_is_none(tmp_path, content, said):
+    path = tmp_path / "file.toml"
+    if content is not None:
+        path.write_bytes(content)
+    assert said in refused(str(path))
+
+
+def test_paths_of_the_file_are_relative_to_it_and_of_the_command_line_to_here(tmp_path, monkeypatch):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("SOMEWHERE", "/somewhere")
+    monkeypatch.setenv("HOME", "/home/me")
+    path = tmp_path / "files" / "file.toml"
+    path.write_text("[job]\ndir = '../jobs/a'\nstate_dir = '~/state'\n[model]\npath = '$SOMEWHERE/model'\n")
+    config = load_config("../files/file.toml", ["--data.sft_path", "data.jsonl"])
+    assert config.job.dir == f"{tmp_path}/jobs/a"
+    assert config.job.state_dir == "/home/me/state"
+    assert config.model.path == "/somewhere/model"
+    assert config.data.sft_path == f"{tmp_path}/here/data.jsonl"
+    assert config.job.source == str(path)
+
+
+def test_a_variable_that_is_not_set(write, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    said = refused(write(), "--model.path", "${NOT_SET}/model")
+    assert "names ${NOT_SET}, which is not set: the command line" in said
+
+
+def test_a_configuration_is_frozen(write):
+    config = load_config(write())
+    with pytest.raises(ValidationError):
+        config.sync.interval = 2
+    assert math.isclose(config.algorithm.clip_ratio, 0.2)
+    assert os.path.isabs(config.model.path)

@@ -1,0 +1,111 @@
+"""What is said of the configuration is true: documentation, schema, examples, and the names of verl's algorithms."""
+
+import ast
+import glob
+import importlib.util
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+
+from trainer.config.algorithms import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALGORITHMS,
+    KL_TYPES,
+    LACKING,
+    LOSSES,
+    SFT,
+    estimator_and_loss,
+)
+from trainer.config.keys import keys, tables
+from trainer.config.load import load_config
+from trainer.config.model import AlgorithmSection
+from trainer.config.plan import load_stages
+from trainer.config.text import documentation, json_schema, to_toml
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "configs"
+
+
+def test_the_page_of_the_keys_is_up_to_date():
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page.endswith(f"\n{documentation()}"), "write the output of `trainer config docs` to its end"
+
+
+def test_every_key_and_table_is_explained():
+    assert len(keys()) > 80
+    assert [key.name for key in keys().values() if not key.about] == []
+    assert [name for name, about in tables().items() if not about] == []
+
+
+def test_the_schema_is_of_the_same_keys():
+    schema = json.loads(json_schema())
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["job", "model"]
+    assert schema["$defs"]["SyncSection"]["properties"]["interval"]["fixed"] is True
+    assert "fixed" not in schema["$defs"]["SyncSection"]["properties"]["offset"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_examples_load_and_survive_a_round_trip(name, tmp_path):
+    config = load_config(str(EXAMPLES / f"{name}.toml"))
+    assert config.algorithm.name == name
+    path = tmp_path / "again.toml"
+    path.write_text(to_toml(config))
+    assert (
+        tomllib.loads(to_toml(load_config(str(path))))["algorithm"]
+        == tomllib.loads(to_toml(config))["algorithm"]
+    )
+
+
+def test_the_example_of_stages_loads():
+    plan = load_stages(str(EXAMPLES / "stages.toml"))
+    assert [(stage.name, stage.config.algorithm.name, stage.follows) for stage in plan.stages] == [
+        ("sft", "sft", False),
+        ("grpo", "grpo", True),
+    ]
+
+
+def test_there_is_no_other_example():
+    assert sorted(map(os.path.basename, glob.glob(f"{EXAMPLES}/*"))) == [
+        "grpo.toml",
+        "sft.toml",
+        "stages.toml",
+    ]
+
+
+def test_a_name_gives_its_pair_unless_another_is_asked_for():
+    assert estimator_and_loss(AlgorithmSection(name="gspo")) == ("grpo", "gspo")
+    assert estimator_and_loss(AlgorithmSection(name="gspo", advantage="rloo")) == ("rloo", "gspo")
+    assert estimator_and_loss(AlgorithmSection(name="grpo", loss="gpg")) == ("grpo", "gpg")
+    assert estimator_and_loss(AlgorithmSection(name=SFT)) == ("", "")
+
+
+def test_names_are_those_of_verl():
+    """Read from verl's source: importing it takes as long as all other tests here together."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None:
+        pytest.skip("verl is not installed")
+    source = Path(spec.submodule_search_locations[0], "trainer", "ppo", "core_algos.py").read_text()
+    tree = ast.parse(source)
+    (enum,) = [node for node in tree.body if getattr(node, "name", "") == "AdvantageEstimator"]
+    estimators = {part.value.value for part in enum.body if isinstance(part, ast.Assign)}
+    losses = {
+        call.args[0].value
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for call in node.decorator_list
+        if isinstance(call, ast.Call) and call.func.id == "register_policy_loss"
+    }
+    assert estimators == ADVANTAGES | LACKING.keys()
+    assert not ADVANTAGES & LACKING.keys()
+    assert losses - LOSSES == {"bypass_mode", "geo_mean"}, "docs/engines.md says why not these"
+    assert losses >= LOSSES
+    assert {algorithm.advantage for name, algorithm in ALGORITHMS.items() if name != SFT} <= ADVANTAGES
+    for name in (*AGGREGATIONS, *(kind.removesuffix("+") for kind in KL_TYPES)):
+        assert f'"{name}"' in source

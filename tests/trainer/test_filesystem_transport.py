@@ -1,0 +1,424 @@
+"""One contract for both modes and all ways of writing: what is saved is a whole step that loads as it is."""
+
+import errno
+import itertools
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+
+from saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
+
+from syncd.errors import StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
+from trainer.transports import direct  # noqa: E402
+from trainer.transports.arena import copy  # noqa: E402
+from trainer.transports.direct import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, choose  # noqa: E402
+from trainer.transports.filesystem import StepSaver  # noqa: E402
+from trainer.transports.finite import NonFiniteError  # noqa: E402
+from trainer.transports.outcome import SaveFailedError  # noqa: E402
+
+MODES = ["background", "stream"]
+WAYS = [DIRECT, UNCACHED, BUFFERED]
+attempts = map("attempt-{}".format, itertools.count())
+
+
+@pytest.fixture
+def job(tmp_path):
+    return new_job(tmp_path / "job")
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+def way(request, tmp_path):
+    """Return each way of writing that this mount takes."""
+    if choose(str(tmp_path), [request.param]) is not request.param:
+        pytest.skip(f"{request.param.name} writes are refused here")
+    return request.param
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return request.param
+
+
+def save(saver, step, tensors, companions=None):
+    saver.save(step, next(attempts), tensors, companions)
+    saver.wait()
+
+
+def odd_tensors():
+    """Return tensors whose lengths and dtypes are as awkward as the format allows."""
+    return [
+        ("flag", torch.tensor([True, False, True])),
+        ("wide", torch.randn(5, 3, dtype=torch.float64)),
+        ("half", torch.randn(7).to(torch.float16)),
+        ("scalar", torch.tensor(2.5)),
+        ("empty", torch.empty(0, 4)),
+        ("brain", torch.randn(3, 11).to(torch.bfloat16)),
+        ("turned", torch.randn(6, 10).t()),
+        ("count", torch.tensor([7], dtype=torch.int64)),
+        ("large", torch.randn(PIECE // 4 + 1023)),
+        ("byte", torch.arange(5, dtype=torch.uint8)),
+    ]
+
+
+class TestContract:
+    def test_step_is_whole_and_equal(self, job, mode, way):
+        tensors = odd_tensors()
+        saver = StepSaver(job, 0, 1, mode=mode, dtype=None, way=way)
+        save(saver, 3, tensors)
+        manifest = whole(job, 3)
+        assert [record.name for record in manifest.shards] == ["actor/model-00001-of-00001.safetensors"]
+        found = load(job, 3)
+        assert found.keys() == dict(tensors).keys()
+        for name, tensor in tensors:
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor), name
+        saver.close()
+
+    def test_modes_and_ways_write_the_same_bytes(self, job):
+        digests = set()
+        for step, (mode, way) in enumerate(itertools.product(MODES, [choose(job.root), BUFFERED])):
+            torch.manual_seed(0)
+            save(StepSaver(job, 0, 1, mode=mode, way=way), step, odd_tensors())
+            digests.add(whole(job, step).shards[0].digest)
+        assert len(digests) == 1
+
+    def test_cast_is_what_torch_casts(self, job, mode):
+        weight, whole_number = torch.randn(33, 5), torch.arange(4)
+        save(StepSaver(job, 0, 1, mode=mode), 0, [("w", weight), ("n", whole_number)])
+        found = load(job, 0)
+        assert torch.equal(found["w"], weight.to(torch.bfloat16))
+        assert torch.equal(found["n"], whole_number)
+
+    def test_mode_of_files_follows_the_umask(self, job, mode, way):
+        before = os.umask(0o027)
+        try:
+            save(StepSaver(job, 0, 1, mode=mode, way=way), 0, [("w", torch.ones(4))])
+        finally:
+            os.umask(before)
+        shard = f"{job.step(0)}/actor/model-00001-of-00001.safetensors"
+        assert stat.S_IMODE(os.stat(shard).st_mode) == 0o640
+        assert os.listdir(f"{job.step(0)}/actor/.receipts") == ["00001-of-00001.json"]
+        assert not temporaries(job, 0)
+
+    @pytest.mark.parametrize("kind", ["qwen2", "llama"])
+    @pytest.mark.parametrize("tie", [False, True])
+    def test_directory_loads_as_it_is(self, job, mode, kind, tie):
+        transformers = pytest.importorskip("transformers", reason="needs transformers")
+        model = tiny(tie, kind)
+        save(StepSaver(job, 0, 1, mode=mode), 1, model.state_dict().items(), config_of(model))
+        actor = f"{job.step(1)}/actor"
+        cast = tiny(tie, kind)
+        cast.load_state_dict({name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()})
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(actor, dtype=torch.float32).eval()
+        assert torch.equal(log_probs(loaded), log_probs(cast))
+        assert (log_probs(loaded) - log_probs(model)).abs().max() < 0.05
+        assert ("lm_head.weight" in index_of(job, 1)["weight_map"]) is not tie
+
+    def test_index_names_every_tensor_and_all_bytes(self, job, mode):
+        save(
+            StepSaver(job, 0, 1, mode=mode, tied=["again"]),
+            0,
+            [("w", torch.ones(8)), ("again", torch.ones(8))],
+        )
+        index = index_of(job, 0)
+        assert index["weight_map"] == {"w": "model-00001-of-00001.safetensors"}
+        assert index["metadata"]["total_size"] == 16
+
+    def test_saves_follow_each_other(self, job, mode):
+        saver = StepSaver(job, 0, 1, mode=mode)
+        for step in range(4):
+            save(saver, step, [("w", torch.full((1000, 10), float(step)))])
+            whole(job, step)
+            assert load(job, step)["w"].unique().item() == step
+
+
+class TestExport:
+    def test_reused_buffers_are_not_taken_for_tied(self, job, mode):
+        buffer = torch.empty(64)
+
+        def export():
+            for number in range(3):
+                yield f"w{number}", buffer.fill_(number)
+
+        save(StepSaver(job, 0, 1, mode=mode), 0, export)
+        assert {name: tensor[0].item() for name, tensor in load(job, 0).items()} == {
+            "w0": 0,
+            "w1": 1,
+            "w2": 2,
+        }
+
+    def test_background_takes_a_walk_that_cannot_be_repeated(self, job):
+        save(StepSaver(job, 0, 1), 0, iter([("w", torch.ones(4))]))
+        whole(job, 0)
+
+    def test_stream_says_what_it_needs(self, job):
+        with pytest.raises(UsageError, match="walked twice"):
+            StepSaver(job, 0, 1, mode="stream").save(0, "a", iter([("w", torch.ones(4))]))
+
+    def test_stream_notices_another_model(self, job):
+        saver = StepSaver(job, 0, 1, mode="stream")
+        save(saver, 0, [("w", torch.ones(4))])
+        with pytest.raises(UsageError, match="changed"):
+            save(saver, 1, [("w", torch.ones(5))])
+        assert absent(job, 1)
+        save(saver, 1, [("w", torch.ones(5))])
+        whole(job, 1)
+
+    @pytest.mark.parametrize(
+        "tensors",
+        [[], [("w", torch.ones(2)), ("w", torch.ones(2))], [("__metadata__", torch.ones(2))]],
+        ids=["none", "twice", "reserved"],
+    )
+    def test_exports_without_meaning_are_refused(self, job, mode, tensors):
+        with pytest.raises(UsageError):
+            save(StepSaver(job, 0, 1, mode=mode), 0, tensors)
+        assert absent(job, 0)
+
+    def test_sealed_step_is_never_written_again(self, job, mode):
+        saver = StepSaver(job, 0, 1, mode=mode)
+        save(saver, 0, [("w", torch.ones(4))])
+        before = whole(job, 0)
+        with pytest.raises(UsageError, match="complete already"):
+            save(saver, 0, [("w", torch.zeros(4))])
+        assert whole(job, 0) == before
+
+
+class TestFailure:
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, None])
+    def test_non_finite_weights_are_refused_by_name(self, job, mode, bad, dtype):
+        weight = torch.ones(3000)
+        weight[1234] = bad
+        saver = StepSaver(job, 0, 1, mode=mode, dtype=dtype)
+        with pytest.raises(NonFiniteError, match=r"'layer\.bad'"):
+            save(saver, 0, [("layer.good", torch.ones(999)), ("layer.bad", weight)])
+        assert absent(job, 0)
+        assert not temporaries(job, 0)
+
+    def test_largest_finite_values_pass(self, job, mode):
+        for step, dtype in enumerate([torch.bfloat16, torch.float16, torch.float32, torch.float64]):
+            limits = torch.finfo(dtype)
+            save(
+                StepSaver(job, 0, 1, mode=mode, dtype=None),
+                step,
+                [("w", torch.tensor([limits.max, limits.min, limits.tiny, -0.0], dtype=dtype))],
+            )
+            whole(job, step)
+
+    def test_check_can_be_left_out(self, job, mode):
+        save(StepSaver(job, 0, 1, mode=mode, check_finite=False), 0, [("w", torch.tensor([float("nan")]))])
+        whole(job, 0)
+
+    def test_full_disk_leaves_no_step(self, job, mode, monkeypatch):
+        _fail_writes(monkeypatch, errno.ENOSPC)
+        saver = StepSaver(job, 0, 1, mode=mode, way=BUFFERED)
+        with pytest.raises(StorageError, match="No space left"):
+            save(saver, 0, [("w", torch.ones(4096))])
+        assert absent(job, 0)
+        assert not temporaries(job, 0)
+        monkeypatch.undo()
+        save(saver, 0, [("w", torch.ones(4096))])
+        whole(job, 0)
+
+    def test_error_surfaces_at_the_next_save(self, job, monkeypatch):
+        _fail_writes(monkeypatch, errno.EIO)
+        saver = StepSaver(job, 0, 1, way=BUFFERED)
+        saver.save(0, "a", [("w", torch.ones(4))])
+        with pytest.raises(StorageError):
+            saver.save(1, "b", [("w", torch.ones(4))])
+        monkeypatch.undo()
+        save(saver, 1, [("w", torch.ones(4))])
+        assert absent(job, 0)
+        whole(job, 1)
+
+    def test_job_that_is_not_there_is_not_made(self, tmp_path, mode):
+        job = new_job(tmp_path / "job")
+        os.rmdir(job.root)
+        with pytest.raises(StorageError):
+            save(StepSaver(job, 0, 1, mode=mode), 0, [("w", torch.ones(4))])
+        assert not os.path.exists(job.root)
+
+    def test_other_ranks_notice(self, job, mode, monkeypatch):
+        tensors = [("a", torch.ones(64)), ("b", torch.full((64,), float("nan")))]
+        savers = [StepSaver(job, rank, 2, mode=mode, timeout=20) for rank in range(2)]
+        errors = _together(savers, tensors)
+        assert isinstance(errors[1], NonFiniteError)
+        assert isinstance(errors[0], SaveFailedError)
+        assert "rank 1" in str(errors[0])
+        assert "'b'" in str(errors[0])
+        assert absent(job, 0)
+
+    def test_silence_of_another_rank_is_bounded(self, job, mode):
+        saver = StepSaver(job, 0, 2, mode=mode, timeout=0.2)
+        with pytest.raises(TimedOutError, match="all ranks"):
+            save(saver, 0, [("a", torch.ones(4)), ("b", torch.ones(4))])
+        assert absent(job, 0)
+
+    def test_rank_that_fails_walks_on(self, job, mode):
+        walked = []
+
+        def export():
+            for name in ("a", "b", "a", "c", "d"):
+                walked.append(name)
+                yield name, torch.ones(2)
+
+        with pytest.raises(UsageError, match="twice"):
+            save(StepSaver(job, 0, 1, mode="background"), 0, export)
+        assert walked == ["a", "b", "a", "c", "d"]
+
+
+def _fail_writes(monkeypatch, number):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(NewFile, "write", refuse)
+
+
+def _together(savers, tensors):
+    """Save with all ranks at once and return what each one met."""
+    met = [None] * len(savers)
+
+    def run(rank):
+        try:
+            savers[rank].save(0, "shared", tensors)
+            savers[rank].wait()
+        except SyncdError as error:
+            met[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(savers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return met
+
+
+class TestBackground:
+    def test_training_goes_on_while_the_step_is_written(self, job, monkeypatch):
+        events, gate = [], threading.Event()
+        write = NewFile.write
+
+        def held(self, piece, offset):
+            assert gate.wait(30)
+            events.append("write")
+            write(self, piece, offset)
+
+        monkeypatch.setattr(NewFile, "write", held)
+        saver, weight = StepSaver(job, 0, 1, way=BUFFERED), torch.ones(64)
+        saver.save(0, "a", [("w", weight)])
+        events.append("train")
+        weight.fill_(7)  # the optimizer's next step must not reach what is being saved
+        assert saver.saving
+        assert absent(job, 0)
+        gate.set()
+        saver.wait()
+        assert events[0] == "train"
+        assert "write" in events
+        assert load(job, 0)["w"].unique().item() == 1
+
+    def test_arena_is_kept(self, job):
+        saver = StepSaver(job, 0, 1)
+        tensors = [(f"w{number}", torch.ones(300_000)) for number in range(8)]
+        save(saver, 0, tensors)
+        address, capacity = _place(saver)
+        for step in range(1, 4):
+            save(saver, step, tensors)
+        assert _place(saver) == (address, capacity)
+        assert capacity - 8 * 300_000 * 2 < 4096
+
+    @pytest.mark.parametrize("device", ["cpu", "meta"])
+    def test_prepared_memory_serves_the_first_save(self, job, device):
+        tensors = [(f"w{number}", torch.randn(300_001)) for number in range(8)]
+        saver = StepSaver(job, 0, 1)
+        saver.prepare([(name, tensor.to(device)) for name, tensor in tensors])
+        address, capacity = _place(saver)
+        save(saver, 0, tensors)
+        assert _place(saver) == (address, capacity)
+        assert capacity - 8 * 300_001 * 2 < 4096
+        assert torch.equal(load(job, 0)["w7"], tensors[7][1].to(torch.bfloat16))
+        saver.close()
+
+    def test_prepared_share_is_that_of_the_rank(self, job):
+        savers = [StepSaver(job, rank, 2) for rank in range(2)]
+        for saver, size in zip(savers, (40_960, 8192), strict=True):
+            saver.prepare(
+                [("a", torch.empty(20_480, device="meta")), ("b", torch.empty(4096, device="meta"))]
+            )
+            assert saver._memory.arena().capacity == size
+            saver.close()
+
+    def test_more_than_was_prepared_is_saved_too(self, job):
+        saver = StepSaver(job, 0, 1)
+        saver.prepare([("w", torch.empty(10, device="meta"))])
+        weight = torch.randn(100_000)
+        save(saver, 0, [("w", weight)])
+        assert torch.equal(load(job, 0)["w"], weight.to(torch.bfloat16))
+
+    def test_preparing_is_done_once_and_before(self, job, mode):
+        saver = StepSaver(job, 0, 1, mode=mode)
+        saver.prepare([("w", torch.ones(4))])
+        with pytest.raises(UsageError, match="before the first save"):
+            saver.prepare([("w", torch.ones(4))])
+        save(saver, 0, [("w", torch.ones(4))])
+        with pytest.raises(UsageError, match="before the first save"):
+            saver.prepare([("w", torch.ones(4))])
+        whole(job, 0)
+
+    def test_memory_does_not_grow(self, job, mode):
+        saver, tensors = StepSaver(job, 0, 1, mode=mode), [("w", torch.ones(8 << 20))]
+        for step in range(2):
+            save(saver, step, tensors)
+        before = _resident()
+        for step in range(2, 8):
+            save(saver, step, tensors)
+        assert _resident() - before < 16 << 20
+
+
+def _place(saver):
+    """Return where a saver's memory is, and its size."""
+    arena = saver._memory.arena()
+    return arena.bytes.data_ptr(), arena.capacity
+
+
+def _resident():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class TestCopy:
+    @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("shape", [(1 << 21,), (1237, 1013), (1 << 19, 3), (3,)])
+    def test_two_threads_copy_what_one_does(self, shape, source):
+        tensor, target = torch.randn(shape).to(source), torch.empty(shape, dtype=torch.bfloat16)
+        with ThreadPoolExecutor(1) as helper:
+            copy(target, tensor, helper)
+        assert torch.equal(target, tensor.to(torch.bfloat16))
+
+    def test_what_is_not_contiguous_is_copied_by_value(self):
+        tensor = torch.randn(1300, 1400).t()
+        target = torch.empty(tensor.shape)
+        with ThreadPoolExecutor(1) as helper:
+            copy(target, tensor, helper)
+        assert torch.equal(target, tensor)
+
+
+class TestProbe:
+    def test_refused_way_is_passed_over(self, tmp_path, monkeypatch):
+        real = os.open
+
+        def refuse(path, flags, *more, **options):
+            if flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no direct I/O")
+            return real(path, flags, *more, **options)
+
+        monkeypatch.setattr(direct.os, "open", refuse)
+        assert choose(str(tmp_path)) in (UNCACHED, BUFFERED)
+        assert not os.listdir(tmp_path)
+
+    def test_last_way_is_taken_where_none_can_be_tried(self, tmp_path):
+        assert choose(str(tmp_path / "missing")) is BUFFERED

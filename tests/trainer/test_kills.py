@@ -1,0 +1,212 @@
+"""kill -9 of one rank or of all at random moments, then a start again: as if nothing had happened.
+
+SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+import xxhash
+from checker import marker, sealed
+from trainers import ENVIRONMENT, write_experiences
+
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.manifest import read_manifest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+KILLS = int(os.environ.get("SYNCD_KILLS", "8"))
+SEED = int(os.environ.get("SYNCD_SEED", "1"))
+VERL = os.environ.get("SYNCD_ENGINE") == "verl"
+ENGINE = 'compute_dtype = "float32"' if VERL else 'name = "tests.tiny"\noptions = { pause = 0.08 }'
+STEPS = 24
+_LONG = 600.0
+
+CONFIG = """
+[job]
+dir = "{job}"
+[model]
+path = "{model}"
+[engine]
+{engine}
+[algorithm.optimizer]
+lr = 0.01
+[data]
+groups = 2
+group_size = 2
+consumed = "archive"
+[sync]
+save_timeout = 30.0
+[trainer]
+nproc = 2
+total_steps = {steps}
+save_interval = 3
+max_checkpoints_to_keep = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path):
+    """Make the model that verl's engine trains; the tiny one makes its own."""
+    if VERL:
+        sys.path.append(f"{os.path.dirname(os.path.abspath(__file__))}/engines")
+        pytest.importorskip("samples").make_model(tmp_path / "model", tied=False, tokenizer=True)
+
+
+def start(job):
+    """Start a trainer of two ranks in a session of its own."""
+    path = f"{job}.toml"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(CONFIG.format(job=job, steps=STEPS, model=f"{os.path.dirname(job)}/model", engine=ENGINE))
+    with open(f"{job}.log", "ab") as log:
+        command = [sys.executable, "-m", "trainer", "train", path]
+        return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
+
+
+def ranks_of(parent):
+    """Return the processes of the ranks that a trainer has started."""
+    children = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in children.stdout.split()]
+
+
+def kill(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_work(job, process, steps):
+    """Wait until this start has trained so many steps; False when it has ended before."""
+    before = lines_of(job) + steps - 1
+    deadline = time.monotonic() + _LONG
+    while lines_of(job) <= before:
+        assert time.monotonic() < deadline, tail(job)
+        if process.poll() is not None:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def lines_of(job):
+    try:
+        with open(f"{job}/metrics.jsonl", "rb") as file:
+            return file.read().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def tail(job, length=3000):
+    with open(f"{job}.log", encoding="utf-8", errors="replace") as file:
+        return file.read()[-length:]
+
+
+def damaged(job):
+    """Return what is wrong with sealed steps, byte by byte."""
+    wrong = []
+    for step in sealed(str(job)):
+        with contextlib.suppress(FileNotFoundError):  # pruned meanwhile
+            found = read_manifest(LocalDisk(), f"{job}/global_step_{step}")
+            wrong += [
+                f"{step}/{record.name}"
+                for record in (*found.shards, *found.files)
+                if digest(f"{job}/global_step_{step}/{record.name}") != (record.size, record.digest)
+            ]
+    return wrong
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        content = file.read()
+    return len(content), f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
+
+
+def final_state(job):
+    """Return what a run has come to: every byte of its training state and weights, and its cursor."""
+    directory = f"{job}/global_step_{STEPS}"
+    with open(f"{directory}/training/trainer.json", encoding="ascii") as file:
+        cursor = json.load(file)["sampler"]["cursor"]
+    files = [
+        f"{place}/{name}" for place in ("actor", "training") for name in os.listdir(f"{directory}/{place}")
+    ]
+    kept = sorted(name for name in files if name.endswith((".safetensors", ".pt")))
+    assert len(kept) >= 4
+    return cursor, {name: content_of(f"{directory}/{name}") for name in kept}
+
+
+def content_of(path):
+    """Return the digest of a file; of one of torch's, those of its tensors, whose pickle may be written otherwise."""
+    if not path.endswith(".pt"):
+        return digest(path)
+    with zipfile.ZipFile(path) as archive:
+        return [
+            xxhash.xxh3_128_hexdigest(archive.read(name)) for name in archive.namelist() if "/data/" in name
+        ]
+
+
+def finish(job):
+    process = start(job)
+    assert process.wait(_LONG) == 0, tail(job)
+
+
+def test_killed_at_any_moment_a_run_ends_where_an_undisturbed_one_does(tmp_path, record_line):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    for job in (straight, killed):
+        job.mkdir()
+        write_experiences(job, STEPS + 4)
+    finish(straight)
+    draw, done, resumed = random.Random(SEED), 0, []
+    while done < KILLS:
+        process = start(killed)
+        if not wait_for_work(killed, process, draw.randint(1, 7)):
+            # It has reached the end before it could be killed: begin again from nothing.
+            assert process.wait(_LONG) == 0, tail(killed)
+            killed = again(tmp_path, killed, straight, done)
+            continue
+        time.sleep(draw.uniform(0, 0.4))
+        everyone = draw.random() < 0.5
+        ranks = ranks_of(process.pid)
+        kill([*ranks, process.pid] if everyone else draw.sample(ranks, 1) if ranks else [])
+        code = process.wait(_LONG)
+        done += 1
+        assert code != 0 or not ranks, "a rank was killed and nobody noticed"
+        announced = marker(str(killed))
+        resumed.append(announced)
+        assert not damaged(killed), f"after kill {done}"
+    finish(killed)
+    assert final_state(killed) == final_state(straight)
+    record_line(f"kill -9 of ranks: {done} kills, seed {SEED}; markers at the kills: {resumed}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_asked_to_stop_a_run_saves_and_ends_with_75_and_goes_on(tmp_path, number):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    for job in (straight, stopped):
+        job.mkdir()
+        write_experiences(job, STEPS + 4)
+    process = start(stopped)
+    assert wait_for_work(stopped, process, 2)
+    process.send_signal(number)
+    assert process.wait(_LONG) == 75, tail(stopped)
+    announced = marker(str(stopped))
+    assert os.path.exists(f"{stopped}/global_step_{announced}/.full_checkpoint")
+    finish(stopped)
+    assert '"event": "resumed"' in tail(stopped, 1 << 20)
+    finish(straight)
+    assert final_state(stopped) == final_state(straight)
+
+
+def again(tmp_path, killed, straight, done):
+    """Check a run that has come to its end, and return an empty job to go on with."""
+    assert final_state(killed) == final_state(straight)
+    fresh = tmp_path / f"killed-{done}"
+    fresh.mkdir()
+    write_experiences(fresh, STEPS + 4)
+    return fresh

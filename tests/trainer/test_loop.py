@@ -1,0 +1,317 @@
+"""The loop with a real engine, real files and a real daemon, one rank in this process."""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import xxhash
+from checker import sealed
+from trainers import make_trainer, rollout, small_config, write_experiences
+
+from syncd.errors import StorageError, TimedOutError
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import read_manifest
+from syncd.protocol.marker import read_marker
+from syncd.protocol.writer import StepWriter
+from syncd.synchronizer import RunningStatus, Synchronizer
+from trainer.transports.finite import NonFiniteError
+
+_LONG = 60.0
+
+
+@contextlib.contextmanager
+def daemon(job, *options):
+    """Run a real daemon over a job."""
+    command = [sys.executable, "-m", "syncd", "watch", str(job), "--trash-grace", "0", *options]
+    with open(f"{job}/daemon.log", "ab") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def trainer(config, **options):
+    """Yield a trainer that is ready, and what it shows."""
+    with Synchronizer.open(config.job.dir, "trainer", poll=0.01) as sync:
+        made, shown = make_trainer(config, sync, **options)
+        made.prepare()
+        try:
+            yield made, shown
+        finally:
+            with contextlib.suppress(StorageError, NonFiniteError):
+                made.shutdown()
+
+
+def run(config, **options):
+    """Train to the end; return the exit code and what was shown."""
+    with trainer(config, **options) as (made, shown):
+        return made.train(), shown
+
+
+def until(condition):
+    deadline = time.monotonic() + _LONG
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def steps_in(job):
+    return sorted(int(name[12:]) for name in os.listdir(job) if name.startswith("global_step_"))
+
+
+def weights(job, step):
+    return torch.load(f"{job}/global_step_{step}/training/tiny_0_of_1.pt")
+
+
+def same(one, other):
+    """Compare two training states bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.fixture
+def job(tmp_path):
+    write_experiences(tmp_path, 12)
+    return tmp_path
+
+
+def test_what_is_announced_is_there_and_what_is_due_is_kept(job):
+    """Sync 1, save 2, keep 2, 6 steps: 1 to 3 go, 5 stays as the version before 6, and 6 stands for itself."""
+    config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
+    with daemon(job, "--keep-last", "1", "--keep-full", "2"), trainer(config) as (made, shown):
+        seen = []
+        with watching(job, seen):
+            assert made.train() == 0
+        until(lambda: steps_in(job) == [4, 5, 6])
+    assert not [wrong for _, wrong in seen if wrong]
+    assert {step for step, _ in seen} >= {6}
+    assert not os.path.isdir(f"{job}/global_step_4/actor/huggingface")
+    assert os.path.isdir(f"{job}/global_step_6/actor/huggingface")
+    assert [step for step, _ in shown.records] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in shown.previews] == [1, 2, 3, 4, 5, 6]
+
+
+def problems_of(job, step):
+    """Return what is wrong with a step, byte by byte; FileNotFoundError where it has gone."""
+    found = read_manifest(LocalDisk(), f"{job}/global_step_{step}")
+    wrong = []
+    for record in (*found.shards, *found.files):
+        with open(f"{job}/global_step_{step}/{record.name}", "rb") as file:
+            content = file.read()
+        if len(content) != record.size or f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}" != record.digest:
+            wrong.append(record.name)
+    return wrong
+
+
+@contextlib.contextmanager
+def watching(job, seen):
+    """Note at each change of the marker what is wrong with the step that it names."""
+    stop = threading.Event()
+
+    def watch():
+        last = None
+        while not stop.is_set():
+            step = read_marker(Job.at(job).disk, f"{job}/latest_state_dict_iteration.txt").step
+            if step not in {None, last}:
+                # What is superseded meanwhile may be taken away while it is looked at.
+                with contextlib.suppress(FileNotFoundError):
+                    seen.append((step, problems_of(job, step)))
+                last = step
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        time.sleep(0.05)
+        stop.set()
+        thread.join()
+
+
+def test_going_on_is_exactly_going_straight_through(tmp_path):
+    states = {}
+    for name, totals in {"straight": [5], "twice": [2, 5]}.items():
+        job = tmp_path / name
+        job.mkdir()
+        write_experiences(job, 8)
+        for total in totals:
+            code, _ = run(small_config(job, trainer={"total_steps": total}))
+            assert code == 0
+        states[name] = weights(job, 5)
+    assert same(states["straight"], states["twice"])
+
+
+def test_a_signal_saves_and_asks_to_be_started_again(job):
+    config = small_config(job, trainer={"total_steps": 6})
+    with trainer(config) as (made, _):
+        made.train_step(made.head.strategy.sample(0, generation=1))
+        made._stop.requested = 15
+        assert made.train() == 75
+    assert not os.path.isdir(f"{job}/global_step_1/actor/huggingface")
+    code, shown = run(config)
+    assert code == 0
+    assert next(step for step, _ in shown.records) == 2
+
+
+def test_a_full_disk_is_survived_and_the_next_sync_goes_out(job, monkeypatch):
+    fail_at(monkeypatch, {2, 3})
+    code, shown = run(small_config(job, trainer={"total_steps": 5}))
+    assert code == 0
+    assert sealed(str(job)) == [1, 4, 5], "what failed left no half step"
+    figures = dict(shown.records)
+    assert max(record.get("sync/failures", 0.0) for record in figures.values()) == 2.0
+
+
+def test_a_full_checkpoint_that_fails_is_tried_again_at_the_next_interval(job, monkeypatch):
+    fail_at(monkeypatch, {2})
+    code, _ = run(small_config(job, trainer={"total_steps": 5, "save_interval": 2}))
+    assert code == 0
+    full = [step for step in sealed(str(job)) if os.path.exists(f"{job}/global_step_{step}/.full_checkpoint")]
+    assert full == [4, 5]
+
+
+def test_a_disk_that_stays_full_ends_the_run(job, monkeypatch):
+    fail_at(monkeypatch, set(range(2, 99)))
+    config = small_config(job, trainer={"total_steps": 9}, sync={"max_failures": 2})
+    with trainer(config) as (made, _), pytest.raises(StorageError, match="No space left"):
+        made.train()
+    assert sealed(str(job)) == [1]
+
+
+def fail_at(monkeypatch, steps):
+    """Let the storage fail for some steps."""
+    place = StepWriter.place
+
+    def full(writer, name, fill, tensors=0):
+        if writer.step in steps:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), writer.path)
+        return place(writer, name, fill, tensors)
+
+    monkeypatch.setattr(StepWriter, "place", full)
+
+
+def test_weights_that_are_no_numbers_end_the_run_at_once(job):
+    config = small_config(job, trainer={"total_steps": 6})
+    with trainer(config) as (made, _):
+        with torch.no_grad():
+            made.engine.model.layer.bias[0] = float("nan")
+        made.sync_weight()
+        with pytest.raises(NonFiniteError, match=r"layer\.bias"):
+            made.wait_for_save()
+    assert read_marker(Job.at(job).disk, f"{job}/latest_state_dict_iteration.txt").step is None
+
+
+def test_explorers_are_led_back_to_the_checkpoint(job):
+    """Killed at step 5 after a checkpoint at 2: the marker goes back, and 3 and later are written again."""
+    config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
+    with daemon(job, "--keep-last", "3"):
+        with trainer(config) as (made, _):
+            for _ in range(9):
+                if made.train_step_num == 4 and made.need_save():
+                    break
+                made._carry_out(made.next_action())
+            until(lambda: published(job) == (1, 3))
+        write_by_hand(job, 5)
+        until(lambda: published(job) == (1, 5))
+        code, _ = run(config)
+        assert code == 0
+        until(lambda: published(job) == (2, 6))
+    for step in (4, 5, 6):
+        if step in steps_in(job):
+            assert not problems_of(job, step)
+
+
+def test_a_run_that_begins_again_without_a_checkpoint_leads_explorers_back_to_the_base(job):
+    with daemon(job, "--keep-last", "3"):
+        write_by_hand(job, 1)
+        write_by_hand(job, 2)
+        until(lambda: published(job) == (1, 2))
+        # What the lost run produced is another generation's; nothing here has a bound on age.
+        code, _ = run(small_config(job, trainer={"total_steps": 3}))
+        assert code == 0
+        until(lambda: published(job) == (2, 3))
+
+
+def write_by_hand(job, step):
+    with Synchronizer.open(str(job), "observer") as sync:
+        sync.set_model_state_dict({"w": torch.full((2, 2), float(step))}, step)
+
+
+def published(job):
+    with Synchronizer.open(str(job), "observer") as sync:
+        version = sync.get_latest_version()
+        return version.pair if version else None
+
+
+def test_explorers_that_decide_are_served_and_told_when_there_is_nothing(job):
+    config = small_config(job, sync={"style": "explorer_driven"}, trainer={"total_steps": 30})
+    steps = []
+    with daemon(job), trainer(config) as (made, _):
+        loop = threading.Thread(target=made.train)
+        loop.start()
+        with Synchronizer.open(str(job), "explorer", "e1", poll=0.01, timeout=_LONG) as explorer:
+            for number in range(3):
+                steps.append(explorer.wait_new_model_state_dict(steps[-1] if steps else 0))
+                explorer.confirm(steps[-1])
+                more(job, f"e{number + 2}")
+            until(lambda: made.train_step_num == 24 or not loop.is_alive())
+            while steps[-1] != 24:
+                steps.append(explorer.wait_new_model_state_dict(steps[-1]))
+            assert explorer.wait_new_model_state_dict(24) == 24, "told that there is nothing newer"
+        made._stop.requested = 15
+        loop.join(_LONG)
+    assert steps[0] > 0
+    assert steps == sorted(steps)
+
+
+def more(job, explorer):
+    with ExperienceWriter(Job.at(job), explorer) as writer:
+        for step in range(4):
+            writer.write([rollout(step, group, number) for group in range(2) for number in range(2)])
+
+
+def test_the_run_ends_when_all_explorers_have_left(job):
+    config = small_config(job, data={"left_grace": 0.5}, trainer={"total_steps": None})
+    with trainer(config) as (made, _):
+        ends = []
+        loop = threading.Thread(target=lambda: ends.append(made.train()))
+        with Synchronizer.open(str(job), "explorer", "e1") as explorer:
+            explorer.set_explorer_status(RunningStatus.REQUIRE_SYNC)
+            loop.start()
+            until(lambda: made.train_step_num == 12)
+            time.sleep(2)
+            assert loop.is_alive(), "an explorer is still there"
+        loop.join(_LONG)
+    assert ends == [0]
+    assert steps_in(job)[-1] == 12
+
+
+def test_a_run_without_samples_ends_in_time_with_what_it_has(job):
+    config = small_config(job, data={"wait_timeout": 0.5}, trainer={"total_steps": None})
+    with trainer(config) as (made, _), pytest.raises(TimedOutError, match="no whole batch") as caught:
+        made.train()
+    assert caught.value.exit_code == 4
+    assert os.path.exists(f"{job}/global_step_12/.full_checkpoint")
+
+
+def test_consumed_batches_go_once_a_checkpoint_covers_them(job):
+    config = small_config(job, data={"consumed": "delete"}, trainer={"total_steps": 4, "save_interval": 2})
+    with trainer(config) as (made, _):
+        assert made.train() == 0
+    left = sorted(int(name.split(".")[0]) for name in os.listdir(f"{job}/experiences/e0") if name[0] != ".")
+    assert left == list(range(5, 13))

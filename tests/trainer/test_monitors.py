@@ -1,0 +1,436 @@
+"""One contract for all kinds of monitors, on their real libraries; and what they may not do to training."""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+
+from structlog.testing import capture_logs
+
+from syncd.errors import ConfigError
+from trainer.config.model import JobConfig
+from trainer.monitors import kinds, several
+from trainer.monitors.base import Rollout, Run
+from trainer.monitors.history import read_history
+from trainer.monitors.identity import identity
+from trainer.monitors.jsonl import Jsonl
+from trainer.monitors.several import DROPPED, FAILURES, Monitors
+
+ROLLOUT = Rollout("1+1=", "2 | <b>yes</b>\nso it is", 1.0, 3, 40, "g0", "task-1", "explorer-0")
+LONG = 60.0
+
+
+def config_of(directory, *kinds, options=None, **monitor):
+    return JobConfig.model_validate(
+        {
+            "job": {"dir": str(directory), "name": "run-1"},
+            "model": {"path": "/model"},
+            "monitor": {"kinds": kinds, "project": "proj", "options": options or {}, **monitor},
+        }
+    )
+
+
+@contextmanager
+def opened(config, resumed_from=0):
+    monitors = Monitors.open(config, resumed_from)
+    try:
+        yield monitors
+    finally:
+        monitors.close(LONG)
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job").mkdir()
+    return tmp_path / "job"
+
+
+# --- each kind, read back with its library -------------------------------------------------
+
+
+def read_tensorboard(job):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(job / "monitors/tensorboard")).Reload()
+    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    return scalars, events.Tensors("rollouts")[0].tensor_proto.string_val[0].decode()
+
+
+def records_of(path):
+    """Yield the records of a .wandb file: LevelDB's log format behind a header of 7 bytes."""
+    data, block, at, whole = path.read_bytes(), 32768, 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+def read_wandb(job):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    scalars, runs = [], set()
+    for path in sorted((job / "monitors/wandb").glob("wandb/offline-run-*/run-*.wandb")):
+        for data in records_of(path):
+            record = Record.FromString(data)
+            runs |= {record.run.run_id} if record.HasField("run") else set()
+            row = {each.key or "/".join(each.nested_key): each.value_json for each in record.history.item}
+            scalars += [(int(row["step"]), float(row["reward/mean"]))] if "reward/mean" in row else []
+    assert runs == {identity(str(job))}
+    (table,) = (job / "monitors/wandb").glob("wandb/offline-run-*/files/media/table/*.json")
+    return scalars, table.read_text()
+
+
+def read_mlflow(job):
+    from mlflow import MlflowClient
+
+    client = MlflowClient((job / "monitors/mlflow").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("proj").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run-1", "FINISHED")
+    assert run.data.params["model.path"] == "/model"
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    (artifact,) = client.list_artifacts(run.info.run_id, "rollouts")
+    artifacts = job / "monitors/mlflow" / run.info.experiment_id / run.info.run_id / "artifacts"
+    return [(each.step, each.value) for each in history], (artifacts / artifact.path).read_text()
+
+
+def read_trackio(job):
+    from trackio.sqlite_storage import SQLiteStorage
+
+    assert (job / "monitors/trackio/proj.db").exists()
+    lines = SQLiteStorage.get_logs("proj", "run-1")
+    (table,) = [line["rollouts"] for line in lines if "rollouts" in line]
+    scalars = [(line["step"], line["reward/mean"]) for line in lines if "reward/mean" in line]
+    return scalars, json.dumps(table)
+
+
+def read_jsonl(job):
+    history = read_history(str(job / "metrics.jsonl"))
+    return list(zip(*history.series("reward/mean"), strict=True)), (job / "rollouts.jsonl").read_text()
+
+
+KINDS = {
+    "jsonl": read_jsonl,
+    "tensorboard": read_tensorboard,
+    "wandb": read_wandb,
+    "mlflow": read_mlflow,
+    "trackio": read_trackio,
+}
+OPTIONS = {"wandb": {"mode": "offline"}}
+
+
+@pytest.fixture
+def quiet_environment(monkeypatch):
+    """Keep what libraries read of the environment, and what monitors set in it, within the test."""
+    for name in ("TRACKIO_DIR", "MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_keeps_what_it_is_given_through_a_restart(kind, job, quiet_environment):
+    # Not imported before the monitor does: trackio reads its directory then.
+    if kind != "jsonl" and find_spec(kind) is None:
+        pytest.skip(f"{kind} is not installed")
+    config = config_of(job, *({kind} - {"jsonl"}), options={k: v for k, v in OPTIONS.items() if k == kind})
+    with opened(config) as monitors:
+        for step in (1, 2):
+            monitors.log({"reward/mean": step / 4, "actor/pg_loss": math.nan}, step)
+        monitors.log_rollouts([ROLLOUT], 2)
+        assert monitors.metrics()[DROPPED] == 0
+    assert monitors.metrics()[FAILURES] == 0
+    with opened(config, resumed_from=2) as monitors:
+        monitors.log({"reward/mean": 0.75}, 3)
+    assert monitors.metrics()[FAILURES] == 0
+    scalars, rollouts = KINDS[kind](job)
+    assert scalars == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert "<b>yes</b>" in rollouts.replace("\\u003c", "<").replace("\\u003e", ">")
+
+
+def test_tensorboard_forgets_what_a_resume_repeats(job):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed_from, steps in ((0, (1, 2, 3)), (1, (2,))):
+        with opened(config_of(job, "tensorboard"), resumed_from) as monitors:
+            for step in steps:
+                monitors.log({"reward/mean": step + resumed_from / 2}, step)
+    events = EventAccumulator(str(job / "monitors/tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 1.0), (2, 2.5)]
+
+
+# --- what the configuration may say ---------------------------------------------------------
+
+
+def test_an_unknown_kind_names_the_nearest_and_those_there_are(job):
+    with pytest.raises(ConfigError, match="no monitor is called 'wanbd'") as caught:
+        Monitors.open(config_of(job, "wanbd"), 0)
+    assert caught.value.exit_code == 78
+    assert "did you mean 'wandb'? there are mlflow, tensorboard, trackio, wandb" in caught.value.hint
+
+
+def test_a_kind_without_its_package_says_what_to_install(job, monkeypatch):
+    absent = EntryPoint("wandb", "trainer.monitors.no_such_package", "trainer.monitors")
+    monkeypatch.setattr(kinds, "entry_points", lambda group: [absent])
+    with pytest.raises(ConfigError) as caught:
+        Monitors.open(config_of(job, "wandb"), 0)
+    assert caught.value.hint == "pip install 'syncd[wandb]'"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tensorboard": {"dri": "/x"}}, "monitor.options.tensorboard has no 'dri'"),
+        ({"tensorboard": {"dir": 7}}, "monitor.options.tensorboard.dir = 7 is not a str"),
+        ({"tensorbord": {}}, "no monitor is called 'tensorbord'"),
+    ],
+)
+def test_options_that_mean_nothing_are_errors_at_the_start(job, options, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        Monitors.open(config_of(job, "tensorboard", options=options), 0)
+    assert "did you mean" in (caught.value.hint or "did you mean")
+
+
+# --- monitors that misbehave ----------------------------------------------------------------
+
+
+class Odd:
+    """A monitor of somebody else."""
+
+    def __init__(self, run):
+        self.calls, self.closed = [], False
+
+    def log(self, metrics, step):
+        self.calls.append((dict(metrics), step))
+
+    def log_rollouts(self, rollouts, step):
+        self.calls.append((rollouts, step))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def open_odd(job, monkeypatch):
+    """Open the monitors of a job with one more kind, made by a function."""
+
+    def open_with(make):
+        monkeypatch.setattr(several, "find", lambda kind: make)
+        return Monitors.open(config_of(job, "odd"), 0)
+
+    return open_with
+
+
+def steps_in(job):
+    path = job / "metrics.jsonl"
+    return list(read_history(str(path)).steps) if path.exists() else []
+
+
+def until(holds):
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_monitor_that_raises_is_said_once_counted_and_switched_off(job, open_odd):
+    class Raises(Odd):
+        tried = 0
+
+        def log(self, metrics, step):
+            Raises.tried += 1
+            raise RuntimeError("no route to host")
+
+    with capture_logs() as logs:
+        monitors = open_odd(Raises)
+        for step in range(20):
+            monitors.log({"reward/mean": 1.0}, step)
+        monitors.close(LONG)
+    assert Raises.tried == 5 == monitors.metrics()[FAILURES]
+    assert [line["event"].split(":")[0] for line in logs] == ["a monitor failed", "a monitor is off"]
+    assert "no route to host" in logs[0]["reason"]
+    assert steps_in(job) == list(range(20))
+
+
+def test_failures_that_are_not_in_a_row_leave_it_on_and_reach_the_figures(job, open_odd):
+    class Flaky(Odd):
+        seen = 0
+
+        def log(self, metrics, step):
+            if step % 2:
+                raise RuntimeError("now and then")
+            Flaky.seen += 1
+
+    monitors = open_odd(Flaky)
+    for step in range(20):
+        monitors.log({}, step)
+    monitors.close(LONG)
+    assert Flaky.seen == 10 == monitors.metrics()[FAILURES]
+
+
+def test_a_monitor_that_hangs_stops_neither_the_loop_nor_its_end(job, open_odd):
+    forever = threading.Event()
+
+    class Hangs(Odd):
+        def log(self, metrics, step):
+            forever.wait()
+
+    with capture_logs() as logs:
+        monitors = open_odd(Hangs)
+        for step in range(300):
+            monitors.log({"reward/mean": 1.0}, step)
+            threading.Event().wait(
+                0.0005
+            )  # the writer of metrics.jsonl must not be the one that falls behind
+        monitors.close(1.0)
+    forever.set()
+    assert monitors.metrics()[DROPPED] >= 300 - 256 - 1
+    assert [line["monitor"] for line in logs] == ["odd", "odd"]
+    assert "does not keep up" in logs[0]["event"]
+    assert "did not end in time" in logs[1]["event"]
+    assert steps_in(job) == list(range(300))
+
+
+def test_a_monitor_that_hangs_while_it_is_made_lets_the_run_start(job, open_odd, monkeypatch):
+    forever = threading.Event()
+    monkeypatch.setattr(several, "START", 0.05)
+    monitors = open_odd(lambda run: forever.wait() and Odd(run))
+    monitors.log({"reward/mean": 1.0}, 1)
+    until(lambda: steps_in(job) == [1])
+    monitors.close(0.1)
+    forever.set()
+
+
+def test_a_monitor_that_cannot_be_made_is_tried_again(job, open_odd):
+    made = []
+
+    def second_time(run):
+        made.append(Odd(run))
+        if len(made) < 2:
+            raise ConnectionError("not yet")
+        return made[-1]
+
+    monitors = open_odd(second_time)
+    monitors.log({"reward/mean": 1.0}, 1)
+    monitors.close(LONG)
+    assert [step for _, step in made[-1].calls] == [1]
+    assert made[-1].closed
+    assert monitors.metrics()[FAILURES] == 1
+
+
+def test_what_is_no_number_is_left_out_and_stops_nothing(job, open_odd):
+    monitors = open_odd(Odd)
+    monitors.log({"reward/mean": 1.0, "note": "text", "none": None}, 1)
+    monitors.close(LONG)
+    assert set(read_history(str(job / "metrics.jsonl")).steps[1]) == {"reward/mean", FAILURES, DROPPED}
+
+
+def test_a_job_directory_that_cannot_be_written_stops_nothing(job):
+    (job / "metrics.jsonl").mkdir()
+    with capture_logs() as logs, opened(config_of(job)) as monitors:
+        monitors.log({"reward/mean": 1.0}, 1)
+    assert monitors.metrics()[FAILURES] == 1
+    assert logs[0]["monitor"] == "jsonl"
+
+
+def test_the_run_that_monitors_are_told_of(job, open_odd):
+    runs = []
+    open_odd(lambda run: runs.append(run) or Odd(run)).close(LONG)
+    (run,) = runs
+    assert (run.directory, run.project, run.name) == (str(job), "proj", "run-1")
+    json.dumps(run.config)  # plain data
+
+
+# --- jsonl -----------------------------------------------------------------------------------
+
+
+def jsonl_of(job, **more):
+    return Jsonl(Run(str(job), "p", "", "n", {}, {}), **more)
+
+
+def test_not_finite_is_null_with_its_name_in_strict_json(job):
+    jsonl_of(job).log({"a": math.nan, "b": 1.5, "c": -math.inf}, 3)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    line = json.loads((job / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert (line["step"], line["metrics"], line["not_finite"]) == (
+        3,
+        {"a": None, "b": 1.5, "c": None},
+        ["a", "c"],
+    )
+    assert line["time"].endswith("Z")
+
+
+def test_a_torn_last_line_costs_itself_alone(job):
+    jsonl_of(job).log({"a": 1.0}, 1)
+    with open(job / "metrics.jsonl", "a") as file:
+        file.write('{"step":2,"ti')
+    jsonl_of(job).log({"a": 2.0}, 2)
+    history = read_history(str(job / "metrics.jsonl"))
+    assert history.steps == {1: {"a": 1.0}, 2: {"a": 2.0}}
+    assert history.ignored == 1
+
+
+def test_a_resume_takes_back_later_steps_when_read_and_no_byte_when_written(job):
+    for steps in ((1, 2, 3, 4, 5), (3,), (4,)):
+        for step in steps:
+            jsonl_of(job).log({"a": step + len(steps) / 10}, step)
+    assert len((job / "metrics.jsonl").read_text().splitlines()) == 7
+    assert read_history(str(job / "metrics.jsonl")).series("a") == ([1, 2, 3, 4], [1.5, 2.5, 3.1, 4.1])
+
+
+def test_foreign_lines_are_counted_and_passed_over(job):
+    jsonl_of(job).log({"a": 1.0}, 1)
+    with open(job / "metrics.jsonl", "ab") as file:
+        file.write(
+            b'[]\n{"step":"2","metrics":{}}\n\xff\xfe\n{"step":true,"metrics":{}}\n' + b"[" * 5000 + b"\n"
+        )
+    with open(job / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step":2,"metrics":{"a":true,"b":"x","c":2}}\n')
+    history = read_history(str(job / "metrics.jsonl"))
+    assert (history.steps, history.ignored) == ({1: {"a": 1.0}, 2: {"c": 2.0}}, 5)
+
+
+def test_rollouts_are_rotated_and_bounded(job):
+    monitor = jsonl_of(job, max_rollouts=400)
+    for step in range(20):
+        monitor.log_rollouts([ROLLOUT], step)
+    assert sorted(each.name for each in job.iterdir()) == ["rollouts.jsonl", "rollouts.jsonl.1"]
+    assert all(each.stat().st_size < 800 for each in job.iterdir())
+    last = json.loads((job / "rollouts.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["rollout"]["response"]) == (19, ROLLOUT.response)
+
+
+def test_the_id_of_a_job_stays_and_a_damaged_one_is_made_anew(job):
+    first = identity(str(job))
+    assert identity(str(job)) == first
+    (job / "monitors/id").write_text("")
+    again = identity(str(job))
+    assert again != first
+    assert identity(str(job)) == again
+
+
+def test_what_the_loop_imports_needs_no_torch():
+    ours = ("monitors.several", "monitors.tensorboard", "preview", "progress", "plot")
+    modules = ", ".join(f"trainer.{name}" for name in ours)
+    code = f"import sys, {modules}; print(sorted({{'torch', 'matplotlib', 'tensorflow'}} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,143 @@
+"""Pictures of real metrics.jsonl files: what is in them, and what is said where there is nothing to draw."""
+
+import math
+import sys
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+pytest.importorskip("matplotlib", reason="plots need matplotlib")
+
+from syncd.errors import ConfigError, JobMissingError, NotReadyError, StorageError, UsageError
+from trainer.monitors.base import Run
+from trainer.monitors.jsonl import Jsonl
+from trainer.plot import draw, plot
+
+FULL = {
+    "reward/mean": 0.5,
+    "reward/min": 0.0,
+    "reward/max": 1.0,
+    "actor/pg_loss": 0.1,
+    "actor/ppo_kl": 0.01,
+    "experience/age_mean": 1.0,
+    "experience/age_max": 3.0,
+    "time/sync_weight": 0.2,
+    "time/save_checkpoint": 2.0,
+}
+
+
+@pytest.fixture
+def new_job(tmp_path):
+    """Make a job whose metrics are given step by step."""
+
+    def new(name, *lines):
+        (tmp_path / name).mkdir(parents=True)
+        monitor = Jsonl(Run(str(tmp_path / name), "", "", "", {}, {}))
+        for step, metrics in lines:
+            monitor.log(metrics, step)
+        return str(tmp_path / name)
+
+    return new
+
+
+def curves(figure, panel):
+    """Return the points of each curve of a panel, legends' handles left out."""
+    (axes,) = [each for each in figure.axes if each.get_title(loc="left") == panel]
+    lines = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines]
+    return [line for line in lines if line]
+
+
+def texts(figure):
+    """Return what is written into a figure besides its title."""
+    inside = [text for axes in figure.axes for text in axes.texts]
+    beside = [text for text in figure.texts if text.get_text() != figure.get_suptitle()]
+    return [text.get_text() for text in [*inside, *beside]]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_suffix_decides_what_is_written(new_job, tmp_path, suffix, start):
+    out = f"{tmp_path}/picture.{suffix}"
+    assert plot(new_job("job", (1, FULL), (2, FULL)), out) == out
+    with open(out, "rb") as file:
+        assert file.read(len(start)) == start
+
+
+def test_every_panel_shows_its_figures(new_job):
+    figure = draw([new_job("job", (1, FULL), (2, FULL | {"reward/mean": 0.7}))])
+    assert curves(figure, "Reward") == [[(1, 0.5), (2, 0.7)]]
+    assert curves(figure, "Loss") == [[(1, 0.1), (2, 0.1)]]
+    assert curves(figure, "KL") == [[(1, 0.01), (2, 0.01)]]
+    assert curves(figure, "Age of experiences") == [[(1, 1.0), (2, 1.0)]]
+    assert curves(figure, "Time of syncs and saves") == [[(1, 0.2), (2, 0.2)], [(1, 2.0), (2, 2.0)]]
+    filled = {axes.get_title(loc="left") for axes in figure.axes if axes.collections}
+    assert filled == {"Reward", "Age of experiences"}
+    assert texts(figure) == []
+
+
+def test_after_a_resume_the_curve_is_the_one_of_the_run_that_counts(new_job):
+    lines = [(step, {"reward/mean": 0.0}) for step in (1, 2, 3, 4)]
+    lines += [(step, {"reward/mean": 1.0}) for step in (2, 3)]
+    assert curves(draw([new_job("job", *lines)]), "Reward") == [[(1, 0.0), (2, 1.0), (3, 1.0)]]
+
+
+def test_sft_has_a_loss_and_says_that_the_rest_was_not_recorded(new_job):
+    figure = draw([new_job("job", (1, {"sft/loss": 2.0}), (2, {"sft/loss": 1.0}))])
+    assert curves(figure, "Loss") == [[(1, 2.0), (2, 1.0)]]
+    assert texts(figure) == ["not recorded"] * 4
+
+
+def test_a_gap_is_a_gap_and_nothing_but_gaps_is_nothing(new_job):
+    figure = draw(
+        [new_job("job", (1, {"sft/loss": 2.0, "reward/mean": math.nan}), (2, {"sft/loss": math.inf}))]
+    )
+    ((first, second),) = curves(figure, "Loss")
+    assert first == (1, 2.0)
+    assert math.isnan(second[1])
+    assert curves(figure, "Reward") == []
+
+
+def test_lines_that_cannot_be_read_are_counted_in_the_picture(new_job):
+    job = new_job("job", (1, FULL))
+    with open(f"{job}/metrics.jsonl", "a") as file:
+        file.write('[1]\n{"step":2,"metr')
+    assert texts(draw([job])) == ["lines of metrics.jsonl that could not be read: 2"]
+
+
+def test_long_curves_get_their_moving_mean(new_job):
+    job = new_job("job", *((step, {"reward/mean": float(step % 2)}) for step in range(200)))
+    raw, mean = curves(draw([job]), "Reward")
+    assert {value for _, value in raw} == {0.0, 1.0}
+    assert all(0.4 < value < 0.6 for _, value in mean)
+
+
+def test_several_jobs_are_told_apart_by_colour_and_name(new_job):
+    figure = draw([new_job(name, (1, FULL), (2, FULL)) for name in ("seed-1", "seed-2", "_$3")])
+    colours = [line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())]
+    assert len(set(colours)) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["seed-1", "seed-2", r"_\$3"]
+    assert not figure.axes[0].collections
+
+
+def test_jobs_of_one_name_are_told_apart_by_their_paths(new_job):
+    jobs = [new_job("a/job", (1, FULL)), new_job("b/job", (1, FULL))]
+    assert [text.get_text() for text in draw(jobs).legends[0].get_texts()] == jobs
+
+
+def test_errors_say_what_to_do(new_job, tmp_path, monkeypatch):
+    empty, job = new_job("empty"), new_job("job", (1, FULL))
+    with pytest.raises(NotReadyError, match="no metrics yet") as caught:
+        plot([job, empty], f"{tmp_path}/out.png")
+    assert (caught.value.exit_code, caught.value.path) == (3, f"{empty}/metrics.jsonl")
+    with pytest.raises(JobMissingError):
+        plot(f"{tmp_path}/nowhere", f"{tmp_path}/out.png")
+    with pytest.raises(UsageError, match="'xyz'") as caught:
+        plot(job, f"{tmp_path}/out.xyz")
+    assert "png" in caught.value.hint
+    with pytest.raises(UsageError):
+        plot([], f"{tmp_path}/out.png")
+    with pytest.raises(StorageError):
+        plot(job, f"{tmp_path}/nowhere/out.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError) as caught:
+        plot(job, f"{tmp_path}/out.png")
+    assert caught.value.hint == "pip install 'syncd[plot]'"

@@ -1,0 +1,59 @@
+"""Which rollouts are shown, and how their texts come about."""
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="experiences need pyarrow")
+
+from experiences import make
+
+from trainer.experience.batch import Batch
+from trainer.experience.cursor import Origin
+from trainer.preview import MAX_TEXT, choose
+
+
+def batch_of(*rewards, **more):
+    made = tuple(make(f"g{at}", tag=at, reward=reward, step=40, **more) for at, reward in enumerate(rewards))
+    count = len(made)
+    origins = tuple(Origin(f"explorer-{at}", 1, at) for at in range(count))
+    return Batch(made, tuple(range(count)), (1.0,) * count, (0,) * count, origins)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, []),
+        (1, [1.0]),
+        (2, [1.0, 0.0]),
+        (3, [1.0, 0.5, 0.0]),
+        (5, [1.0, 0.75, 0.5, 0.25, 0.0]),
+        (9, [1.0, 0.75, 0.5, 0.25, 0.0]),
+    ],
+)
+def test_the_best_the_worst_and_what_lies_between(count, shown):
+    assert [each.reward for each in choose(batch_of(0.5, 0.0, 1.0, 0.25, 0.75), count)] == shown
+
+
+def test_a_rollout_says_where_it_comes_from():
+    (shown,) = choose(batch_of(0.5), 4, lambda ids: "+".join(map(str, ids)))
+    assert (shown.prompt, shown.response) == ("7+8", "10+11+12")
+    assert (shown.generation, shown.step, shown.group, shown.task) == (1, 40, "g0", "task-0")
+    assert shown.explorer == "explorer-0"
+
+
+def test_without_a_tokenizer_or_with_one_that_fails_ids_are_the_text():
+    def fails(ids):
+        raise ValueError("no such id")
+
+    for decode in (None, fails):
+        (shown,) = choose(batch_of(0.5), 1, decode)
+        assert (shown.prompt, shown.response) == ("7 8", "10 11 12")
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end():
+    (shown,) = choose(batch_of(0.5), 1, lambda ids: "a" + "x" * 3 * MAX_TEXT + "z")
+    assert len(shown.prompt) < MAX_TEXT + 40
+    assert (shown.prompt[0], shown.prompt[-1]) == ("a", "z")
+
+
+def test_an_sft_batch_has_nothing_to_show():
+    assert choose(Batch((), (), (), (), ()), 4) == []

@@ -1,0 +1,115 @@
+"""Meeting and leaving: one rank, ranks that do not come, a port that is taken, a peer that has gone."""
+
+import socket
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+dist = pytest.importorskip("torch.distributed")
+
+from launching import Launch  # noqa: E402
+
+from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError  # noqa: E402
+from trainer.launch import settle as settling  # noqa: E402
+from trainer.launch.place import Place  # noqa: E402
+from trainer.launch.process_group import open_ranks, pick_device  # noqa: E402
+from trainer.ranks import Alone  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def listener(monkeypatch):
+    for name in Place().variables():
+        monkeypatch.setenv(name, "restored afterwards")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken
+
+
+def test_one_rank_can_use_collectives():
+    ranks = open_ranks(Place(), CPU, 30)
+    assert isinstance(ranks, Alone)
+    assert (ranks.broadcast(1), ranks.gather(2)) == (1, [2])
+    mesh = importorskip_mesh()("cpu", (1,))
+    assert mesh.size() == 1
+    ranks.close()
+    assert not dist.is_initialized()
+
+
+def importorskip_mesh():
+    return pytest.importorskip("torch.distributed.device_mesh").init_device_mesh
+
+
+def test_ranks_that_do_not_come_are_waited_for_within_a_bound(listener):
+    port = listener.getsockname()[1]
+    listener.close()
+    for rank in (0, 1):
+        place = Place(rank, rank, 2, 2, "127.0.0.1", port, "slurm")
+        with pytest.raises(TimedOutError, match=rf"rank {rank} of 2 .* 127\.0\.0\.1:{port}"):
+            open_ranks(place, CPU, 1.0)
+    assert not dist.is_initialized()
+
+
+def test_port_that_is_taken_is_said(listener):
+    listener.listen()
+    place = Place(0, 0, 2, 2, "127.0.0.1", listener.getsockname()[1], "slurm")
+    with pytest.raises(TryAgainError, match="another process does") as caught:
+        open_ranks(place, CPU, 5.0)
+    assert "MASTER_PORT" in caught.value.hint
+
+
+def test_peer_that_has_gone_is_an_error_of_ours(tmp_path):
+    code, _, errors = Launch(tmp_path, "--nproc", "2", "--rank", "desert").ended()
+    assert code == TimedOutError.exit_code
+    assert "error: another rank has ended or does not answer" in errors
+    assert "Traceback" not in errors
+
+
+class TestDevice:
+    @pytest.fixture
+    def gpus(self, monkeypatch):
+        return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    def test_choice(self, gpus):
+        gpus(0)
+        assert pick_device("auto", 3) == CPU
+        gpus(4)
+        assert pick_device("auto", 3) == torch.device("cuda", 3)
+        assert pick_device("cpu", 3) == CPU
+
+    def test_rank_that_is_shown_one_gpu_takes_it(self, gpus):
+        gpus(1)
+        assert pick_device("cuda", 3) == torch.device("cuda", 0)
+
+    @pytest.mark.parametrize("count", [0, 2])
+    def test_gpu_that_is_not_there_is_said(self, gpus, count):
+        gpus(count)
+        with pytest.raises(ConfigError):
+            pick_device("cuda", 2)
+
+
+class Told:
+    """Ranks of which one looks at a single message."""
+
+    world_size = 2
+
+    def __init__(self, rank, message=None):
+        self.rank, self.message = rank, message
+
+    def broadcast(self, value):
+        self.message = value if self.rank == 0 else self.message
+        return self.message
+
+
+def test_refused_job_ends_all_ranks_and_rank_0_says_why(monkeypatch):
+    def refuse(config):
+        raise ConfigError("it contradicts the job")
+
+    monkeypatch.setattr(settling, "settle", refuse)
+    first, place = Told(0), Place(origin="torchrun")
+    with pytest.raises(SyncdError, match="contradicts"):
+        settling.settle_together(None, place, first)
+    with pytest.raises(SystemExit) as caught:
+        settling.settle_together(None, place, Told(1, first.message))
+    assert caught.value.code == 78

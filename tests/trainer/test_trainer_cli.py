@@ -1,0 +1,248 @@
+"""The command line of the trainer, in this process and as a process."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import types
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+
+from cli import environment
+
+from syncd.errors import StorageError
+from trainer.cli.main import VERBS, run
+from trainer.config.kept import enter_job_dir
+from trainer.config.load import load_config
+from trainer.config.text import documentation
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "file.toml"
+    path.write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    return str(path)
+
+
+@pytest.fixture
+def shell(capsys):
+    def shell(*arguments):
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return shell
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Put a module of one function where a verb looks for it, and return the calls that it gets."""
+
+    def put(path, name, answer=None):
+        calls = []
+
+        def called(*arguments):
+            calls.append(arguments)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        parent = path.rpartition(".")[0]
+        if parent not in sys.modules:
+            monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+        found = types.ModuleType(path)
+        setattr(found, name, called)
+        monkeypatch.setitem(sys.modules, path, found)
+        return calls
+
+    return put
+
+
+LIGHT = """
+import sys
+from trainer.cli.main import run
+code = run(sys.argv[2:])
+heavy = sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1].split(',')))
+print(code, heavy, file=sys.stderr)
+"""
+HEAVY = "torch,verl,ray,transformers,pyarrow,numpy,safetensors"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], f"{HEAVY},pydantic,structlog"),
+        (["train", "--help"], f"{HEAVY},pydantic,structlog"),
+        (["stages", "--help"], f"{HEAVY},pydantic,structlog"),
+        (["config", "schema"], HEAVY),
+        (["train", "FILE", "--dry-run"], HEAVY),
+        (["train", "FILE", "--nope", "1"], HEAVY),
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(file, arguments, heavy):
+    arguments = [file if part == "FILE" else part for part in arguments]
+    command = [sys.executable, "-c", LIGHT, heavy, *arguments]
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=60, env=environment()
+    )
+    expected = "78 []" if "--nope" in arguments else "0 []"
+    assert ended.stderr.splitlines()[-1] == expected
+
+
+def test_as_a_module(file):
+    command = [sys.executable, "-m", "trainer", "train", file, "--sync.interval", "0"]
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=60, env=environment()
+    )
+    assert ended.returncode == 78
+    assert ended.stderr == ("error: sync.interval = 0 is not a whole number at least 1: the command line\n")
+
+
+def test_a_dry_run_prints_the_resolved_file_and_touches_nothing(shell, file, tmp_path):
+    code, out, err = shell(
+        "train", file, "--dry-run", "--sync.interval", "3", "--algorithm.entropy_coeff", "-1e-3"
+    )
+    assert code == 0
+    table = tomllib.loads(out)
+    assert (table["sync"]["interval"], table["algorithm"]["entropy_coeff"]) == (3, -1e-3)
+    assert err == f"job directory: {tmp_path}/job\n"
+    assert os.listdir(tmp_path) == ["file.toml"]
+
+
+def test_a_dry_run_says_what_contradicts(shell, file, tmp_path, module):
+    enter_job_dir(load_config(file))
+    code, _, err = shell("train", file, "--data.groups=4", "--dry-run")
+    assert code == 0
+    assert err.splitlines()[1] == f"contradiction: data.groups: 8 in {tmp_path}/job/config.toml, 4 now"
+    anew = "--trainer.continue_from_checkpoint=false"
+    assert (
+        shell("train", file, "--data.groups=4", "--dry-run", anew)[2] == f"job directory: {tmp_path}/job-2\n"
+    )
+
+
+@pytest.mark.parametrize("code", [0, 75, 3])
+def test_train_ends_as_the_trainer_ends(shell, file, module, code):
+    calls = module("trainer.launch.train", "train", code)
+    assert shell("train", file, "--nproc", "2", "--sync.interval=3")[0] == code
+    ((config, nproc),) = calls
+    assert (config.sync.interval, nproc) == (3, 2)
+
+
+def test_train_without_options_leaves_the_ranks_to_the_file(shell, file, module):
+    calls = module("trainer.launch.train", "train", 0)
+    shell("train", file)
+    assert calls[0][1] is None
+
+
+def test_a_file_with_stages_is_for_the_other_verb(shell, file):
+    with open(file, "a", encoding="utf-8") as config:
+        config.write('[[stages]]\nname = "a"\n')
+    code, _, err = shell("train", file)
+    assert code == 78
+    assert f"hint: trainer stages {file}" in err
+
+
+@pytest.fixture
+def stages(file):
+    with open(file, "a", encoding="utf-8") as config:
+        config.write('[[stages]]\nname = "a"\n')
+    return file
+
+
+def test_stages_train_one_after_the_other(shell, stages, module, tmp_path, monkeypatch):
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    calls = module("trainer.launch.train", "train", 75)
+    code, _, err = shell("stages", stages, "--nproc", "2")
+    assert code == 75
+    assert err.startswith("stage a: 1 of 1, from ")
+    ((config, nproc),) = calls
+    assert (config.job.dir, nproc) == (f"{tmp_path}/job/a", 2)
+
+
+def test_a_dry_run_of_stages_prints_each(shell, stages, tmp_path):
+    code, out, err = shell("stages", stages, "--dry-run")
+    assert (code, out.startswith("# stage a\n"), err) == (0, True, f"job directory: {tmp_path}/job/a\n")
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_dry_run_of_stages_does_not_invent_a_model(shell, stages, tmp_path):
+    with open(stages, "a", encoding="utf-8") as config:
+        config.write('[[stages]]\nname = "b"\n')
+    code, out, err = shell("stages", stages, "--dry-run", "--trainer.continue_from_checkpoint", "false")
+    first, second = (tomllib.loads(text) for text in out.split("# stage b\n"))
+    assert code == 0
+    assert first["model"]["path"] == f"{tmp_path}/model"
+    assert second["model"]["path"] == "(the newest full checkpoint of stage a)"
+    assert "contradiction" not in err
+
+
+def test_stages_are_not_started_by_each_rank(shell, stages, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    code, _, err = shell("stages", stages)
+    assert code == 2
+    assert "RANK is set" in err
+
+
+def test_plot_and_export_call_their_modules(shell, module):
+    plots, exports = module("trainer.plot", "plot", "x.png"), module("trainer.export", "export")
+    assert shell("plot", "/job")[:2] == (0, "x.png\n")
+    assert shell("plot", "/job", "-o", "y.png")[0] == 0
+    assert plots == [("/job", "/job/plot.png"), ("/job", "y.png")]
+    assert shell("export", "/job", "7", "/out", "--dtype", "float32")[0] == 0
+    assert shell("export", "/job", "7", "/out")[0] == 0
+    assert exports == [("/job", 7, "/out", "float32"), ("/job", 7, "/out", None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (StorageError("full", path="/x", hint="df -h /x"), 74, "error: full: /x\nhint: df -h /x\n"),
+        (OSError(28, "No space left on device", "/x"), 74, "error: No space left on device: /x\n"),
+        (KeyError("a"), 1, "error: a bug in trainer"),
+    ],
+)
+def test_errors_are_one_line_and_a_code(shell, module, error, code, said):
+    module("trainer.plot", "plot", error)
+    ended, out, err = shell("plot", "/job")
+    assert (ended, out) == (code, "")
+    assert err.startswith(said)
+    assert "Traceback" not in err
+    assert "Traceback" in shell("--debug", "plot", "/job")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["train"],
+        ["train", "--dry-run"],
+        ["train", "--sync.interval", "2"],
+        ["export", "j", "-1", "o"],
+    ],
+)
+def test_usage(shell, arguments):
+    assert shell(*arguments)[0] == 2
+
+
+def test_a_verb_that_is_misspelt(shell):
+    assert "did you mean 'train'" in shell("tarin")[2]
+
+
+def test_every_verb_has_help(shell):
+    for verb in VERBS:
+        code, out, _ = shell(verb, "--help")
+        assert code == 0
+        assert out.startswith("Usage: ")
+    assert all(verb in shell("--help")[1] for verb in VERBS)
+
+
+def test_config_prints(shell):
+    assert json.loads(shell("config", "schema")[1])["title"] == "JobConfig"
+    assert shell("config", "docs")[1] == documentation()
+    out = shell("config", "algorithms")[1].splitlines()
+    assert out[0].split() == ["name", "advantage", "loss"]
+    assert "reinforce_plus_plus" in next(line for line in out if line.startswith("ppo"))

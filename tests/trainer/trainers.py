@@ -1,0 +1,92 @@
+"""What tests of the loop share: a small job's file, experiences, a trainer of one rank in this process."""
+
+import os
+import sys
+
+import torch
+
+from syncd.experience.model import Experience
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.layout import Job
+from trainer.config.model import JobConfig
+from trainer.engines.base import EngineContext, make_engine
+from trainer.head import Head
+from trainer.loop import Trainer
+from trainer.ranks import Alone
+from trainer.resume import find_state
+from trainer.sampling import make_strategy
+from trainer.stopping import StopSignals
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+INSTALLED = f"{HERE}/engines/installed"
+"""Where the metadata of the tiny engine is: on `sys.path` it counts as installed."""
+
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.dirname(HERE)), HERE, INSTALLED])}
+
+
+def small_config(job, **sections):
+    """Return the file of a job that trains the tiny engine; sections are updated by keyword."""
+    document = {
+        "job": {"dir": str(job)},
+        "model": {"path": "/nowhere"},
+        "engine": {"name": "tests.tiny"},
+        "algorithm": {"optimizer": {"lr": 0.01}},
+        "data": {"groups": 2, "group_size": 2, "consumed": "archive", "wait_timeout": 30.0},
+        "trainer": {"total_steps": 4},
+    }
+    for name, keys in sections.items():
+        document[name] = document.get(name, {}) | keys
+    return JobConfig.model_validate(document)
+
+
+def rollout(step, group, number, *, generation=1):
+    """Return one experience; its content follows from its place."""
+    return Experience(
+        tokens=[1 + step % 50, 5, 6, 7 + (group * 2 + number) % 50],
+        prompt_length=2,
+        logprobs=[-0.1, -0.7],
+        action_mask=[True, number == 0],
+        reward=float(number),
+        group=f"{step}-{group}",
+        task=f"task-{group}",
+        rollout=number,
+        generation=generation,
+        step=0,
+    )
+
+
+def write_experiences(job, steps, explorer="e0"):
+    """Write what so many steps of the small job train on, one batch a step."""
+    with ExperienceWriter(Job.at(job), explorer) as writer:
+        for step in range(steps):
+            writer.write([rollout(step, group, number) for group in range(2) for number in range(2)])
+
+
+class Shown:
+    """Remembers what is shown."""
+
+    def __init__(self):
+        self.records, self.previews, self.notes = [], [], []
+
+    def log(self, metrics, step):
+        self.records.append((step, dict(metrics)))
+
+    def preview(self, batch, step):
+        self.previews.append((step, batch))
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def close(self):
+        pass
+
+
+def make_trainer(config, sync, *, clock=None, engine=None):
+    """Return a trainer of one rank that talks through an open synchronizer, and what it shows."""
+    if INSTALLED not in sys.path:
+        sys.path[:0] = [HERE, INSTALLED]
+    job, shown = sync.job, Shown()
+    context = EngineContext(config, job, Alone(), torch.device("cpu"), sync.lease)
+    head = Head(config, sync, make_strategy(config, job), shown, clock)
+    made = (engine or make_engine)(context)
+    return Trainer(made, context, StopSignals(), find_state(job), head), shown

@@ -1,0 +1,90 @@
+"""The [daemon] table: defaults, overrides, and errors that help."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncd.config import CHOICES, DaemonConfig, load, parse_size
+from syncd.errors import ConfigError
+
+
+def write(tmp_path, text: str) -> str:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults():
+    assert load(None, {}) == DaemonConfig()
+
+
+def test_the_file_and_what_overrides_it(tmp_path):
+    path = write(tmp_path, '[job]\nname = "x"\n[daemon]\nkeep_last = 4\nmax_bytes = "2GiB"\npoll = 1\n')
+    config = load(path, {"keep_last": 7, "keep_every": None})
+    assert (config.keep_last, config.max_bytes, config.poll, config.keep_every) == (7, 2 << 30, 1.0, 0)
+
+
+def test_other_tables_are_not_the_daemons_business(tmp_path):
+    assert load(write(tmp_path, "[trainer]\nanything = 1\n"), {}) == DaemonConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[daemon]\nkeep_lost = 2\n", "keep_lost"),
+        ("[daemon]\nkeep_last = 0\n", "less than 1"),
+        ("[daemon]\nkeep_last = true\n", "not of type int"),
+        ('[daemon]\nkeep_last = "2"\n', "not of type int"),
+        ("[daemon]\npoll = -1\n", "less than"),
+        ("[daemon]\npoll = inf\n", "less than"),
+        ("[daemon]\npoll = nan\n", "less than"),
+        ('[daemon]\nverify = "sometimes"\n', "not one of"),
+        ("[daemon]\nmetrics_port = 70000\n", "not a port"),
+        ('[daemon]\nmax_bytes = "many"\n', "not a size"),
+        ("daemon = 3\n", "not a table"),
+        ("[daemon\n", "not TOML"),
+        ("\x00", "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, says):
+    with pytest.raises(ConfigError, match=says):
+        load(write(tmp_path, text), {})
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, "[daemon]\nkeep_lst = 2\n"), {})
+    assert caught.value.hint == "did you mean 'keep_last'?"
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load(str(path), {})
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(str(tmp_path / "none.toml"), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("1K", 1024), ("1.5KiB", 1536), ("2 GB", 2 << 30), ("1T", 1 << 40)]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_size_or_an_error(text):
+    with contextlib.suppress(ConfigError):
+        assert parse_size(text) >= 0
+
+
+def test_every_choice_is_accepted():
+    for key, choices in CHOICES.items():
+        for choice in choices:
+            assert getattr(load(None, {key: choice}), key) == choice

@@ -1,0 +1,126 @@
+"""Two ends of a conversation through files, in one process."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import pytest
+
+from syncd.errors import TimedOutError
+from syncd.lab.doctor.between import Direction, Witness, converse, direction_from
+from syncd.lab.doctor.peer import MEETING, Line, line
+from syncd.protocol.documents import Fields
+
+
+@pytest.fixture
+def ends(tmp_path: object) -> Iterator[tuple[Line, Line]]:
+    with contextlib.ExitStack() as stack:
+        one, two = (stack.enter_context(_end(str(tmp_path), name)) for name in ("one", "two"))
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda end: end.find(20), (one, two)))
+        yield (one, two) if one.leads else (two, one)
+
+
+@contextlib.contextmanager
+def _end(directory: str, name: str) -> Iterator[Line]:
+    os.mkdir(f"{directory}/{name}")
+    with line(directory, f"{directory}/{name}") as end:
+        yield end
+
+
+def test_two_find_each_other_and_one_leads(ends: tuple[Line, Line]) -> None:
+    first, second = ends
+    assert (first.partner, second.partner) == (second.identity, first.identity)
+    assert (first.leads, second.leads) == (True, False)
+
+
+def test_a_question_is_answered(ends: tuple[Line, Line]) -> None:
+    first, second = ends
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(first.ask, "ping", 10, {"x": 1})
+        question = second.asked(10)
+        second.answer({"y": 2})
+    assert (question.text("topic"), question.record("value").integer("x")) == ("ping", 1)
+    assert answer.result().integer("y") == 2
+
+
+def test_the_last_question_may_be_answered_by_the_first_of_the_other(ends: tuple[Line, Line]) -> None:
+    first, second = ends
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(first.finish, 10, {})
+        second.asked(10)
+        second.number += 1
+        second.say("ping", second.number)
+        done.result()
+    assert first.asked(10).text("topic") == "ping"
+
+
+def test_what_another_run_left_behind_is_nobody(tmp_path: object) -> None:
+    with _end(str(tmp_path), "left"), _end(str(tmp_path), "here") as here, pytest.raises(TimedOutError):
+        here.find(0.7)
+    assert here.partner == ""
+
+
+def test_garbage_in_the_meeting_place_is_passed_over(tmp_path: object) -> None:
+    meeting = f"{tmp_path}/{MEETING}"
+    for name, word in (
+        ("empty", b""),
+        ("list", b"[]"),
+        ("odd", b'{"protocol":1,"topic":3}'),
+        ("huge", b"\0" * 99),
+    ):
+        os.makedirs(f"{meeting}/{name}/say")
+        with open(f"{meeting}/{name}/say/word", "wb") as file:
+            file.write(word)
+    with _end(str(tmp_path), "here") as here, pytest.raises(TimedOutError):
+        here.find(0.2)
+
+
+def test_nothing_is_left_behind(tmp_path: object) -> None:
+    with _end(str(tmp_path), "one"), pytest.raises(RuntimeError), _end(str(tmp_path), "two"):
+        raise RuntimeError
+    assert sorted(os.listdir(str(tmp_path))) == ["one", "two"]
+    assert os.listdir(f"{tmp_path}/one") == []
+
+
+def test_a_partner_that_leaves_is_noticed(ends: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("syncd.lab.doctor.peer._FAREWELL", 0.05)
+    first, second = ends
+    os.rename(second.own, f"{second.meeting}/.gone")
+    with pytest.raises(TimedOutError, match="no longer answers"):
+        first.ask("ping", 10)
+    os.rename(f"{second.meeting}/.gone", second.own)
+
+
+def test_a_whole_conversation(ends: tuple[Line, Line]) -> None:
+    first, second = ends
+    with ThreadPoolExecutor(2) as pool:
+        one, two = (pool.submit(converse, end, 0.5) for end in (first, second))
+        # The first one waits until the second has left.
+        reports = two.result(60)
+        os.rename(second.own, f"{second.meeting}/.gone")
+        mirrored = one.result(60)
+    os.rename(f"{second.meeting}/.gone", second.own)
+    assert (mirrored.outward, mirrored.inward) == (reports.inward, reports.outward)
+    assert reports.inward.events
+    assert reports.inward.rounds > 1
+    assert reports.inward.stat_ms is not None
+    assert reports.inward.new_name_ms is not None
+    assert reports.inward.flock == "excludes"
+
+
+def test_an_unknown_question_has_an_answer() -> None:
+    with contextlib.ExitStack() as stack:
+        assert Witness("/nowhere", stack).answer("from the future", Fields({}, "")) == {"seen": False}
+
+
+def test_a_look_is_bounded() -> None:
+    with contextlib.ExitStack() as stack:
+        assert Witness("/nowhere", stack).answer("name-after", Fields({"seconds": 0}, "")) == {"seen": False}
+
+
+def test_what_was_found_travels_whole() -> None:
+    found = Direction(5.0, 39, 1.5, 2.5, 3.5, 0.5, None, 29800.0, False, "excludes", "ENOLCK")
+    assert direction_from(Fields(asdict(found), "")) == found

@@ -1,0 +1,294 @@
+"""Documents: encoding, checks of fields, seals, and what every reader does with bytes that anybody wrote."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory import MemoryDisk, memory_job
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
+from syncd.protocol.delta import DeltaHeader
+from syncd.protocol.digest import digest_bytes
+from syncd.protocol.documents import (
+    MAX_INTEGER,
+    PROTOCOL,
+    Fields,
+    check_seal,
+    decode,
+    encode,
+    read_document,
+    seal,
+)
+from syncd.protocol.manifest import Manifest, decode_manifest, encode_manifest
+from syncd.protocol.marker import read_marker
+from syncd.protocol.pin import Pin, read_pins, write_pin
+from syncd.protocol.presence import Presence, read_presence, read_presences, write_presence
+from syncd.protocol.receipt import FileRecord, Receipt, read_receipt, read_receipts, write_receipt
+from syncd.protocol.rendezvous import (
+    Acknowledgement,
+    Offer,
+    read_acknowledgements,
+    read_offer,
+    write_acknowledgement,
+    write_offer,
+)
+from syncd.protocol.request import Request, read_requests, write_request
+from syncd.protocol.term import read_leader
+from syncd.protocol.version import Version, encode_version, read_version
+
+RECORD = FileRecord("actor/model.safetensors", 3, digest_bytes(b"abc"), 1)
+STEP = "/job/global_step_7"
+
+
+def _written(write) -> tuple[str, bytes]:
+    job = memory_job()
+    write(job)
+    ((path, data),) = job.disk.files.items()
+    return path, data
+
+
+def _leader() -> bytes:
+    process = {"boot": "b", "namespace": "n", "pid": 1, "started": 2}
+    return encode(
+        {"identity": "i", "host": "h", "process": process, "beat": 1, "released": False, "floor": None}
+    )
+
+
+MANIFEST = Manifest(7, 1, "run", (RECORD,), kind="delta", delta=DeltaHeader(6, "sha256:00", "topk", 1, 9))
+VERSION = Version(
+    1, 7, "weights", "global_step_7/actor", "sha256:00", previous=(1, 6), abandoned=((9, "sha256:1"),)
+)
+OFFER = Offer("group", 3, "127.0.0.1", 1234, "gloo", 2, ("e1",), (("w", "F32", (2, 3)),))
+DOCUMENTS = {
+    "receipt": _written(lambda job: write_receipt(job.disk, STEP, Receipt(7, "run", 1, 2, (RECORD,)))),
+    "manifest": (f"{STEP}/manifest.json", encode_manifest(MANIFEST)),
+    "version": ("/job/.syncd/version.json", encode_version(VERSION)),
+    "presence": _written(
+        lambda job: write_presence(job.disk, job.explorers, Presence("e1", answered={"a": 1}))
+    ),
+    "request": _written(lambda job: write_request(job, Request("rollback", 7, "r1"))),
+    "pin": _written(lambda job: write_pin(job, Pin(7, "best"))),
+    "offer": _written(lambda job: write_offer(job, OFFER)),
+    "acknowledgement": _written(
+        lambda job: write_acknowledgement(job, "group", 3, Acknowledgement("e1", "joined"))
+    ),
+    "leader": ("/job/.syncd/daemon.lock/0000000001/leader.json", _leader()),
+    "marker": ("/job/latest_state_dict_iteration.txt", b"7"),
+}
+PRESENCES = "/job/.syncd/explorers"
+
+
+def read_as(kind: str, data: bytes) -> list[object]:
+    """Give a document to each function that reads its kind."""
+    path = DOCUMENTS[kind][0]
+    job = memory_job({path: data})
+    readers = {
+        "receipt": [lambda: read_receipts(job.disk, STEP), lambda: read_receipt(job.disk, path)],
+        "manifest": [lambda: decode_manifest(data, path)],
+        "version": [lambda: read_version(job)],
+        "presence": [lambda: read_presences(job.disk, PRESENCES), lambda: read_presence(job.disk, path)],
+        "request": [lambda: read_requests(job)],
+        "pin": [lambda: read_pins(job)],
+        "offer": [lambda: read_offer(job, "group", 3)],
+        "acknowledgement": [lambda: read_acknowledgements(job, "group", 3)],
+        "leader": [lambda: read_leader(job, 1)],
+        "marker": [lambda: read_marker(job.disk, job.marker)],
+    }
+    return [reader() for reader in readers[kind]]
+
+
+def refuses_only_as_it_may(kind: str, data: bytes) -> None:
+    try:
+        read_as(kind, data)
+    except SyncdError as error:
+        message = str(error)
+        message.encode()
+        if "\n" in message:
+            pytest.fail(f"not one line: {message!r}")
+
+
+KINDS = st.sampled_from(sorted(DOCUMENTS))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(
+        [10**400, -(10**400), MAX_INTEGER + 1, float("nan"), float("inf"), 1e308, "\ud800", "../../x"]
+    )
+    | st.floats()
+    | st.text(max_size=8)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+
+
+@pytest.mark.parametrize("kind", sorted(DOCUMENTS))
+def test_each_kind_is_read_as_it_is_written(kind):
+    assert all(found not in (None, (), [], {}) for found in read_as(kind, DOCUMENTS[kind][1]))
+
+
+@given(KINDS, st.binary(max_size=300))
+def test_any_bytes_for_any_document(kind, data):
+    refuses_only_as_it_may(kind, data)
+
+
+@given(KINDS, VALUES)
+def test_any_json_for_any_document(kind, value):
+    refuses_only_as_it_may(kind, json.dumps(value).encode())
+
+
+@settings(max_examples=600)
+@given(st.sampled_from(sorted(DOCUMENTS.keys() - {"marker"})), st.data())
+def test_any_value_in_any_field_of_any_document(kind, draw):
+    document = json.loads(DOCUMENTS[kind][1])
+    place = document
+    while True:
+        key = draw.draw(st.sampled_from(sorted(place)) if isinstance(place, dict) else st.just(0))
+        inner = place[key]
+        if not (isinstance(inner, dict | list) and inner and draw.draw(st.booleans())):
+            break
+        place = inner
+    place[key] = draw.draw(VALUES)
+    refuses_only_as_it_may(kind, json.dumps(document).encode())
+    if kind == "manifest":
+        document.pop("digest")
+        text = json.dumps(document)
+        if "NaN" not in text and "Infinity" not in text:
+            refuses_only_as_it_may(kind, encode(seal(document)))
+
+
+@settings(max_examples=600)
+@given(KINDS, st.data())
+def test_any_damage_to_any_document(kind, draw):
+    data = DOCUMENTS[kind][1]
+    at = draw.draw(st.integers(0, len(data)))
+    until = draw.draw(st.integers(at, len(data)))
+    refuses_only_as_it_may(kind, data[:at] + draw.draw(st.binary(max_size=3)) + data[until:])
+
+
+@pytest.mark.parametrize("kind", sorted(DOCUMENTS.keys() - {"marker"}))
+@pytest.mark.parametrize("bomb", [b'{"a":' * 100_000, b"[" * 100_000, b'{"a":%s}' % (b"9" * 100_000)])
+def test_bombs(kind, bomb):
+    refuses_only_as_it_may(kind, bomb)
+
+
+DEEP = '{"protocol":1,"digest":"sha256:0","x":' + "[" * 900 + "]" * 900 + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "nul", "[]", "1", '"x"', "\ufeff{}", '{"protocol":1,"x":NaN}', '{"protocol":1,"x":-Infinity}']
+    + ['{"protocol":1,"x":1e999}', '{"protocol":1,"x":"\\ud800"}', '{"protocol":1,"x":"\\uDC00"}', "{}"]
+    + [f'{{"protocol":{value}}}' for value in ("0", "-1", "true", '"1"', "1.0", "null", "9" * 5000)],
+)
+def test_refused_documents(text):
+    with pytest.raises(CorruptDataError):
+        decode(text.encode(), "/a")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_only_utf_8_is_read(encoding):
+    with pytest.raises(CorruptDataError):
+        decode('{"protocol":1}'.encode(encoding), "/a")
+    with pytest.raises(CorruptDataError):
+        decode(b'{"protocol":1,"x":"\xed\xa0\x80"}', "/a")
+
+
+def test_a_pair_of_escapes_is_one_letter():
+    assert decode(encode({"x": "😀"}), "/a").text("x") == "😀"
+
+
+def test_a_newer_protocol_is_refused_with_what_to_do():
+    with pytest.raises(ProtocolTooNewError, match=f"written by protocol {PROTOCOL + 1}") as raised:
+        decode(b'{"protocol":%d}' % (PROTOCOL + 1), "/job/x.json")
+    assert "upgrade" in raised.value.hint
+    assert raised.value.path == "/job/x.json"
+
+
+def test_unknown_fields_are_ignored():
+    for kind in sorted(DOCUMENTS.keys() - {"marker", "manifest"}):
+        document = {**json.loads(DOCUMENTS[kind][1]), "field of tomorrow": [1]}
+        assert read_as(kind, json.dumps(document).encode()) == read_as(kind, DOCUMENTS[kind][1])
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.booleans() | st.none()))
+def test_equal_documents_have_equal_bytes_and_come_back(document):
+    document.pop("protocol", None)
+    data = encode(document)
+    assert data == encode(dict(reversed(document.items())))
+    assert data.endswith(b"\n")
+    assert data.count(b"\n") == 1
+    assert decode(data, "/a").document == {"protocol": PROTOCOL, **document}
+
+
+def test_what_cannot_be_read_is_not_written():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode({"x": float("nan")})
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text(), min_size=1), st.data())
+def test_a_seal_notices_any_change(document, draw):
+    document.pop("digest", None)
+    document.pop("protocol", None)
+    sealed = seal(document)
+    assert check_seal(decode(encode(sealed), "/a")) == sealed["digest"]
+    key = draw.draw(st.sampled_from(sorted(sealed)))
+    changed = {**sealed, key: draw.draw(st.integers() | st.text())}
+    if changed != sealed:
+        with pytest.raises(CorruptDataError):
+            check_seal(Fields(changed, "/a"))
+
+
+def test_a_seal_of_what_is_too_deep_to_seal_is_wrong():
+    with pytest.raises(CorruptDataError):
+        check_seal(decode(DEEP.encode(), "/a"))
+
+
+@pytest.mark.parametrize(
+    ("getter", "good", "bad"),
+    [
+        (Fields.integer, [0, MAX_INTEGER], [-1, MAX_INTEGER + 1, True, 1.0, "1", None, [], 10**400]),
+        (lambda fields, key: fields.integer(key, least=1), [1], [0]),
+        (
+            Fields.number,
+            [0, -1.5, MAX_INTEGER],
+            [float("nan"), float("inf"), True, "1", None, 10**400, 1e300],
+        ),
+        (Fields.text, ["", "x"], [None, 1, [], {}, b"x"]),
+        (Fields.flag, [True, False], [0, 1, None, "true"]),
+        (Fields.record, [{}], [None, [], "x"]),
+        (Fields.optional_record, [{}, None], [[], 0, "", False]),
+        (Fields.optional_integer, [0, None], [-1, "", False]),
+        (Fields.items, [[], [1]], [None, {}, "x", 0]),
+        (Fields.records, [[], [{}]], [[1], [None], {}]),
+        (Fields.integers, [[], [0, MAX_INTEGER]], [[-1], [True], [1.0], ["1"], 1, [MAX_INTEGER + 1]]),
+    ],
+)
+def test_fields_are_what_they_must_be(getter, good, bad):
+    for value in good:
+        getter(Fields({"key": value}, "/a"), "key")
+    for value in bad:
+        with pytest.raises(CorruptDataError, match=r"field 'key' is not .*: /a"):
+            getter(Fields({"key": value}, "/a"), "key")
+
+
+def test_missing_fields():
+    fields = Fields({}, "/a")
+    assert fields.text("key", "default") == "default"
+    assert fields.flag("key") is False
+    assert fields.flag("key", default=True) is True
+    assert (fields.optional_record("key"), fields.optional_integer("key")) == (None, None)
+    assert (fields.items("key"), fields.records("key"), fields.integers("key")) == ([], [], ())
+    for getter in (fields.integer, fields.number, fields.text, fields.record):
+        with pytest.raises(CorruptDataError):
+            getter("key")
+
+
+def test_a_missing_document_is_missing_and_a_huge_one_is_corrupt():
+    with pytest.raises(FileNotFoundError):
+        read_document(MemoryDisk(), "/a")
+    with pytest.raises(CorruptDataError):
+        read_document(MemoryDisk({"/a": b" " * (17 << 20)}), "/a")

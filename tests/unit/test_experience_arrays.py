@@ -1,0 +1,63 @@
+"""Batches as arrays: padded and jagged say the same."""
+
+import numpy as np
+from experiences import fifo, make, write
+from jobs import ManualClock
+
+from syncd.protocol.layout import Job
+from trainer.experience.arrays import jagged, padded, padded_examples
+from trainer.experience.batch import Batch
+from trainer.experience.sft import Example
+
+
+def _batch(tmp_path):
+    job = Job.at(tmp_path)
+    write(
+        job, "e0", [make("a", 0, length=2, reward=1.0), make("a", 1, length=4)], [make("b", 0), make("b", 1)]
+    )
+    return fifo(job, ManualClock()).sample(1, generation=1)
+
+
+def test_padded_rectangles_are_aligned_with_the_tokens(tmp_path):
+    arrays = padded(_batch(tmp_path), pad=99)
+    assert arrays["input_ids"].tolist()[:2] == [[7, 8, 10, 11, 99, 99], [7, 8, 10, 11, 12, 13]]
+    assert arrays["attention_mask"].sum(1).tolist() == [4, 6, 5, 5]
+    assert arrays["response_mask"].tolist()[0] == [False, False, True, True, False, False]
+    assert np.allclose(arrays["logprobs"][0], [0, 0, -0.1, -0.2, 0, 0])
+    assert arrays["group"].tolist() == [0, 0, 1, 1]
+    assert arrays["reward"].tolist() == [1.0, 0.5, 0.5, 0.5]
+    assert arrays["weight"].tolist() == [1.0] * 4
+    assert arrays["age"].tolist() == [1] * 4
+    assert [arrays[name].dtype for name in ("input_ids", "logprobs", "response_mask")] == [
+        np.int32,
+        np.float32,
+        bool,
+    ]
+
+
+def test_jagged_rows_are_the_padded_ones_without_padding(tmp_path):
+    batch = _batch(tmp_path)
+    square, flat = padded(batch), jagged(batch)
+    offsets, responses = flat["offsets"], flat["response_offsets"]
+    for row, prompt in enumerate(flat["prompt_length"]):
+        length = offsets[row + 1] - offsets[row]
+        assert (
+            flat["tokens"][offsets[row] : offsets[row + 1]].tolist()
+            == square["input_ids"][row][:length].tolist()
+        )
+        for name in ("logprobs", "response_mask"):
+            piece = flat[name][responses[row] : responses[row + 1]]
+            assert piece.tolist() == square[name][row][prompt:length].tolist()
+
+
+def test_examples_learn_their_responses():
+    arrays = padded_examples([Example([1, 2, 3], 2), Example([4, 5], 1)])
+    assert arrays["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert arrays["loss_mask"].tolist() == [[False, False, True], [False, True, False]]
+
+
+def test_nothing_is_nothing():
+    nothing = Batch((), (), (), (), ())
+    assert padded(nothing)["input_ids"].shape == (0, 0)
+    assert jagged(nothing)["offsets"].tolist() == [0]
+    assert padded_examples(())["loss_mask"].shape == (0, 0)

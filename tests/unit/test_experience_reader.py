@@ -1,0 +1,269 @@
+"""Reading batches: each once and in order, whatever else lies in the directories, and letting go of them."""
+
+import errno
+import json
+import os
+
+import pytest
+from experiences import fifo, make, names, whole_group, write
+from jobs import ManualClock
+
+from syncd.experience import places
+from syncd.experience.table import decode_batch
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job
+from trainer.experience.store import ExperienceReader
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job.at(tmp_path)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+def taken(reader):
+    return [(loaded.file.explorer, loaded.file.seq) for loaded in reader.poll()]
+
+
+def rejected(job, explorer="e0"):
+    directory = places.rejected(job, explorer)
+    found = {}
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():
+        if name.endswith(".reason.json"):
+            with open(f"{directory}/{name}", encoding="ascii") as file:
+                found[name.removesuffix(".reason.json")] = json.load(file)["reason"]
+    return found
+
+
+def content(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def put(job, name, data=b"torn", explorer="e0"):
+    job.disk.make_directory(places.batches(job, explorer))
+    with open(f"{places.batches(job, explorer)}/{name}", "wb") as file:
+        file.write(data)
+
+
+def test_an_empty_and_a_missing_job_have_nothing(job, clock, tmp_path):
+    assert taken(ExperienceReader(job, clock)) == []
+    assert taken(ExperienceReader(Job.at(tmp_path / "missing"), clock)) == []
+
+
+def test_each_batch_comes_once_in_turns_of_the_explorers(job, clock):
+    write(job, "e0", [make()], [make()], [make()])
+    write(job, "e1", [make()])
+    reader = ExperienceReader(job, clock)
+    assert taken(reader) == [("e0", 1), ("e1", 1), ("e0", 2), ("e0", 3)]
+    assert taken(reader) == []
+    write(job, "e0", [make()])
+    write(job, "e1", [make()])
+    assert taken(reader) == [("e1", 2), ("e0", 4)]
+
+
+def test_whoever_stops_goes_on_with_the_next_explorer(job, clock):
+    for name in ("e0", "e1", "e2"):
+        write(job, name, [make()], [make()])
+    reader = ExperienceReader(job, clock)
+    seen = [next(reader.poll()).file.explorer for _ in range(6)]
+    assert seen == ["e0", "e1", "e2"] * 2
+
+
+def test_what_is_no_batch_is_set_aside_with_a_reason(job, clock):
+    write(job, "e0", [make()])
+    data = content(places.batch(job, "e0", 1))
+    put(job, "2.parquet", data[: len(data) // 2])
+    put(job, "3.parquet", b"")
+    put(job, "notes.parquet")
+    put(job, "\udcff\n.parquet")
+    put(job, "readme.txt")
+    os.mkfifo(f"{places.batches(job, 'e0')}/4.parquet")
+    os.symlink(places.batch(job, "e0", 1), places.batch(job, "e0", 5))
+    os.mkdir(places.batch(job, "e0", 6))
+    put(job, "7.parquet", data)
+    reader = ExperienceReader(job, clock)
+    assert taken(reader) == [("e0", 1), ("e0", 7)]
+    reasons = rejected(job)
+    assert {"2.parquet", "3.parquet", "4.parquet", "5.parquet", "6.parquet", "notes.parquet"} < set(reasons)
+    assert len(reasons) == 7
+    assert "regular" in reasons["4.parquet"]
+    assert "regular" in reasons["5.parquet"]
+    assert reader.counts["rejected"] == 7
+    assert sorted(os.listdir(places.batches(job, "e0"))) == ["1.parquet", "7.parquet", "readme.txt"]
+    assert taken(reader) == []
+
+
+def test_links_in_the_place_of_an_explorer_are_not_followed(job, clock, tmp_path):
+    other = Job.at(tmp_path / "other")
+    os.mkdir(other.root)
+    write(other, "e0", [make()])
+    os.mkdir(places.root(job))
+    os.symlink(places.batches(other, "e0"), places.batches(job, "e0"))
+    assert taken(ExperienceReader(job, clock)) == []
+
+
+def test_what_cannot_be_set_aside_is_passed_over_once(job, clock, monkeypatch):
+    put(job, "1.parquet")
+    write(job, "e0", [make()])
+    reader = ExperienceReader(job, clock)
+
+    def refuse(*_):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(LocalDisk, "rename", refuse)
+    assert taken(reader) == [("e0", 2)]
+    assert taken(reader) == []
+    assert reader.counts["rejected"] == 1
+
+
+def test_a_number_that_is_missing_below_others_is_waited_for(job, clock):
+    """A listing that is made while batches arrive may show the later of two alone."""
+    write(job, "e0", [make()], [make()], [make()])
+    hidden = f"{job.root}/hidden"
+    os.rename(places.batch(job, "e0", 2), hidden)
+    reader = ExperienceReader(job, clock)
+    assert taken(reader) == [("e0", 1)]
+    clock.at += 59
+    assert taken(reader) == []
+    os.rename(hidden, places.batch(job, "e0", 2))
+    assert taken(reader) == [("e0", 2), ("e0", 3)]
+
+
+def test_a_number_that_never_comes_is_given_up_at_last(job, clock):
+    write(job, "e0", [make()])
+    data = content(places.batch(job, "e0", 1))
+    put(job, "900000000000000.parquet", data)
+    reader = ExperienceReader(job, clock)
+    assert taken(reader) == [("e0", 1)]
+    clock.at += 61
+    assert taken(reader) == [("e0", 900000000000000)]
+    assert reader.counts["missing"] == 1
+
+
+class Flaky(LocalDisk):
+    """A disk on which reads of batches fail for a while."""
+
+    error = None
+
+    def read(self, path, limit=1 << 30):
+        if self.error and path.endswith(".parquet"):
+            raise OSError(self.error, os.strerror(self.error), path)
+        return super().read(path, limit)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOENT, errno.EACCES])
+def test_what_cannot_be_read_for_a_moment_is_tried_again_and_set_aside_at_last(job, clock, number):
+    write(job, "e0", [make()], [make()])
+    disk = Flaky()
+    reader = ExperienceReader(Job.at(job.root, disk=disk), clock)
+    disk.error = number
+    assert taken(reader) == []
+    disk.error = None
+    assert taken(reader) == [("e0", 1), ("e0", 2)]
+    write(job, "e0", [make()])
+    disk.error = number
+    assert taken(reader) == []
+    clock.at += 61
+    assert taken(reader) == []
+    assert "cannot be read" in rejected(job)["3.parquet"]
+
+
+def test_a_listing_that_fails_is_no_end(job, clock, monkeypatch):
+    write(job, "e0", [make()])
+    reader = ExperienceReader(job, clock)
+    real = LocalDisk.list
+
+    def fail(self, path):
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(LocalDisk, "list", fail)
+    assert taken(reader) == []
+    monkeypatch.setattr(LocalDisk, "list", real)
+    assert taken(reader) == [("e0", 1)]
+
+
+def resumed(job, clock, state, **more):
+    strategy = fifo(job, clock, **more)
+    strategy.load_state_dict(json.loads(json.dumps(state)))
+    return strategy
+
+
+def test_batches_stay_until_a_saved_state_covers_them(job, clock):
+    write(job, "e0", [*whole_group("a"), make("b", 0)], [*whole_group("c"), make("b", 1)], whole_group("d"))
+    strategy = fifo(job, clock, groups=1)
+    before = strategy.state_dict()
+    assert names(strategy.sample(1, generation=1))[0][1] == "a"
+    assert strategy.commit(before) == 0
+    state = strategy.state_dict()
+    assert strategy.commit(state) == 0
+    assert names(strategy.sample(2, generation=1))[0][1] == "b"
+    assert strategy.commit(strategy.state_dict()) == 1
+    assert places.numbers(job, places.batches(job, "e0")) == {2, 3}
+    assert names(resumed(job, clock, strategy.state_dict(), groups=1).sample(3, generation=1))[0][1] == "c"
+
+
+def test_archived_batches_make_going_back_to_an_older_state_exact(job, clock):
+    write(job, "e0", *[whole_group(name) for name in "abc"])
+    reader = ExperienceReader(job, clock, consumed="archive")
+    strategy = fifo(job, clock, groups=1, reader=reader, max_waiting=2)
+    strategy.sample(1, generation=1)
+    old = strategy.state_dict()
+    write(job, "e1", whole_group("d"))
+    later = [names(strategy.sample(step, generation=1)) for step in (2, 3, 4)]
+    assert strategy.commit(strategy.state_dict()) == 4
+    assert places.numbers(job, places.batches(job, "e0")) == set()
+    assert None not in later
+    again = resumed(job, clock, old, groups=1, max_waiting=2)
+    assert [names(again.sample(step, generation=1)) for step in (2, 3, 4)] == later
+
+
+def test_removed_batches_are_stepped_over_when_going_back(job, clock):
+    write(job, "e0", *[whole_group(name) for name in "abcd"])
+    strategy = fifo(job, clock, groups=1)
+    old = strategy.state_dict()
+    for step in range(4):
+        strategy.sample(step, generation=1)
+    assert strategy.commit(strategy.state_dict()) == 4
+    write(job, "e0", whole_group("e"))
+    again = resumed(job, clock, old, groups=1)
+    assert names(again.sample(1, generation=1))[0][1] == "e"
+
+
+def test_a_waiting_group_whose_batch_is_lost_is_left_out(job, clock):
+    write(job, "e0", whole_group("a"), whole_group("b"))
+    strategy = fifo(job, clock, groups=2, size=2)
+    strategy.take(3, (1, 1))
+    state = strategy.state_dict()
+    os.unlink(places.batch(job, "e0", 1))
+    again = resumed(job, clock, state, groups=1)
+    assert names(again.sample(1, generation=1))[0][1] == "b"
+    assert again.reader.counts["lost"] == 1
+
+
+def test_a_failing_commit_does_not_end_training(job, clock, monkeypatch):
+    write(job, "e0", whole_group("a"))
+    strategy = fifo(job, clock, groups=1)
+    strategy.sample(1, generation=1)
+
+    def fail(self, path):
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(LocalDisk, "unlink", fail)
+    assert strategy.commit(strategy.state_dict()) == 0
+    monkeypatch.undo()
+    assert strategy.commit(strategy.state_dict()) == 1
+
+
+def test_archived_batches_are_the_same_bytes(job, clock):
+    (path,) = write(job, "e0", whole_group("a"))
+    data = content(path)
+    strategy = fifo(job, clock, groups=1, reader=ExperienceReader(job, clock, consumed="archive"))
+    strategy.sample(1, generation=1)
+    strategy.commit(strategy.state_dict())
+    assert content(f"{places.archive(job, 'e0')}/1.parquet") == data
+    assert decode_batch(data, "x") == tuple(whole_group("a"))

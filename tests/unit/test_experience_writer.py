@@ -1,0 +1,129 @@
+"""Writing batches: whole or not at all, numbers never used twice, one writer of an identity."""
+
+import errno
+import os
+
+import pytest
+from experiences import make, whole_group, write
+
+from syncd.errors import FencedError, StorageError, UsageError
+from syncd.experience import places
+from syncd.experience.table import decode_batch
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job.at(tmp_path)
+
+
+def test_batches_are_numbered_from_one_and_nothing_else_lies_beside_them(job):
+    paths = write(job, "e0", whole_group("a"), whole_group("b"))
+    assert [os.path.relpath(path, job.root) for path in paths] == [
+        "experiences/e0/1.parquet",
+        "experiences/e0/2.parquet",
+    ]
+    assert sorted(os.listdir(places.batches(job, "e0"))) == ["1.parquet", "2.parquet"]
+    with open(paths[1], "rb") as file:
+        assert decode_batch(file.read(), "x") == tuple(whole_group("b"))
+
+
+def test_numbers_go_on_after_a_restart_whatever_became_of_the_batches(job):
+    write(job, "e0", [make()], [make()], [make()])
+    job.disk.make_directory(places.rejected(job, "e0"))
+    os.rename(places.batch(job, "e0", 3), f"{places.rejected(job, 'e0')}/3.parquet")
+    assert write(job, "e0", [make()])[0].endswith("/4.parquet")
+    places.mark_consumed(job, "e0", 4)
+    for seq in (1, 2, 4):
+        os.unlink(places.batch(job, "e0", seq))
+    os.unlink(f"{places.rejected(job, 'e0')}/3.parquet")
+    assert write(job, "e0", [make()])[0].endswith("/5.parquet")
+
+
+def test_identities_and_jobs_are_checked(job, tmp_path):
+    with pytest.raises(UsageError):
+        ExperienceWriter(job, "../e0")
+    with pytest.raises(UsageError):
+        ExperienceWriter(job, ".archive")
+    with pytest.raises(StorageError):
+        ExperienceWriter(Job.at(tmp_path / "missing"), "e0")
+    assert not os.path.exists(tmp_path / "missing")
+
+
+def test_an_earlier_writer_of_the_same_identity_is_fenced(job):
+    first = ExperienceWriter(job, "e0")
+    first.write([make()])
+    second = ExperienceWriter(job, "e0")
+    with pytest.raises(FencedError, match="later process"):
+        first.write([make()])
+    assert second.write([make()]).endswith("/2.parquet")
+
+
+def test_two_identities_do_not_meet(job):
+    first, second = ExperienceWriter(job, "e0"), ExperienceWriter(job, "e1")
+    assert first.write([make()]).endswith("e0/1.parquet")
+    assert second.write([make()]).endswith("e1/1.parquet")
+
+
+class Failing(LocalDisk):
+    """A disk on which one step of a write fails."""
+
+    def __init__(self, method):
+        self.method, self.armed = method, False
+
+    def rename(self, source, target):
+        if self.armed and self.method == "rename":
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        super().rename(source, target)
+
+    def sync_directory(self, path):
+        if self.armed and self.method == "sync":
+            raise OSError(errno.EIO, "Input/output error", path)
+        super().sync_directory(path)
+
+
+def test_a_failed_write_leaves_nothing_and_its_number_is_used_by_the_next(job):
+    disk = Failing("rename")
+    writer = ExperienceWriter(Job.at(job.root, disk=disk), "e0")
+    disk.armed = True
+    with pytest.raises(StorageError, match="No space"):
+        writer.write([make()])
+    assert os.listdir(places.batches(job, "e0")) == []
+    disk.armed = False
+    assert writer.write([make()]).endswith("/1.parquet")
+
+
+def test_a_visible_batch_is_never_written_over_though_its_name_may_not_be_durable(job):
+    disk = Failing("sync")
+    writer = ExperienceWriter(Job.at(job.root, disk=disk), "e0")
+    disk.armed = True
+    with pytest.raises(StorageError, match="visible"):
+        writer.write([make()])
+    disk.armed = False
+    assert writer.write([make()]).endswith("/2.parquet")
+
+
+def test_names_are_parsed_strictly():
+    assert places.parse_batch("1.parquet") == 1
+    for name in (
+        "0.parquet",
+        "01.parquet",
+        "-1.parquet",
+        "1.parquet.tmp",
+        ".1.parquet",
+        "x.parquet",
+        "1" * 16 + ".parquet",
+        "\u0661.parquet",
+    ):
+        assert places.parse_batch(name) is None
+
+
+def test_a_damaged_mark_says_nothing(job):
+    assert places.consumed_through(job, "e0") == 0
+    places.mark_consumed(job, "e0", 7)
+    assert places.consumed_through(job, "e0") == 7
+    with open(f"{places.root(job)}/.consumed/e0.json", "w", encoding="ascii") as file:
+        file.write("{")
+    assert places.consumed_through(job, "e0") == 0

@@ -1,0 +1,264 @@
+"""What single files of other trainers are: whole, growing, or beyond repair; nothing is loaded."""
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+
+import pytest
+from foreign_jobs import archive, distributed_metadata, index, numbered, put, tensors
+
+from syncd.daemon.foreign import documents, metadata
+from syncd.daemon.foreign.archive import whole_archive
+from syncd.daemon.foreign.documents import whole_index, whole_object
+from syncd.daemon.foreign.look import Look, Memo, Verdict
+from syncd.daemon.foreign.metadata import whole_metadata
+from syncd.daemon.foreign.tensors import whole_tensors
+from syncd.daemon.foreign.tinker import whole_path
+from syncd.daemon.snapshot import State
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import LocalDisk
+
+BROKEN = "broken"
+
+
+@pytest.fixture
+def verdict(tmp_path):
+    """Return a function that says what a check makes of some bytes."""
+
+    def check(function, content: bytes):
+        path = f"{tmp_path}/file"
+        put(path, content)
+        try:
+            return function(LocalDisk(), path, len(content)).state
+        except CorruptDataError:
+            return BROKEN
+
+    return check
+
+
+def header(document, data: bytes = b"", length: int | None = None) -> bytes:
+    text = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+TENSOR = {"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "state"),
+    [
+        (header(TENSOR, b"12345678"), State.COMPLETE),
+        (header(TENSOR, b"1234567"), State.FILLING),
+        (header(TENSOR), State.FILLING),
+        (header(TENSOR)[:20], State.FILLING),
+        (b"", State.FILLING),
+        (b"\x40\0\0", State.FILLING),
+        (b"\0" * 500, State.FILLING),  # room left for a header that is written last
+        (header(b'{"weight":' + b"\0" * 70, b"\0" * 8), State.FILLING),  # a hole in the header
+        (header({}), State.FILLING),
+        (header({"__metadata__": {"format": "pt"}}), State.FILLING),
+        (header(TENSOR, b"123456789"), BROKEN),
+        (header(b"<html>not found</html>", b"12345678"), BROKEN),
+        (header(b'{"weight": {"dtype": "F32", "shape": [2]}}', b"12345678"), BROKEN),
+        (header({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, b"1234"), BROKEN),
+        (header(TENSOR, length=1 << 40), BROKEN),
+        (b"version https://git-lfs.github.com/spec/v1\n", BROKEN),
+    ],
+)
+def test_tensors(verdict, content, state):
+    assert verdict(whole_tensors, content) == state
+
+
+def test_a_growing_file_shows_its_progress(tmp_path):
+    content = tensors()
+    put(f"{tmp_path}/file", content[:-3])
+    found = whole_tensors(LocalDisk(), f"{tmp_path}/file", len(content) - 3)
+    assert found.problem == f"{len(content) - 3} of {len(content)} bytes"
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_archives(verdict, wide):
+    whole = archive(wide=wide)
+    assert verdict(whole_archive, whole) == State.COMPLETE
+    for length in range(len(whole)):
+        assert verdict(whole_archive, whole[:length]) == State.FILLING
+    assert verdict(whole_archive, whole[40:]) == BROKEN
+    assert verdict(whole_archive, whole + whole) == BROKEN
+    assert verdict(whole_archive, b"\0" * 1000) == State.FILLING
+
+
+def test_archives_whose_parts_contradict_each_other(verdict):
+    whole = archive(wide=False)
+    end = whole[-22:]
+    assert verdict(whole_archive, whole[:-22] + end[:12] + struct.pack("<L", 1 << 31) + end[16:]) == BROKEN
+    hole = bytearray(whole)
+    start = struct.unpack("<L", end[16:20])[0]
+    hole[start : start + 4] = b"\0\0\0\0"
+    assert verdict(whole_archive, bytes(hole)) == State.FILLING
+    hole[start : start + 4] = b"ABCD"
+    assert verdict(whole_archive, bytes(hole)) == BROKEN
+
+
+def test_what_torch_never_wrote(verdict):
+    assert verdict(whole_archive, pickle.dumps({"weight": 1})) == BROKEN
+    assert (
+        verdict(whole_archive, b"PK\x03\x04" + b"x" * 18 + b"PK\x05\x06" + b"\0" * 17 + b"\1")
+        == State.FILLING
+    )
+
+
+def test_an_archive_of_more_than_its_narrow_record_can_say(verdict, tmp_path):
+    """The numbers of the wide record count where there is one."""
+    whole = bytearray(archive())
+    whole[-14:-2] = b"\xff" * 12
+    assert verdict(whole_archive, bytes(whole)) == State.COMPLETE
+    assert zipfile.is_zipfile(f"{tmp_path}/file")
+
+
+@pytest.mark.parametrize(
+    ("document", "state"),
+    [
+        ({"weight_map": {"a": "x.safetensors"}}, State.COMPLETE),
+        ({"weight_map": {}}, BROKEN),
+        ({"weight_map": {"a": 1}}, BROKEN),
+        ({"weight_map": ["x"]}, BROKEN),
+        ({}, BROKEN),
+        ([], BROKEN),
+        (7, BROKEN),
+        *(
+            ({"weight_map": {"a": name}}, BROKEN)
+            for name in (
+                "../x",
+                "/etc/passwd",
+                "..",
+                ".",
+                "",
+                "a/b",
+                "a\nb",
+                "a\0b",
+                "\u202e",
+                "x" * 256,
+                "\ud800",
+            )
+        ),
+    ],
+)
+def test_indexes(verdict, document, state):
+    assert verdict(whole_index, json.dumps(document).encode()) == state
+
+
+def test_an_index_that_is_still_written(verdict):
+    whole = index(numbered(3))
+    for length in range(len(whole)):
+        assert verdict(whole_index, whole[:length]) == State.FILLING
+
+
+def test_indexes_are_bounded(verdict, monkeypatch):
+    assert verdict(whole_index, b"[" * 100_000) == BROKEN
+    assert verdict(whole_index, b'{"a":' * 65) == BROKEN
+    monkeypatch.setattr(documents, "FILES_LIMIT", 3)
+    assert verdict(whole_index, index(numbered(4))) == BROKEN
+    monkeypatch.setattr(documents, "TENSOR_LIMIT", 3)
+    assert verdict(whole_index, index("abc")) == BROKEN
+    monkeypatch.setattr(documents, "INDEX_LIMIT", 10)
+    assert verdict(whole_index, index("a")) == BROKEN
+
+
+@pytest.mark.parametrize(
+    ("content", "state"),
+    [
+        (b"{}", State.COMPLETE),
+        (b"", State.FILLING),
+        (b'{"r": ', State.FILLING),
+        (b"[]", BROKEN),
+        (b"3", BROKEN),
+    ],
+)
+def test_configurations(verdict, content, state):
+    assert verdict(whole_object, content) == state
+
+
+def test_metadata_names_each_file_with_its_length(tmp_path):
+    files = {"__0_0.distcp": b"x" * 1234, "__0_1.distcp": b"x" * 100, "__12_0.distcp": b"x" * 7}
+    put(f"{tmp_path}/file", distributed_metadata(files, pieces=5))
+    found = whole_metadata(LocalDisk(), f"{tmp_path}/file", 0)
+    assert found == Verdict(names={name: len(content) for name, content in files.items()})
+
+
+def test_metadata_cut_anywhere_is_filling(verdict):
+    whole = distributed_metadata({"__0_0.distcp": b"x" * 100}, pieces=40)
+    assert verdict(whole_metadata, whole) == State.COMPLETE
+    for length in range(len(whole)):
+        assert verdict(whole_metadata, whole[:length]) == State.FILLING
+
+
+class _Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_metadata_is_not_unpickled(verdict, tmp_path):
+    trap = f"{tmp_path}/run"
+    assert verdict(whole_metadata, pickle.dumps(_Payload(trap))) == State.FILLING
+    assert not os.path.exists(trap)
+
+
+def test_hostile_metadata(verdict, monkeypatch):
+    assert verdict(whole_metadata, pickle.dumps({}) + b"more") == State.FILLING
+    assert verdict(whole_metadata, b"\x80\x04h\xff.") == State.FILLING
+    outside = {"../../etc/passwd": b"x", "/x/__0_0.distcp": b"x", "__0_0.distcp/..": b"x"}
+    assert verdict(whole_metadata, distributed_metadata(outside, pieces=1)) == State.FILLING
+    whole = distributed_metadata({"__0_0.distcp": b"x", "__1_0.distcp": b"x"}, pieces=1)
+    monkeypatch.setattr(metadata, "FILES_LIMIT", 1)
+    assert verdict(whole_metadata, whole) == BROKEN
+    monkeypatch.setattr(metadata, "OPERATION_LIMIT", 10)
+    assert verdict(whole_metadata, whole) == BROKEN
+    monkeypatch.setattr(metadata, "METADATA_LIMIT", 10)
+    assert verdict(whole_metadata, whole) == BROKEN
+
+
+@pytest.mark.parametrize(
+    ("content", "state"),
+    [
+        (b"tinker://a-1/sampler_weights/x-5\n", State.COMPLETE),
+        (b"", State.FILLING),
+        (b"  \n", State.FILLING),
+        (b"tink", State.FILLING),
+        (b"tinker://", State.FILLING),
+        (b"/etc/passwd", State.FILLING),
+        (b"tinker://a b", State.FILLING),
+        (b"tinker://a\ntinker://b", State.FILLING),
+        (b"tinker://\xff\xfe", State.FILLING),
+        (b"t" * 5000, BROKEN),
+    ],
+)
+def test_remote_paths(verdict, content, state):
+    assert verdict(whole_path, content) == state
+
+
+def test_a_memo_is_bounded_and_keeps_what_is_used():
+    memo = Memo(limit=10)
+    stat = LocalDisk().stat("/")
+    for number in range(50):
+        memo.put((whole_object, str(number), stat), Verdict())
+        assert memo.get((whole_object, "0", stat))
+    assert len(memo) == 10
+    memo.put((whole_index, "index", stat), Verdict(names=dict.fromkeys("abcde", 0)))
+    assert len(memo) == 5
+    memo.put((whole_index, "index", stat), Verdict())
+    assert len(memo) == 5
+    memo.put((whole_index, "large", stat), Verdict(names=dict.fromkeys(map(str, range(11)), 0)))
+    assert len(memo) == 0
+
+
+def test_a_memo_forgets_what_changed(tmp_path):
+    memo = Memo()
+    put(f"{tmp_path}/model.safetensors", tensors()[:-1])
+    assert not Look(LocalDisk(), memo, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole
+    put(f"{tmp_path}/model.safetensors", tensors())
+    assert Look(LocalDisk(), memo, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole

@@ -1,0 +1,264 @@
+"""The real disk beyond the contract that it shares with the simulator's: modes, links, lost answers."""
+
+import errno
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncd.errors import CorruptDataError
+from syncd.protocol import disk as subject
+from syncd.protocol.disk import (
+    Entry,
+    LocalDisk,
+    SystemClock,
+    again,
+    is_below,
+    is_temporary,
+    remove_tree,
+    temporary_name,
+)
+
+DISK = LocalDisk()
+
+
+@pytest.fixture
+def root(tmp_path):
+    return str(tmp_path)
+
+
+def with_umask(mask, act):
+    before = os.umask(mask)
+    try:
+        return act()
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_are_readable_as_the_umask_allows(root, mask, mode):
+    with_umask(mask, lambda: DISK.replace(f"{root}/a", b"x"))
+    assert stat.S_IMODE(os.stat(f"{root}/a").st_mode) == mode
+
+
+def test_content_is_durable_before_it_has_its_name(root, monkeypatch):
+    calls = []
+    for name in ("fsync", "rename"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *args, name=name, real=real: (calls.append(name), real(*args))[1]
+        )
+    DISK.replace(f"{root}/a", b"x")
+    assert calls == ["fsync", "rename", "fsync"]
+
+
+def test_a_reader_keeps_the_old_content_and_never_sees_a_part(root):
+    DISK.replace(f"{root}/a", b"old" * 1000)
+    with open(f"{root}/a", "rb") as reader:
+        DISK.replace(f"{root}/a", b"new")
+        assert reader.read() == b"old" * 1000
+    assert DISK.read(f"{root}/a") == b"new"
+
+
+def test_a_link_is_replaced_and_not_followed(root):
+    os.symlink("target", f"{root}/link")
+    DISK.replace(f"{root}/link", b"x")
+    assert not os.path.exists(f"{root}/target")
+    assert DISK.stat(f"{root}/link").kind == "file"
+
+
+def test_what_is_no_file_neither_blocks_nor_reads(root):
+    os.mkfifo(f"{root}/fifo")
+    assert DISK.stat(f"{root}/fifo").kind == "other"
+    for path in (f"{root}/fifo", "/dev/zero", root):
+        with pytest.raises(CorruptDataError, match="not a regular file"):
+            DISK.read(path)
+        with pytest.raises(CorruptDataError, match="not a regular file"):
+            DISK.read_at(path, 0, 1)
+
+
+@given(st.binary(max_size=100), st.integers(0, 120), st.integers(0, 120))
+def test_reading_a_part_is_reading_the_whole_and_cutting(tmp_path_factory, data, offset, length):
+    path = str(tmp_path_factory.getbasetemp() / "part")
+    with open(path, "wb") as file:
+        file.write(data)
+    assert DISK.read_at(path, offset, length) == data[offset : offset + length]
+    assert DISK.read(path) == data
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_its_end_or_its_limit(root, monkeypatch):
+    path = f"{root}/a"
+    DISK.replace(path, b"12345")
+    real = os.read
+
+    def growing(descriptor, length):
+        if os.path.getsize(path) == 5:
+            with open(path, "ab") as file:
+                file.write(b"6789")
+        return real(descriptor, length)
+
+    monkeypatch.setattr(os, "read", growing)
+    assert DISK.read(path) == b"123456789"
+
+
+def test_short_writes_are_gone_on_with(root, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
+    DISK.replace(f"{root}/a", [b"12345", b"", b"678"])
+    assert DISK.read(f"{root}/a") == b"12345678"
+
+
+@pytest.mark.parametrize("broken", ["write", "fsync", "rename"])
+def test_a_replace_that_fails_leaves_the_old_content_and_no_temporary(root, monkeypatch, broken):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    DISK.replace(f"{root}/a", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, broken, fail)
+        with pytest.raises(OSError, match="No space"):
+            DISK.replace(f"{root}/a", b"new")
+    assert os.listdir(root) == ["a"]
+    assert DISK.read(f"{root}/a") == b"old"
+
+
+def test_a_rename_whose_answer_was_lost_is_done(root, monkeypatch):
+    real = os.rename
+
+    def lossy(source, target):
+        real(source, target)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", source)
+
+    DISK.replace(f"{root}/a", b"x")
+    monkeypatch.setattr(os, "rename", lossy)
+    DISK.rename(f"{root}/a", f"{root}/b")
+    assert DISK.read(f"{root}/b") == b"x"
+
+
+def test_a_rename_that_did_not_happen_is_not_done(root, monkeypatch):
+    def failing(source, target):
+        raise OSError(errno.EIO, "Input/output error")
+
+    DISK.replace(f"{root}/a", b"x")
+    DISK.replace(f"{root}/b", b"y")
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        DISK.rename(f"{root}/a", f"{root}/b")
+    assert DISK.read(f"{root}/b") == b"y"
+
+
+def flaky(times, number):
+    left = [times]
+
+    def operation():
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(number, "passing")
+        return "done"
+
+    return operation
+
+
+@pytest.mark.parametrize("number", sorted(subject.TRANSIENT))
+def test_passing_errors_are_met_again_a_bounded_number_of_times(number):
+    waits: list[float] = []
+    assert again(flaky(5, number), waits.append) == "done"
+    assert waits == sorted(waits)
+    assert sum(waits) < 1
+    with pytest.raises(OSError, match="passing"):
+        again(flaky(6, number), waits.append)
+
+
+def test_other_errors_are_not_met_again():
+    operation = flaky(1, errno.EIO)
+    with pytest.raises(OSError, match="passing"):
+        again(operation)
+    assert operation() == "done"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_directories_is_put_up_with(root, monkeypatch, number):
+    def fail(descriptor):
+        raise OSError(number, "not here")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    DISK.sync_directory(root)
+    monkeypatch.setattr(
+        subject.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.EIO, "broken"))
+    )
+    with pytest.raises(OSError, match="broken"):
+        DISK.sync_directory(root)
+
+
+def test_a_directory_that_another_one_makes_meanwhile_is_fine(root, monkeypatch):
+    real = os.mkdir
+
+    def twice(path, *args):
+        real(path, *args)
+        real(path, *args)
+
+    monkeypatch.setattr(os, "mkdir", twice)
+    DISK.make_directory(f"{root}/a/b")
+    assert os.path.isdir(f"{root}/a/b")
+
+
+def test_a_file_in_the_way_of_a_directory_is_an_error(root):
+    DISK.replace(f"{root}/a", b"")
+    for path in (f"{root}/a", f"{root}/a/b"):
+        with pytest.raises((FileExistsError, NotADirectoryError)):
+            DISK.make_directory(path)
+
+
+def test_a_tree_is_removed_without_following_links(root):
+    os.makedirs(f"{root}/tree/sub")
+    os.makedirs(f"{root}/outside")
+    DISK.replace(f"{root}/outside/kept", b"")
+    DISK.replace(f"{root}/tree/sub/a", b"")
+    os.symlink(f"{root}/outside", f"{root}/tree/link")
+    os.mkfifo(f"{root}/tree/fifo")
+    assert remove_tree(DISK, f"{root}/tree") == 3
+    assert DISK.list(root) == [Entry("outside", "directory")]
+    assert os.listdir(f"{root}/outside") == ["kept"]
+
+
+def test_a_tree_that_is_a_link_is_not_entered(root):
+    os.makedirs(f"{root}/outside")
+    DISK.replace(f"{root}/outside/kept", b"")
+    os.symlink("outside", f"{root}/link")
+    assert remove_tree(DISK, f"{root}/link") == 1
+    assert os.listdir(root) == ["outside"]
+    assert os.listdir(f"{root}/outside") == ["kept"]
+    assert remove_tree(DISK, f"{root}/outside/kept") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "below", "expected"),
+    [
+        ("/a", "/a", True),
+        ("/a/b", "/a", True),
+        ("/ab", "/a", False),
+        ("/", "/a", False),
+        ("/a", "/", True),
+        ("/a/b", "/a/", True),
+    ],
+)
+def test_is_below(path, below, expected):
+    assert is_below(path, below) is expected
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="/\0"), min_size=1, max_size=20))
+def test_temporary_names_are_hidden_and_never_the_same(name):
+    one, other = temporary_name(name), temporary_name(name)
+    assert one != other
+    assert one.startswith(".")
+    assert is_temporary(one)
+
+
+def test_the_clock_goes_forward():
+    clock = SystemClock()
+    before = clock.monotonic()
+    clock.sleep(0.01)
+    assert clock.monotonic() - before >= 0.01
+    assert clock.time() > 1.7e9

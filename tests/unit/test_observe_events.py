@@ -1,0 +1,94 @@
+"""One event type, and a fan-out that never raises."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from jobs import Recorder
+
+from syncd.observe import names
+from syncd.observe.events import GIVE_UP_AFTER, Event, Observers
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class Broken:
+    def __init__(self, times: int = 10**9) -> None:
+        self.asked = 0
+        self.times = times
+        self.closed = False
+
+    def observe(self, event: Event) -> None:
+        self.asked += 1
+        if self.asked <= self.times:
+            raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        self.closed = True
+        raise RuntimeError("closing fails too")
+
+
+def event(name: str = names.LEADING, **fields) -> Event:
+    return Event(name, "info", 1.0, fields)
+
+
+def test_an_event_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event().name = "other"  # type: ignore[misc]
+
+
+def test_everyone_hears_everything_in_order():
+    first, second = Recorder(), Recorder()
+    observers = Observers(first, second)
+    for name in (names.LEADING, names.STEP_FOUND):
+        observers.observe(event(name))
+    assert first.names() == second.names() == [names.LEADING, names.STEP_FOUND]
+
+
+def test_a_failing_observer_is_told_of_once_and_left_out_in_the_end():
+    broken, heard = Broken(), Recorder()
+    observers = Observers(broken, heard)
+    for _ in range(GIVE_UP_AFTER + 5):
+        observers.observe(event())
+    assert broken.asked == GIVE_UP_AFTER
+    told = heard.of(names.ERROR)
+    assert [item["code"] for item in told] == ["observer"]
+    assert "Broken failed: OSError" in told[0]["detail"]
+    assert heard.names().count(names.LEADING) == GIVE_UP_AFTER + 5
+
+
+def test_an_observer_that_recovers_is_not_given_up():
+    broken = Broken(times=GIVE_UP_AFTER - 1)
+    observers = Observers(broken)
+    for _ in range(50):
+        observers.observe(event())
+    assert broken.asked == 50
+
+
+def test_two_failing_observers_do_not_chase_each_other():
+    one, two = Broken(), Broken()
+    observers = Observers(one, two)
+    for _ in range(100):
+        observers.observe(event())
+    assert one.asked <= GIVE_UP_AFTER
+    assert two.asked <= GIVE_UP_AFTER
+
+
+def test_closing_never_raises():
+    broken = Broken()
+    with Observers(broken, Recorder()):
+        pass
+    assert broken.closed
+
+
+def test_every_event_is_documented_and_nothing_else():
+    text = (DOCS / "events.md").read_text()
+    table = text.split("## Names")[1].split("| field |")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == names.EVENTS
+
+
+def test_names_are_what_the_constants_say():
+    constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
+    assert constants >= names.EVENTS

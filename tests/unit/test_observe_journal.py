@@ -1,0 +1,162 @@
+"""The journal: whole lines, rotation, and a disk that refuses."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from syncd.observe import names
+from syncd.observe.events import Event
+from syncd.observe.journal import MAX_LINE, Journal, encode_event, read_events
+
+
+def event(name: str = names.STEP_COMPLETE, at: float = 1.0, **fields) -> Event:
+    return Event(name, "info", at, fields)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "events.jsonl")
+
+
+@pytest.fixture
+def journal(path):
+    """Return a journal that leads."""
+    leading = Journal(path)
+    leading.observe(event(names.LEADING, term=1))
+    return leading
+
+
+def steps(path, limit=100):
+    return [item["step"] for item in read_events(path, limit) if "step" in item]
+
+
+def test_one_line_an_event(path, journal):
+    journal.observe(event(at=12.25, step=7, rule="leased", hint=None))
+    with open(path) as file:
+        lines = file.read().splitlines()
+    assert json.loads(lines[1]) == {
+        "at": 12.25,
+        "event": "step_complete",
+        "level": "info",
+        "step": 7,
+        "rule": "leased",
+    }
+
+
+def test_an_event_cannot_overwrite_its_own_frame():
+    line = json.loads(encode_event(event(at=5.0, event="x", level="y")))
+    assert (line["event"], line["level"], line["at"]) == ("step_complete", "info", 5.0)
+
+
+def test_a_value_that_json_lacks_becomes_text():
+    assert "object at" in json.loads(encode_event(event(step=object())))["step"]
+
+
+def test_an_endless_event_is_shortened():
+    line = encode_event(event(detail="x" * (2 * MAX_LINE)))
+    assert len(line) < 200
+    assert json.loads(line)["shortened"] is True
+
+
+def test_a_stand_by_writes_nothing_until_it_leads(path):
+    journal = Journal(path)
+    journal.observe(event(names.DAEMON_STARTED))
+    journal.observe(event(names.STANDING_BY))
+    assert not os.path.exists(path)
+    journal.observe(event(names.LEADING, term=2))
+    assert [item["event"] for item in read_events(path, 9)] == ["daemon_started", "standing_by", "leading"]
+
+
+def test_a_fenced_daemon_writes_no_more(path, journal):
+    journal.observe(event(names.FENCED))
+    journal.observe(event(step=1))
+    assert [item["event"] for item in read_events(path, 9)] == ["leading"]
+
+
+def test_what_a_stand_by_remembers_is_bounded(path):
+    journal = Journal(path)
+    for step in range(1000):
+        journal.observe(event(step=step))
+    journal.observe(event(names.LEADING))
+    assert len(read_events(path, 1000)) == 64
+
+
+def test_looks_are_not_written(path, journal):
+    journal.observe(event(names.SCAN_DONE))
+    journal.observe(event(names.EXPLORER_LAG))
+    assert len(read_events(path, 9)) == 1
+
+
+def test_rotation_keeps_three_and_loses_nothing_between(path):
+    journal = Journal(path, max_bytes=1000)
+    journal.observe(event(names.LEADING))
+    for step in range(200):
+        journal.observe(event(step=step))
+    assert sorted(os.listdir(os.path.dirname(path))) == [
+        f"events.jsonl{end}" for end in ("", ".1", ".2", ".3")
+    ]
+    assert all(os.path.getsize(f"{path}{end}") <= 1000 for end in ("", ".1", ".2", ".3"))
+    kept = steps(path, 1000)
+    assert kept == list(range(kept[0], 200))
+    assert len(kept) > 30
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.ESTALE, errno.EIO])
+def test_a_disk_that_refuses_costs_events_and_nothing_else(path, journal, monkeypatch, number):
+    real = os.open
+
+    def refuse(name, *arguments, **more):
+        if str(name) == path:
+            raise OSError(number, os.strerror(number), name)
+        return real(name, *arguments, **more)
+
+    journal.observe(event(step=1))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        for step in (2, 3):
+            journal.observe(event(step=step))
+    assert journal.dropped == 2
+    journal.observe(event(step=4))
+    told = [item for item in read_events(path, 9) if item["event"] == "error"]
+    assert [(item["code"], item["detail"]) for item in told] == [
+        ("journal", "2 events could not be written here")
+    ]
+    assert steps(path) == [1, 4]
+
+
+def test_half_a_line_does_not_spoil_the_next(path, journal, monkeypatch):
+    real = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:10]))
+        journal.observe(event(step=1))
+    assert journal.dropped == 1
+    journal.observe(event(step=2))
+    assert steps(path) == [2]
+
+
+def test_a_missing_directory_drops(tmp_path):
+    journal = Journal(str(tmp_path / "none" / "events.jsonl"))
+    journal.observe(event(names.LEADING))
+    assert journal.dropped == 1
+
+
+def test_a_link_in_its_place_is_not_followed(path, tmp_path):
+    target = tmp_path / "elsewhere"
+    target.write_text("precious\n")
+    os.symlink(target, path)
+    journal = Journal(path)
+    journal.observe(event(names.LEADING))
+    assert target.read_text() == "precious\n"
+
+
+def test_reading_is_tolerant_and_bounded(path):
+    with open(path, "wb") as file:
+        file.write(b'\n{"event": "a", "n": 1}\nnot json\n[1]\n{"no": "event"}\n' + b"\xff\xfe\n")
+        file.writelines(encode_event(event(step=step, detail="x" * 500)) for step in range(1000))
+        file.write(b'{"event": "torn", ')
+    assert steps(path, 3)[-2:] == [998, 999]
+    assert len(read_events(path, 10**6)) == 1001
+    assert read_events(f"{path}.none", 5) == []
+    assert read_events(path, 0) == []

@@ -1,0 +1,188 @@
+"""Prometheus: what events do to metrics, the endpoint, the textfile."""
+
+import math
+import os
+import re
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from syncd.errors import ConfigError
+from syncd.observe import names
+from syncd.observe.events import Event
+from syncd.observe.metrics import Metrics
+
+pytest.importorskip("prometheus_client")
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def metrics():
+    made = Metrics("/ckpt/job")
+    yield made
+    made.close()
+
+
+def tell(metrics, name, **fields):
+    metrics.observe(Event(name, "info", 1.0, fields))
+
+
+def value(metrics, name, **labels):
+    return metrics.registry.get_sample_value(f"syncd_{name}", {"directory": "/ckpt/job", **labels})
+
+
+def test_publishing(metrics):
+    tell(metrics, names.LEADING, term=4)
+    tell(metrics, names.VERSION_PUBLISHED, generation=2, step=7, bytes=100, reason="newer", latency=0.003)
+    tell(metrics, names.VERSION_PUBLISHED, generation=2, step=8, bytes=50, reason="newer")
+    assert value(metrics, "versions_published_total", reason="newer") == 2
+    assert value(metrics, "published_bytes_total") == 150
+    assert (value(metrics, "version_generation"), value(metrics, "version_step")) == (2, 8)
+    assert (value(metrics, "leading"), value(metrics, "term")) == (1, 4)
+    assert value(metrics, "detection_latency_seconds_count") == 1
+    assert value(metrics, "detection_latency_seconds_bucket", le="0.005") == 1
+
+
+def test_progress_is_that_of_the_newest_filling_step(metrics):
+    for step, present, expected in ((3, 1, 4), (5, 2, None), (5, 2, 8)):
+        tell(metrics, names.STEP_PROGRESS, step=step, state="filling", present=present, expected=expected)
+    assert (value(metrics, "filling_step"), value(metrics, "shards_ratio")) == (5, 0.25)
+    tell(metrics, names.STEP_COMPLETE, step=5, state="complete", present=8, expected=8)
+    assert (value(metrics, "filling_step"), value(metrics, "shards_present")) == (3, 1)
+    tell(metrics, names.STEP_DAMAGED, step=3)
+    assert (value(metrics, "filling_step"), value(metrics, "shards_expected")) == (-1, 0)
+
+
+def test_problems_without_a_step_are_counted(metrics):
+    tell(metrics, names.STEP_DAMAGED, detail="step 9 is published and no longer complete")
+    assert value(metrics, "steps_damaged_total") == 1
+
+
+def test_removals_by_rule(metrics):
+    for rule in ("superseded", "superseded", "byte_budget"):
+        tell(metrics, names.STEP_REMOVED, step=1, rule=rule, bytes=10)
+    assert value(metrics, "steps_removed_total", rule="superseded") == 2
+    assert value(metrics, "removed_bytes_total", rule="byte_budget") == 10
+
+
+def test_the_lag_of_an_explorer_goes_with_it(metrics):
+    for name in ("a", "b"):
+        tell(metrics, names.EXPLORER_LAG, explorer=name, lag=3)
+    tell(metrics, names.EXPLORER_DEAD, explorer="a")
+    tell(metrics, names.EXPLORER_LEFT, explorer="never-seen")
+    assert value(metrics, "explorer_lag_steps", explorer="a") is None
+    assert value(metrics, "explorer_lag_steps", explorer="b") == 3
+
+
+def test_a_deposed_leader_shows_nothing_old(metrics):
+    tell(metrics, names.LEADING, term=1)
+    tell(metrics, names.STEP_FOUND, step=3, state="filling", present=1, expected=2)
+    tell(metrics, names.EXPLORER_LAG, explorer="a", lag=3)
+    tell(metrics, names.FENCED)
+    assert value(metrics, "leading") == 0
+    assert value(metrics, "filling_step") == -1
+    assert value(metrics, "explorer_lag_steps", explorer="a") is None
+
+
+def test_scans_carry_what_only_a_look_knows(metrics):
+    assert math.isnan(value(metrics, "free_bytes")), "unknown is not zero"
+    tell(
+        metrics,
+        names.SCAN_DONE,
+        seconds=0.002,
+        full=True,
+        steps=4,
+        bytes=900,
+        free=5000,
+        leases=2,
+        explorers=3,
+    )
+    tell(metrics, names.SCAN_DONE, seconds=0.0001, full=False, steps=5)
+    assert value(metrics, "scan_seconds_count", full="true") == 1
+    assert (value(metrics, "steps"), value(metrics, "job_bytes"), value(metrics, "free_bytes")) == (
+        5,
+        900,
+        5000,
+    )
+    assert (value(metrics, "leases"), value(metrics, "explorers_alive")) == (2, 3)
+
+
+def test_errors_by_code(metrics):
+    tell(metrics, names.ERROR, code="io")
+    tell(metrics, names.JOB_MISSING, code="job_missing")
+    tell(metrics, names.CONFIG_REJECTED, code="config")
+    assert [value(metrics, "errors_total", code=code) for code in ("io", "job_missing", "config")] == [
+        1,
+        1,
+        1,
+    ]
+
+
+def test_every_event_is_taken(metrics):
+    for name in names.EVENTS - {
+        names.EXPLORER_LAG,
+        names.EXPLORER_DEAD,
+        names.EXPLORER_LEFT,
+        names.SCAN_DONE,
+    }:
+        tell(metrics, name, step=1)
+
+
+def test_the_endpoint_is_on_loopback(metrics):
+    port = metrics.serve(0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    assert 'syncd_leading{directory="/ckpt/job"} 0.0' in text
+    assert "_created" not in text
+
+
+def test_a_taken_port_is_a_configuration_error(metrics):
+    port = metrics.serve(0)
+    with pytest.raises(ConfigError, match=f"no metrics on 127.0.0.1:{port}") as raised:
+        Metrics.start(port, "127.0.0.1", "")
+    assert raised.value.hint == f"ss -ltnp 'sport = :{port}'"
+
+
+def test_without_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError) as raised:
+        Metrics()
+    assert raised.value.hint == "pip install 'syncd[metrics]'"
+
+
+def test_the_job_is_taken_from_the_first_event(tmp_path):
+    metrics = Metrics.start(0, "", str(tmp_path / "m.prom"))
+    tell(metrics, names.DAEMON_STARTED, job="/ckpt/job")
+    metrics.close()
+    assert 'syncd_leading{directory="/ckpt/job"} 0.0' in (tmp_path / "m.prom").read_text()
+
+
+def test_the_textfile_is_replaced_whole_and_not_too_often(metrics, tmp_path):
+    path = tmp_path / "job.prom"
+    metrics.write_to(str(path))
+    tell(metrics, names.LEADING, term=1)
+    first = path.stat().st_ino
+    for _ in range(50):
+        tell(metrics, names.SCAN_DONE, seconds=0.1, full=False)
+    assert path.stat().st_ino == first
+    tell(metrics, names.DAEMON_STOPPED)
+    assert path.stat().st_ino != first
+    assert 'syncd_leading{directory="/ckpt/job"} 0.0' in path.read_text()
+    assert os.listdir(tmp_path) == ["job.prom"]
+
+
+def test_a_textfile_that_cannot_be_written_is_counted(metrics, tmp_path):
+    metrics.write_to(str(tmp_path / "none" / "job.prom"))
+    tell(metrics, names.LEADING, term=1)
+    assert value(metrics, "textfile_errors_total") == 1
+
+
+def test_every_metric_is_documented_and_nothing_else(metrics):
+    documented = set(re.findall(r"^\| `syncd_(\w+)` ", (DOCS / "metrics.md").read_text(), re.MULTILINE))
+    there = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name
+        for metric in metrics.registry.collect()
+    }
+    assert {f"syncd_{name}" for name in documented} == there

@@ -1,0 +1,104 @@
+"""What systemd hears."""
+
+import os
+import socket
+import time
+import uuid
+
+import pytest
+
+from syncd.observe.sd_notify import Notifier, watchdog_interval
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path):
+    """Return a listening socket and the NOTIFY_SOCKET that names it."""
+    name = f"@syncd-{uuid.uuid4().hex}" if request.param == "abstract" else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0{name[1:]}" if name.startswith("@") else name)
+        listener.settimeout(0.05)
+        yield listener, name
+
+
+def heard(listener):
+    messages = []
+    while True:
+        try:
+            messages.append(dict(line.split("=", 1) for line in listener.recv(4096).decode().splitlines()))
+        except TimeoutError:
+            return messages
+
+
+def test_a_life(manager):
+    listener, name = manager
+    notifier = Notifier({"NOTIFY_SOCKET": name})
+    notifier.ready("starting")
+    notifier.alive("step 3\npublished")
+    notifier.alive("step 3\npublished")
+    notifier.status("in trouble")
+    notifier.reloading()
+    notifier.ready("again")
+    notifier.stopping()
+    messages = heard(listener)
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    reloading = messages.pop(3)
+    assert reloading["RELOADING"] == "1"
+    assert 0 <= before - int(reloading["MONOTONIC_USEC"]) < 5_000_000
+    assert messages == [
+        {"READY": "1", "STATUS": "starting"},
+        {"STATUS": "step 3 published"},
+        {"STATUS": "in trouble"},
+        {"READY": "1", "STATUS": "again"},
+        {"STOPPING": "1", "STATUS": "stopping"},
+    ]
+
+
+def test_signs_of_life_come_in_time_and_not_more_often(manager):
+    listener, name = manager
+    notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())})
+    ends = time.monotonic() + 0.22
+    while time.monotonic() < ends:
+        notifier.alive("s")
+        time.sleep(0.002)
+    beats = [message for message in heard(listener) if "WATCHDOG" in message]
+    assert 3 <= len(beats) <= 5
+
+
+def test_trouble_is_no_sign_of_life(manager):
+    listener, name = manager
+    notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000"})
+    notifier.status("in trouble")
+    assert heard(listener) == [{"STATUS": "in trouble"}]
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all", "@nobody-listens"])
+def test_nobody_listens(address):
+    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})
+    notifier.ready("x")
+    notifier.alive("y")
+    notifier.stopping()
+
+
+def test_a_manager_that_does_not_read_holds_nothing_up(manager):
+    _, name = manager
+    notifier = Notifier({"NOTIFY_SOCKET": name})
+    started = time.monotonic()
+    for count in range(2000):
+        notifier.status(f"status {count}")
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": str(os.getpid())}, 0.5),
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "-5"}, None),
+    ],
+)
+def test_watchdog_interval(environment, seconds):
+    assert watchdog_interval(environment) == seconds

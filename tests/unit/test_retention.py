@@ -1,0 +1,235 @@
+"""Retention: which rule keeps or removes each step."""
+
+from dataclasses import replace
+
+import pytest
+from builders import complete, filling, published, snapshot
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncd.daemon.policy import Policy, Retention
+from syncd.daemon.retention import decide
+from syncd.daemon.snapshot import Module, Snapshot, State
+from syncd.protocol.pin import Pin
+from syncd.protocol.presence import Presence
+
+
+def rules(looked: Snapshot, policy: Policy | None = None, **retention) -> dict[int, str]:
+    decisions = decide(looked, policy or Policy(Retention(**retention)))
+    return {decision.step: ("" if decision.keep else "-") + decision.rule for decision in decisions}
+
+
+def job(*steps, newest: int, previous: int | None = None, **more) -> Snapshot:
+    version = published(complete(newest), previous=(1, previous) if previous is not None else None)
+    return snapshot(*steps, marker=newest, version=version, **more)
+
+
+def explorer(*leases: int, alive: bool = True) -> Module:
+    return Module(Presence("e", leases=leases), alive)
+
+
+def numbered(*numbers, **more):
+    return [complete(number, **more) for number in numbers]
+
+
+def test_nothing_goes_before_anything_is_published():
+    assert rules(snapshot(*numbered(1, 2, 3), marker=3)) == dict.fromkeys((1, 2, 3), "unpublished")
+
+
+@pytest.mark.fault("versions faster than the poll leak")
+def test_superseded_steps_go_and_those_that_were_never_published_too():
+    found = rules(job(*numbered(1, 2, 3, 4, 5), newest=5, previous=1), keep_last=2)
+    assert found == {
+        1: "previous_version",
+        2: "-superseded",
+        3: "-superseded",
+        4: "keep_last",
+        5: "newest_version",
+    }
+
+
+@pytest.mark.fault("a step is pruned while it is read")
+def test_a_leased_step_stays_while_its_explorer_lives():
+    looked = job(*numbered(1, 2, 3, 4), newest=4, previous=3, explorers={"e": explorer(1)})
+    assert rules(looked)[1] == "leased"
+    dead = job(*numbered(1, 2, 3, 4), newest=4, previous=3, explorers={"e": explorer(1, alive=False)})
+    assert rules(dead)[1] == "-superseded"
+
+
+@pytest.mark.fault("a dead explorer counts for ever")
+def test_a_dead_explorer_holds_nothing():
+    looked = job(*numbered(1, 2, 3), newest=3, previous=2, explorers={"e": explorer(1, alive=False)})
+    assert rules(looked, keep_last=1)[1] == "-superseded"
+
+
+def test_keep_every():
+    assert rules(job(*numbered(*range(1, 9)), newest=8, previous=7), keep_every=4)[4] == "keep_every"
+
+
+@pytest.mark.fault("the old full checkpoint is deleted before the new one is tracked")
+def test_full_checkpoints_stay_all_or_the_last():
+    steps = [*numbered(1, 2, 3, full=True), *numbered(4, 5)]
+    assert [rules(job(*steps, newest=5, previous=4))[n] for n in (1, 2, 3)] == ["full_checkpoint"] * 3
+    last = rules(job(*steps, newest=5, previous=4), keep_full=2)
+    assert last == {
+        1: "-keep_full",
+        2: "full_checkpoint",
+        3: "full_checkpoint",
+        4: "previous_version",
+        5: "newest_version",
+    }
+
+
+def test_the_checkpoint_that_a_trainer_resumes_from_stays_whatever_the_limit():
+    """After going back the highest full checkpoint is not the one that counts."""
+    steps = [complete(1, full=True), complete(5, full=True), complete(6), complete(7)]
+    version = published(complete(7), 2, previous=(2, 6), abandoned=((5, complete(5).digest),))
+    looked = snapshot(*steps, marker=7, version=version, tracker=1)
+    assert rules(looked, keep_full=1) == {
+        1: "resumed_from", 5: "-abandoned", 6: "previous_version", 7: "newest_version"
+    }  # fmt: skip
+    assert rules(replace(looked, tracker=None), keep_full=1)[1] == "full_checkpoint"
+
+
+def test_a_trainer_that_adds_files_to_a_step_keeps_it():
+    trainer = {"t": Module(Presence("t", leases=(1,)))}
+    assert rules(job(*numbered(1, 2, 3, 4), newest=4, previous=3, trainers=trainer))[1] == "leased"
+
+
+def test_who_cannot_be_read_may_lease_anything():
+    unreadable = {"e": Module(Presence("e", problem="not a JSON document"))}
+    assert set(rules(job(*numbered(1, 2, 3), newest=3, explorers=unreadable)).values()) == {
+        "unreadable_presence",
+        "newest_version",
+    }
+    dead = {"e": Module(Presence("e", problem="not a JSON document"), alive=False)}
+    assert rules(job(*numbered(1, 2, 3, 4), newest=4, previous=3, explorers=dead))[1] == "-superseded"
+
+
+def test_damage_is_believed_late():
+    """A mount in trouble looks like damage."""
+    looked = job(replace(complete(1), state=State.DAMAGED), *numbered(2, 3, 4), newest=4, previous=3)
+    assert rules(looked)[1] == "damaged_lately"
+    late = replace(looked, steps={**looked.steps, 1: replace(looked.steps[1], unchanged_for=4000.0)})
+    assert rules(late)[1] == "-damaged"
+
+
+def test_pinned():
+    assert rules(job(*numbered(1, 2, 3, 4), newest=4, previous=3, pins={1: Pin(1)}))[1] == "pinned"
+
+
+def test_the_byte_budget_takes_the_oldest_of_what_only_weak_rules_keep():
+    looked = job(*numbered(*range(1, 7)), newest=6, previous=5, pins={1: Pin(1)})
+    found = rules(looked, keep_last=6, max_bytes=400)
+    assert found == {
+        1: "pinned", 2: "-byte_budget", 3: "-byte_budget", 4: "keep_last", 5: "previous_version", 6: "newest_version"
+    }  # fmt: skip
+
+
+def test_a_byte_budget_never_takes_what_is_protected():
+    looked = job(*numbered(1, 2, 3), newest=3, previous=2, explorers={"e": explorer(1)})
+    assert rules(looked, max_bytes=1) == {1: "leased", 2: "previous_version", 3: "newest_version"}
+
+
+def test_every_link_of_a_chain_stays():
+    steps = [
+        complete(1),
+        complete(2, parent=1, kind="delta"),
+        complete(3, parent=2, kind="delta"),
+        complete(4),
+    ]
+    found = rules(job(*steps, newest=4, previous=3), keep_last=1)
+    assert found == {1: "chain", 2: "chain", 3: "previous_version", 4: "newest_version"}
+
+
+@pytest.mark.fault("an evaluator lists half-written checkpoints")
+def test_a_step_being_written_stays_until_it_has_long_stood_still():
+    looked = job(filling(2), complete(3), newest=3)
+    assert rules(looked)[2] == "being_written"
+    stale = job(replace(filling(2), unchanged_for=4000.0), complete(3), newest=3)
+    assert rules(stale)[2] == "-stale_partial"
+    ahead = job(complete(3), replace(filling(9), unchanged_for=4000.0), newest=3)
+    assert rules(ahead)[9] == "being_written"
+
+
+def test_foreign_steps_stay_unless_asked_for():
+    steps = numbered(1, 2, 3, 4, layout="trinity-0.6")
+    assert rules(job(*steps, newest=4, previous=3))[1] == "foreign"
+    assert rules(job(*steps, newest=4, previous=3), Policy(prune_foreign=True))[1] == "-superseded"
+
+
+def test_pruning_can_be_off():
+    assert set(rules(job(*numbered(1, 2, 3), newest=3), Policy(prune=False)).values()) == {"pruning_off"}
+
+
+def test_sealed_steps_ahead_of_the_version_stay():
+    assert rules(job(complete(3), complete(4), newest=3))[4] == "not_yet_published"
+
+
+leases = st.lists(st.integers(0, 12), max_size=3).map(tuple)
+states = st.sampled_from(list(State))
+
+
+@st.composite
+def jobs(draw):
+    found = draw(
+        st.lists(
+            st.tuples(st.integers(0, 12), states, st.booleans(), st.booleans()),
+            max_size=13,
+            unique_by=lambda i: i[0],
+        )
+    )
+    steps = [
+        replace(
+            complete(n),
+            state=state,
+            full=full,
+            parent=n - 1 if delta and n else None,
+            unchanged_for=n * 900.0,
+        )
+        for n, state, full, delta in found
+    ]
+    return job(
+        *steps,
+        newest=draw(st.integers(0, 12)),
+        previous=draw(st.integers(0, 12)),
+        pins={n: Pin(n) for n in draw(st.sets(st.integers(0, 12), max_size=2))},
+        explorers={"a": explorer(*draw(leases)), "b": explorer(*draw(leases), alive=draw(st.booleans()))},
+    )
+
+
+policies = st.builds(
+    Retention,
+    keep_last=st.integers(1, 4),
+    keep_every=st.integers(0, 4),
+    keep_full=st.integers(0, 2),
+    max_bytes=st.sampled_from([0, 1, 300]),
+)
+
+
+@given(jobs(), policies)
+@settings(max_examples=500, deadline=None)
+def test_what_must_never_be_removed_never_is(looked, retention):
+    removed = {decision.step for decision in decide(looked, Policy(retention)) if not decision.keep}
+    assert removed <= looked.steps.keys()
+    assert not removed & looked.leases.keys()
+    assert not removed & looked.pins.keys()
+    assert looked.version is not None
+    assert looked.version.step not in removed
+    assert looked.version.previous is None or looked.version.previous[1] not in removed
+    kept = looked.steps.keys() - removed
+    for number in kept:
+        link = number
+        while (parent := looked.steps[link].parent) is not None and parent in looked.steps:
+            assert parent not in removed, "a link of a kept chain"
+            link = parent
+    full = sorted(number for number, step in looked.steps.items() if step.full)
+    assert not removed & set(full[-retention.keep_full :] if retention.keep_full else full)
+
+
+@given(jobs(), policies)
+@settings(max_examples=200, deadline=None)
+def test_every_step_is_decided_once_and_the_newest_complete_ones_stay(looked, retention):
+    decisions = decide(looked, Policy(retention))
+    assert [decision.step for decision in decisions] == sorted(looked.steps)
+    assert all(decision.rule for decision in decisions)

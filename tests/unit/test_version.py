@@ -1,0 +1,123 @@
+"""The version: what comes back, what is refused, and how pairs are ordered."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory import memory_job
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.documents import decode, encode
+from syncd.protocol.version import (
+    Version,
+    encode_version,
+    pair_document,
+    pair_from,
+    read_version,
+    version_from,
+)
+
+NUMBERS = st.integers(0, 1 << 53)
+PAIRS = st.tuples(NUMBERS, NUMBERS)
+VERSIONS = st.builds(
+    Version,
+    NUMBERS,
+    NUMBERS,
+    st.sampled_from(["weights", "delta", "lora"]),
+    st.sampled_from(["global_step_7/actor", "a"]),
+    st.text(),
+    layout=st.text(),
+    parent=st.none() | NUMBERS,
+    published_at=st.floats(0, 2e9),
+    previous=st.none() | PAIRS,
+    held_marker=st.none() | st.text(),
+    request=st.none() | st.text(),
+    abandoned=st.lists(st.tuples(NUMBERS, st.text()), max_size=3).map(tuple),
+    term=NUMBERS,
+)
+VERSION = Version(1, 7, "weights", "global_step_7/actor", "sha256:00", previous=(1, 6), abandoned=((9, "x"),))
+DOCUMENT = json.loads(encode_version(VERSION))
+
+
+def read(**changes) -> Version | None:
+    job = memory_job()
+    job.disk.files[job.version] = encode({**DOCUMENT, **changes})
+    return read_version(job)
+
+
+@given(VERSIONS)
+def test_a_version_comes_back(version):
+    assert version_from(decode(encode_version(version), "/a")) == version
+
+
+@given(VERSIONS, st.text())
+def test_only_a_remote_version_may_be_anywhere(version, uri):
+    remote = replace(version, kind="remote", path=uri)
+    assert version_from(decode(encode_version(remote), "/a")) == remote
+
+
+@pytest.mark.parametrize("path", ["", "/abs", "../up", "a/../b", "a//b", ".", "a\n", "x" * 300])
+def test_a_path_outside_the_job_is_refused(path):
+    with pytest.raises(CorruptDataError, match="path"):
+        read(path=path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"generation": -1},
+        {"generation": None},
+        {"step": 7.0},
+        {"kind": None},
+        {"digest": 1},
+        {"layout": 1},
+        {"parent": "6"},
+        {"published_at": None},
+        {"previous": [1, 6]},
+        {"previous": {"generation": 1}},
+        {"held_marker": 7},
+        {"request": 7},
+        {"abandoned": {}},
+        {"abandoned": [[1]]},
+        {"abandoned": [["x", 1]]},
+        {"abandoned": [[True, "x"]]},
+        {"term": "1"},
+    ],
+)
+def test_nonsense_is_refused(changes):
+    with pytest.raises(CorruptDataError):
+        read(**changes)
+
+
+def test_before_the_first_publish_there_is_none():
+    assert read_version(memory_job()) is None
+
+
+def test_optional_fields_may_be_missing():
+    job = memory_job()
+    needed = ("generation", "step", "kind", "path", "digest", "published_at")
+    job.disk.files[job.version] = encode({key: DOCUMENT[key] for key in needed})
+    assert read_version(job) == replace(VERSION, previous=None, abandoned=())
+
+
+@given(PAIRS, PAIRS)
+def test_the_generation_comes_before_the_step(one, other):
+    first, second = (Version(*pair, "weights", "a", "").pair for pair in (one, other))
+    older = one[0] < other[0] or (one[0] == other[0] and one[1] < other[1])
+    assert (first < second) == older
+    assert (first == second) == (one == other)
+
+
+@given(PAIRS, PAIRS, PAIRS)
+def test_pairs_are_in_one_order(one, two, three):
+    low, middle, high = sorted([one, two, three])
+    assert low <= middle <= high
+    assert low <= high
+
+
+@given(st.none() | PAIRS)
+def test_a_pair_comes_back(pair):
+    fields = decode(encode({"pair": pair_document(pair)}), "/a")
+    assert pair_from(fields.optional_record("pair")) == pair

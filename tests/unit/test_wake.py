@@ -1,0 +1,133 @@
+"""What wakes the daemon: real inotify on this machine's own file system."""
+
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from syncd.daemon.wake import Pipe, Watcher, choose
+from syncd.protocol.layout import MARKER
+from syncd.protocol.mount import Mount
+
+
+@pytest.fixture
+def pipe():
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+@pytest.fixture
+def watcher(tmp_path, pipe):
+    watcher = Watcher(str(tmp_path), pipe, "events")
+    yield watcher
+    watcher.close()
+
+
+def replace(path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def test_network_mounts_are_polled():
+    assert choose(None, Mount("/", "nfs4"))[0] == "polling"
+    assert choose(None, Mount("/", "fuse.sshfs"))[0] == "polling"
+    assert choose(None, Mount("/", "lustre"))[0] == "polling"
+    assert choose(None, Mount("/", "ext4"))[0] == "events"
+    assert choose("events", Mount("/", "nfs4"))[0] == "events"
+
+
+def test_a_replaced_marker_wakes(tmp_path, watcher):
+    replace(tmp_path / MARKER, "1")
+    assert watcher.wait(5)
+    replace(tmp_path / MARKER, "2")
+    assert watcher.wait(5)
+
+
+def test_a_new_step_wakes(tmp_path, watcher):
+    (tmp_path / "global_step_1").mkdir()
+    assert watcher.wait(5)
+
+
+def test_what_the_daemon_does_itself_does_not(tmp_path, watcher):
+    (tmp_path / MARKER).write_text("1")
+    while watcher.wait(0.3):
+        pass
+    for _ in range(20):
+        os.close(os.open(tmp_path, os.O_RDONLY))
+        (tmp_path / MARKER).read_text()
+        os.listdir(tmp_path)
+    assert not watcher.wait(0.5)
+
+
+def test_a_step_moved_away_does_not_hold_back_the_next_marker(tmp_path, watcher):
+    """The library pairs a move away with an arrival for half a second, and holds back all that follows."""
+    (tmp_path / "global_step_1").mkdir()
+    trash = tmp_path.parent / f"{tmp_path.name}-trash"
+    trash.mkdir()
+    while watcher.wait(0.3):
+        pass
+    waits = []
+    for number in range(5):
+        (tmp_path / f"global_step_{number + 2}").mkdir()
+        assert watcher.wait(5)
+        os.rename(tmp_path / f"global_step_{number + 2}", trash / str(number))
+        started = time.monotonic()
+        replace(tmp_path / MARKER, str(number))
+        assert watcher.wait(5)
+        waits.append(time.monotonic() - started)
+    # Held back, every single one takes half a second; the median of five says which it is on a loaded machine too.
+    assert sorted(waits)[2] < 0.4
+
+
+def test_a_dead_emitter_is_rebuilt(tmp_path, pipe):
+    root, rebuilt = tmp_path / "job", []
+    root.mkdir()
+    watcher = Watcher(str(root), pipe, "events", lambda: rebuilt.append(True))
+    try:
+        shutil.rmtree(root)
+        for _ in range(50):
+            watcher.wait(0.05)
+        root.mkdir()
+        for _ in range(100):
+            watcher.wait(0.05)
+            if rebuilt:
+                break
+        assert rebuilt
+        while watcher.wait(0.2):
+            pass
+        replace(root / MARKER, "7")
+        assert watcher.wait(5)
+    finally:
+        watcher.close()
+
+
+def test_changes_without_events_end_the_trust_in_events(tmp_path, watcher):
+    watcher.found_news()
+    assert watcher.mode == "events"
+    watcher.found_news()
+    assert watcher.mode == "polling"
+
+
+def test_changes_that_were_announced_keep_it(tmp_path, watcher):
+    for number in range(4):
+        replace(tmp_path / MARKER, str(number))
+        assert watcher.wait(5)
+        watcher.found_news()
+    assert watcher.mode == "events"
+
+
+def test_the_pipe_wakes_from_another_thread_and_forgets(pipe):
+    threading.Timer(0.05, pipe.ring).start()
+    assert pipe.wait(5)
+    assert not pipe.wait(0)
+
+
+def test_a_full_pipe_still_rings(pipe):
+    for _ in range(100_000):
+        pipe.ring()
+    assert pipe.wait(0)
+    assert not pipe.wait(0)

@@ -1,0 +1,135 @@
+"""How a step becomes a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
+
+First `training/`, which the engine's ranks write, with the loop's state in it; then `actor/huggingface/` where it is
+asked for; then `.full_checkpoint`, and now it counts; last the tracker and a copy of the state in the job directory.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from syncd.errors import SyncdError, storage_error
+from syncd.protocol.disk import list_if_there, remove_tree, temporary_name
+from syncd.protocol.documents import encode, read_document
+from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
+from syncd.protocol.manifest import missing_files, read_manifest
+from trainer.state import TrainerState, state_from
+
+TRAINING = "training"
+HUGGINGFACE = "huggingface"
+META = "trainer_meta.json"
+_STATE = "trainer.json"
+
+
+def training_directory(job: Job, step: int) -> str:
+    """Return where the engine's training state of a step is."""
+    return f"{job.step(step)}/{TRAINING}"
+
+
+def clear_training(job: Job, step: int) -> str:
+    """Make the empty directory for an engine's training state, whatever an earlier attempt left there."""
+    directory = training_directory(job, step)
+    if list_if_there(job.disk, directory):
+        remove_tree(job.disk, directory)
+    job.disk.make_directory(directory)
+    return directory
+
+
+def sync_tree(directory: str) -> None:
+    """Make all files below a directory durable, those of this host at least.
+
+    Raises:
+        StorageError: One could not be synced.
+    """
+    try:
+        for parent, _, files in os.walk(directory):
+            for name in (*files, "."):
+                _sync(f"{parent}/{name}")
+    except OSError as error:
+        raise storage_error(error, directory) from error
+
+
+def complete(job: Job, step: int, state: Mapping[str, Any], *, as_hf: bool) -> None:
+    """Make a sealed step with its training state a full checkpoint. May be called again, to add `huggingface/`.
+
+    Raises:
+        SyncdError: Something could not be written; what was a full checkpoint still is.
+    """
+    try:
+        job.disk.replace(f"{training_directory(job, step)}/{_STATE}", encode(state))
+        if as_hf:
+            _link_huggingface(f"{job.step(step)}/{ACTOR}")
+        job.disk.replace(f"{job.step(step)}/{FULL_CHECKPOINT}", encode({"protocol": 1, "step": step}))
+        job.disk.replace(job.tracker, f"{step}".encode("ascii"))
+        job.disk.replace(f"{job.root}/{META}", encode(state))
+    except OSError as error:
+        raise storage_error(error, job.step(step)) from error
+
+
+def has_huggingface(job: Job, step: int) -> bool:
+    """Say whether a step has a Hugging Face directory that stands for itself."""
+    return HUGGINGFACE in {entry.name for entry in list_if_there(job.disk, f"{job.step(step)}/{ACTOR}")}
+
+
+def full_checkpoints(job: Job) -> list[int]:
+    """Return the steps that say they are full checkpoints, ascending."""
+    job.disk.refresh(job.root)
+    steps = (parse_step_name(entry.name) for entry in job.disk.list(job.root) if entry.kind == "directory")
+    return sorted(step for step in steps if step is not None and _is_full(job, step))
+
+
+def read_state(job: Job, step: int) -> TrainerState:
+    """Return the loop's state of a full checkpoint.
+
+    Raises:
+        SyncdError: The checkpoint is not whole.
+    """
+    try:
+        path = job.step(step)
+        if wrong := missing_files(job.disk, path, read_manifest(job.disk, path)):
+            raise SyncdError(wrong[0], path=path)
+        return state_from(read_document(job.disk, f"{training_directory(job, step)}/{_STATE}"))
+    except OSError as error:
+        raise storage_error(error, job.step(step)) from error
+
+
+def _is_full(job: Job, step: int) -> bool:
+    return {FULL_CHECKPOINT, MANIFEST} <= {entry.name for entry in list_if_there(job.disk, job.step(step))}
+
+
+def _link_huggingface(actor: str) -> None:
+    """Make `huggingface/` of links to what is beside it, whole or not at all; copies where there are no links."""
+    target = f"{actor}/{HUGGINGFACE}"
+    if os.path.isdir(target):
+        return
+    preparing = f"{actor}/{temporary_name(HUGGINGFACE)}"
+    os.mkdir(preparing)
+    try:
+        for entry in os.scandir(actor):
+            if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
+                _link(entry.path, f"{preparing}/{entry.name}")
+        _sync(preparing)
+        os.rename(preparing, target)
+        _sync(actor)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(preparing)
+        raise
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+        _sync(target)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

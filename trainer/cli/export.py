@@ -1,0 +1,26 @@
+"""`trainer export`: a step as a Hugging Face directory."""
+
+import click
+
+from syncd.protocol.layout import MAX_STEP
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.argument("step", metavar="STEP", type=click.IntRange(0, MAX_STEP))
+@click.argument("out", metavar="OUT")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Of the weights; as they are unless given.",
+)
+def export(job: str, step: int, out: str, dtype: str | None) -> None:
+    """Make the Hugging Face directory OUT of a step or full checkpoint of JOB.
+
+    \b
+    Example:
+      trainer export /shared/jobs/first 200 ./first-200 --dtype bfloat16
+    """  # noqa: D301 - click's mark is one backspace
+    from trainer.export import export as write  # noqa: PLC0415
+
+    write(job, step, out, dtype)

@@ -1,0 +1,42 @@
+"""The entry point of `trainer`; torch is imported only once a verb trains."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import click
+
+from syncd import console
+from syncd._version import __version__
+
+VERBS: Mapping[str, str] = {
+    "train": "Train: consume experiences, write steps.",
+    "stages": "Train the stages of one file, one after the other.",
+    "config": "Print the schema and the documentation of the file, and the algorithms.",
+    "plot": "Draw a job's curves to a PNG.",
+    "export": "Make a Hugging Face directory of a step or full checkpoint.",
+}
+"""Each verb with its line of help. `trainer.cli.<verb>` has the command, under the same name."""
+
+
+@click.group(
+    cls=console.LazyGroup,
+    package="trainer.cli",
+    verbs=VERBS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Keys of the file: docs/configuration.md. Exit codes: docs/trainer.md.",
+)
+@click.version_option(__version__, prog_name="trainer")
+@console.debug_option
+def trainer(debug: bool) -> None:  # `debug` is read before anything is parsed
+    """Train a model on the experiences of a job, and write its weights as steps."""
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    return console.run(trainer, "trainer", args)

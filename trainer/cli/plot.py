@@ -1,0 +1,18 @@
+"""`trainer plot`: a job's curves."""
+
+import click
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.option("-o", "--out", metavar="FILE", help="The PNG to write; JOB/plot.png unless given.")
+def plot(job: str, out: str | None) -> None:
+    """Draw reward, loss, staleness and sync times of JOB to a PNG, and print its path.
+
+    \b
+    Example:
+      trainer plot /shared/jobs/first -o curves.png
+    """  # noqa: D301 - click's mark is one backspace
+    from trainer.plot import plot as draw  # noqa: PLC0415
+
+    click.echo(draw(job, out or f"{job}/plot.png"))

@@ -1,0 +1,51 @@
+"""`trainer stages`: one stage after the other."""
+
+import os
+
+import click
+
+from syncd.errors import UsageError
+from trainer.cli.options import TAKES_KEYS, config_argument, dry_run_option, nproc_option, show
+
+_LAUNCHED = ("RANK", "SLURM_PROCID")
+
+
+@click.command(context_settings=TAKES_KEYS)
+@config_argument
+@dry_run_option
+@nproc_option
+@click.pass_context
+def stages(
+    ctx: click.Context, config: str, overrides: tuple[str, ...], dry_run: bool, nproc: int | None
+) -> None:
+    """Run the [[stages]] of CONFIG that are not done yet, each in <job.dir>/<name>.
+
+    Exits as the stage that did not end with 0; the same command goes on with it.
+
+    \b
+    Examples:
+      trainer stages stages.toml
+      trainer stages stages.toml --nproc 2 --trainer.save_interval 50
+    """  # noqa: D301 - click's mark is one backspace
+    from trainer.config.plan import load_stages  # noqa: PLC0415
+    from trainer.stages import foreseen, run_stages  # noqa: PLC0415
+
+    plan = load_stages(config, overrides)
+    if dry_run:
+        for stage, found in foreseen(plan):
+            click.echo(f"# stage {stage.name}")
+            show(stage.config, found)
+        return
+    _refuse_ranks()
+    from trainer.launch.train import train  # noqa: PLC0415
+
+    ctx.exit(run_stages(plan, lambda job: train(job, nproc), lambda line: click.echo(line, err=True)))
+
+
+def _refuse_ranks() -> None:
+    for name in _LAUNCHED:
+        if name in os.environ:
+            raise UsageError(
+                f"{name} is set: this is one rank of several, and stages are started once",
+                hint=f"start it without torchrun and srun, or unset {name}",
+            )

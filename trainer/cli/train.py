@@ -1,0 +1,40 @@
+"""`trainer train`: the loop, on this machine or as one rank of torchrun or srun."""
+
+import click
+
+from syncd.errors import ConfigError
+from trainer.cli.options import TAKES_KEYS, config_argument, dry_run_option, nproc_option, show
+
+
+@click.command(context_settings=TAKES_KEYS)
+@config_argument
+@dry_run_option
+@nproc_option
+@click.pass_context
+def train(
+    ctx: click.Context, config: str, overrides: tuple[str, ...], dry_run: bool, nproc: int | None
+) -> None:
+    """Train as CONFIG says, with any key of it overridden by --section.key value.
+
+    \b
+    Examples:
+      trainer train grpo.toml
+      trainer train grpo.toml --nproc 2 --sync.interval 2 --algorithm.optimizer.lr=2e-6
+      torchrun --nnodes 4 --nproc-per-node 8 -m trainer train grpo.toml
+      srun trainer train grpo.toml
+      trainer train grpo.toml --dry-run
+    """  # noqa: D301 - click's mark is one backspace
+    from trainer.config.load import load_config  # noqa: PLC0415
+
+    job = load_config(config, overrides)
+    if job.stages:
+        raise ConfigError("this file has [[stages]]", path=config, hint=f"trainer stages {config}")
+    if dry_run:
+        from trainer.config.kept import contradictions, moved_to, planned_job_dir  # noqa: PLC0415
+
+        settled = moved_to(job, planned_job_dir(job))
+        show(settled, contradictions(settled))
+        return
+    from trainer.launch.train import train as start  # noqa: PLC0415
+
+    ctx.exit(start(job, nproc))

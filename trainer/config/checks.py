@@ -1,0 +1,147 @@
+"""What no single key can say: keys that do not go together. Pure functions over a configuration."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from syncd.config import load as load_daemon
+from syncd.errors import ConfigError
+from syncd.protocol.layout import is_identity
+from syncd.synchronizer.styles import SyncMethod
+from trainer.config.algorithms import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALGORITHMS,
+    KL_TYPES,
+    LACKING,
+    LOSSES,
+    SFT,
+    estimator_and_loss,
+)
+from trainer.config.model import JobConfig
+from trainer.config.problems import Problem
+
+_VERL = "verl"
+_STRATEGIES = frozenset({"fsdp", "fsdp2"})
+_CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
+"""Losses for which a lower bound of 0 or less would be a slip of the pen; cispo, for one, is used so."""
+
+
+def check(config: JobConfig) -> Iterator[Problem]:
+    """Yield what is wrong between keys, nothing if all is well."""
+    yield from _places(config)
+    yield from _data(config)
+    yield from _optimizer(config)
+    yield from _sync(config)
+    if config.engine.name == _VERL:
+        yield from _verl(config)
+    yield from _daemon(config.daemon)
+
+
+def _places(config: JobConfig) -> Iterator[Problem]:
+    for key, value in (("job.dir", config.job.dir), ("model.path", config.model.path)):
+        if not value:
+            yield Problem(key, f"{key} is empty", "name a directory; is a shell variable unset?")
+    if not is_identity(config.trainer.name):
+        yield Problem(
+            "trainer.name",
+            f"trainer.name = {config.trainer.name!r} is not a name for files",
+            "letters, digits, '.', '_' and '-', 100 at most, none of '.' and '-' first",
+        )
+
+
+def _data(config: JobConfig) -> Iterator[Problem]:
+    data, rows = config.data, config.data.groups * config.data.group_size
+    if config.algorithm.name == SFT and not data.sft_path:
+        yield Problem("data.sft_path", 'algorithm.name = "sft" needs data.sft_path')
+    elif data.sft_ratio > 0 and not data.sft_path:
+        yield Problem("data.sft_path", f"data.sft_ratio = {data.sft_ratio:g} needs data.sft_path")
+    if rows % config.algorithm.mini_batches:
+        yield Problem(
+            "algorithm.mini_batches",
+            f"data.groups x data.group_size = {rows} rows cannot be dealt out evenly to"
+            f" algorithm.mini_batches = {config.algorithm.mini_batches}",
+        )
+    if data.max_waiting < rows:
+        yield Problem(
+            "data.max_waiting",
+            f"data.max_waiting = {data.max_waiting} is less than the {rows} rows of one step"
+            " (data.groups x data.group_size)",
+        )
+    if data.beyond == "weight" and data.max_age is None:
+        yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
+
+
+def _optimizer(config: JobConfig) -> Iterator[Problem]:
+    optimizer, key = config.algorithm.optimizer, "algorithm.optimizer"
+    if optimizer.schedule != "cosine":
+        return
+    if not optimizer.schedule_steps and config.trainer.total_steps is None:
+        yield Problem(
+            f"{key}.schedule",
+            f'{key}.schedule = "cosine" has no end',
+            f"set {key}.schedule_steps or trainer.total_steps",
+        )
+    if 0 < optimizer.schedule_steps <= optimizer.warmup_steps:
+        yield Problem(
+            f"{key}.warmup_steps",
+            f"{key}.warmup_steps = {optimizer.warmup_steps} leaves nothing of"
+            f" {key}.schedule_steps = {optimizer.schedule_steps}",
+        )
+
+
+def _sync(config: JobConfig) -> Iterator[Problem]:
+    if config.sync.method is not SyncMethod.CHECKPOINT:
+        yield Problem(
+            "sync.method",
+            f'sync.method = "{config.sync.method}" is not built yet',
+            'sync.method = "checkpoint" is',
+        )
+
+
+def _verl(config: JobConfig) -> Iterator[Problem]:
+    section = config.algorithm
+    yield from _one_of("engine.strategy", config.engine.strategy, _STRATEGIES)
+    yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
+    yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
+    yield from _one_of("algorithm.name", section.name, ALGORITHMS)
+    if section.loss:
+        yield from _one_of("algorithm.loss", section.loss, LOSSES)
+    if section.advantage in LACKING:
+        why = LACKING[section.advantage]
+        yield Problem(
+            "algorithm.advantage", f'algorithm.advantage = "{section.advantage}" cannot be had: {why}'
+        )
+    elif section.advantage:
+        yield from _one_of("algorithm.advantage", section.advantage, ADVANTAGES)
+    yield from _pair(config)
+
+
+def _pair(config: JobConfig) -> Iterator[Problem]:
+    section = config.algorithm
+    advantage, loss = estimator_and_loss(section)
+    low = section.clip_ratio if section.clip_ratio_low is None else section.clip_ratio_low
+    if loss in _CLIPPED_BELOW and low >= 1:
+        key = "clip_ratio" if section.clip_ratio_low is None else "clip_ratio_low"
+        yield Problem(
+            f"algorithm.{key}", f"algorithm.{key} = {low:g} clips nothing below: a ratio is never less than 0"
+        )
+    if advantage == "grpo_passk" and config.data.group_size == 1:
+        yield Problem("data.group_size", "data.group_size = 1 has no second best, which grpo_passk takes")
+    if section.name == SFT and (section.advantage or section.loss):
+        key = "algorithm.advantage" if section.advantage else "algorithm.loss"
+        yield Problem(key, f'{key} means nothing to algorithm.name = "sft"')
+
+
+def _one_of(key: str, value: str, known: Mapping[str, object] | frozenset[str]) -> Iterator[Problem]:
+    if value not in known:
+        hint = "trainer config algorithms" if key == "algorithm.name" else None
+        yield Problem(key, f'{key} = "{value}" is not one of {", ".join(sorted(known))}', hint)
+
+
+def _daemon(table: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what the daemon would say of its table, of each key by itself."""
+    for name, value in table.items():
+        try:
+            load_daemon(None, {name: value})
+        except ConfigError as error:
+            yield Problem(f"daemon.{name}", f"daemon.{name}: {error.message}", error.hint)

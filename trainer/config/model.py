@@ -1,0 +1,298 @@
+"""Every key of the job's file, with its type, its default and what it means. Frozen once it is read.
+
+What a key means is said once, in its description: `trainer config schema` and docs/configuration.md are made of it.
+Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from syncd.synchronizer.styles import SyncMethod, SyncStyle
+
+FIXED: dict[str, Any] = {"fixed": True}
+"""Goes into the JSON Schema of a key that may not change between two starts."""
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Above0 = Annotated[float, Field(gt=0)]
+NoneText = Annotated[
+    None,
+    BeforeValidator(lambda value: None if value == "none" else value),
+    WithJsonSchema({"const": "none"}),
+]
+"""TOML has no word for nothing: `"none"` is one."""
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are errors, values are not converted behind the user's back."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class JobSection(Section):
+    """The run itself."""
+
+    dir: str
+    """The job directory, on a file system that all hosts of the job share."""
+    name: str = ""
+    """What monitors call the run; the directory's name unless given."""
+    state_dir: str = ""
+    """Where `.syncd/` is, if not in the job directory."""
+    seed: Count = Field(default=0, json_schema_extra=FIXED)
+    """Seed of everything random in the trainer."""
+    source: str = ""
+    """The file that all of this was read from; set when it is read."""
+
+
+class ModelSection(Section):
+    """What is trained."""
+
+    path: str = Field(json_schema_extra=FIXED)
+    """A Hugging Face model directory: config.json, weights and tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=FIXED)
+    """Of the parameters that the optimizer changes."""
+    attn_implementation: str = "sdpa"
+    """What transformers takes: sdpa, eager, flash_attention_2."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+
+
+class EngineSection(Section):
+    """What computes."""
+
+    name: str = Field(default="verl", json_schema_extra=FIXED)
+    """An engine registered under the entry point `trainer.engines`."""
+    strategy: str = Field(default="fsdp2", json_schema_extra=FIXED)
+    """How the engine spreads the model over ranks; verl: fsdp2 or fsdp."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it computes; auto takes GPUs where there are some."""
+    compute_dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", json_schema_extra=FIXED)
+    """Of activations and gathered parameters (FSDP mixed precision)."""
+    micro_batch_size: Positive = Field(default=8, json_schema_extra=FIXED)
+    """Rows of one forward and backward pass on one rank."""
+    infer_micro_batch_size: Positive = 16
+    """Rows of one forward pass without gradients on one rank."""
+    offload_params: bool = False
+    """Keep parameters in main memory between passes."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in main memory between updates."""
+    collective_timeout: Seconds = 1800.0
+    """Seconds after which a collective that a rank does not join is an error."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Anything else the engine takes, by its own names."""
+
+
+class OptimizerSection(Section):
+    """AdamW and its learning rate."""
+
+    lr: Above0 = Field(default=1e-6, json_schema_extra=FIXED)
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
+    """Of AdamW."""
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.999), strict=False, json_schema_extra=FIXED)
+    """Of AdamW."""
+    clip_grad: Above0 = Field(default=1.0, json_schema_extra=FIXED)
+    """Largest norm of the gradient."""
+    warmup_steps: Count = Field(default=0, json_schema_extra=FIXED)
+    """Updates over which the learning rate rises from 0."""
+    schedule: Literal["constant", "cosine"] = Field(default="constant", json_schema_extra=FIXED)
+    """What the learning rate does after that."""
+    schedule_steps: Count = Field(default=0, json_schema_extra=FIXED)
+    """Updates after which cosine reaches its end; `trainer.total_steps` unless given."""
+
+
+class AlgorithmSection(Section):
+    """What is learnt from experiences. Estimators and losses are verl's, by verl's names."""
+
+    name: str = Field(default="grpo", json_schema_extra=FIXED)
+    """sft, or a known pair of estimator and loss: grpo, ppo, gspo, ... (`trainer config algorithms` lists them)."""
+    advantage: str = Field(default="", json_schema_extra=FIXED)
+    """verl's advantage estimator, if not the one of `name`; only those that need no critic."""
+    loss: str = Field(default="", json_schema_extra=FIXED)
+    """verl's policy loss, if not the one of `name`."""
+    clip_ratio: Above0 = Field(default=0.2, json_schema_extra=FIXED)
+    """How far the ratio of probabilities may leave 1."""
+    clip_ratio_low: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
+    """Below 1, if not `clip_ratio`."""
+    clip_ratio_high: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
+    """Above 1, if not `clip_ratio`."""
+    loss_agg_mode: str = Field(default="token-mean", json_schema_extra=FIXED)
+    """How verl makes one number of the losses of all tokens."""
+    entropy_coeff: float = Field(default=0.0, json_schema_extra=FIXED)
+    """Weight of the entropy bonus."""
+    kl_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
+    """Weight of the KL loss against the model as it was at the start; above 0 a second copy of it is kept."""
+    kl_type: str = Field(default="low_var_kl", json_schema_extra=FIXED)
+    """verl's KL estimator."""
+    norm_advantage: bool = Field(default=True, json_schema_extra=FIXED)
+    """Divide advantages of a group by their standard deviation (grpo)."""
+    old_logprobs: Literal["recompute", "rollout"] = Field(default="recompute", json_schema_extra=FIXED)
+    """Log-probs that ratios are taken against: of this model before the update, or those that explorers recorded."""
+    temperature: Above0 = Field(default=1.0, json_schema_extra=FIXED)
+    """At which explorers sample; log-probs are computed at the same."""
+    epochs: Positive = Field(default=1, json_schema_extra=FIXED)
+    """Passes over each batch."""
+    mini_batches: Positive = Field(default=1, json_schema_extra=FIXED)
+    """Updates of one pass over a batch."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """AdamW and its learning rate."""
+    options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
+    """Anything else of verl's actor config, by its own names."""
+
+
+class ReplaySection(Section):
+    """Old groups, drawn again."""
+
+    capacity: Count = Field(default=0, json_schema_extra=FIXED)
+    """Groups of the buffer; 0 for no replay."""
+    share: Share = Field(default=0.25, json_schema_extra=FIXED)
+    """The share of each batch's groups that is drawn from it."""
+
+
+class DataSection(Section):
+    """Where samples come from."""
+
+    groups: Positive = Field(default=8, json_schema_extra=FIXED)
+    """Groups of one training step; sft: examples of one step are groups times group_size."""
+    group_size: Positive = Field(default=8, json_schema_extra=FIXED)
+    """Rollouts of a group."""
+    group_timeout: Seconds = 600.0
+    """Seconds that a group waits for its missing rollouts before it is dropped."""
+    max_waiting: Positive = 4096
+    """Experiences taken in and not yet used; more of them wait on disk."""
+    max_age: Count | NoneText = Field(default=None, json_schema_extra=FIXED)
+    """Age in versions up to which an experience counts in full; none for no bound."""
+    beyond: Literal["drop", "weight"] = Field(default="drop", json_schema_extra=FIXED)
+    """What happens to older ones."""
+    decay: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, json_schema_extra=FIXED)
+    """With beyond = "weight": the factor for each version too old."""
+    replay: ReplaySection = ReplaySection()
+    """Old groups, drawn again."""
+    sft_path: str = Field(default="", json_schema_extra=FIXED)
+    """JSONL or Parquet of examples: `tokens` and `prompt_length`, `prompt` and `response`, or `messages`."""
+    sft_ratio: Share = Field(default=0.0, json_schema_extra=FIXED)
+    """Share of SFT examples in each batch of experiences; algorithm sft uses only examples."""
+    max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
+    """Tokens of an SFT example; longer ones are cut at the end."""
+    epochs: Count = 0
+    """sft: passes over the data set after which the run ends; 0 for no end by itself."""
+    consumed: Literal["delete", "archive"] = "delete"
+    """What becomes of batches once a saved checkpoint covers them."""
+    end_when_left: bool = True
+    """End the run when all explorers that were there have left and no whole batch waits."""
+    left_grace: Seconds = 30.0
+    """Seconds that they must have been gone for that."""
+    wait_timeout: Seconds = 3600.0
+    """Seconds without a batch after which the run ends with an error."""
+
+
+class SyncSection(Section):
+    """How weights reach explorers."""
+
+    method: SyncMethod = Field(default=SyncMethod.CHECKPOINT, strict=False)
+    """checkpoint (files), nccl or memory."""
+    style: SyncStyle = Field(default=SyncStyle.FIXED, strict=False)
+    """Who decides: fixed, trainer_driven, explorer_driven, fully_async."""
+    interval: Positive = Field(default=1, json_schema_extra=FIXED)
+    """Steps between two syncs; ages of experiences count in it."""
+    offset: Count = 0
+    """Steps that explorers go ahead."""
+    timeout: Seconds = 3600.0
+    """Seconds that a side waits for the other one."""
+    mode: Literal["background", "stream"] = "background"
+    """background: the loop goes on while files are written. stream: it does not, and no memory is kept for it."""
+    dtype: Literal["bfloat16", "float16", "float32", "keep"] = Field(
+        default="bfloat16", json_schema_extra=FIXED
+    )
+    """Of the weights in a step."""
+    check_finite: bool = True
+    """Refuse to publish NaN and infinity."""
+    save_timeout: Seconds = 600.0
+    """Seconds that a rank waits for the others' shards."""
+    max_failures: Count = 3
+    """Syncs in a row that may fail because of storage before the run ends with an error."""
+
+
+class TrainerSection(Section):
+    """The loop."""
+
+    name: str = "trainer"
+    """The trainer's identity in the job."""
+    nproc: Positive | Literal["auto"] = "auto"
+    """Ranks that `trainer train` starts on this machine; auto: one a GPU, or one. torchrun and srun start theirs."""
+    total_steps: Positive | NoneText = None
+    """Steps after which the run is done; none for as long as there are samples."""
+    save_interval: Count = 0
+    """Steps between two full checkpoints; 0 for only the last one."""
+    max_checkpoints_to_keep: Count = 0
+    """Newest full checkpoints that are kept; 0 for all."""
+    save_hf_checkpoint: Literal["always", "never", "last"] = "last"
+    """Which full checkpoints get `actor/huggingface/`, a directory that stands for itself."""
+    continue_from_checkpoint: bool = True
+    """Go on in the job directory; false starts a new one beside it if it is not empty."""
+    start_daemon: bool = True
+    """Start `syncd watch` beside the trainer where no daemon leads the job."""
+
+
+class MonitorSection(Section):
+    """Where metrics go besides `metrics.jsonl`."""
+
+    kinds: tuple[str, ...] = Field(default=(), strict=False)
+    """tensorboard, wandb, mlflow, trackio, or others registered under the entry point `trainer.monitors`."""
+    project: str = "syncd"
+    """The project of those that have projects."""
+    group: str = ""
+    """The group of runs of those that have groups."""
+    preview: Count = 4
+    """Rollouts that are shown at each sync."""
+    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    """What is shown while training: live on a terminal, else plain lines."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Anything else that a kind takes: [monitor.options.wandb] mode = "offline"."""
+
+
+class StageSection(Section):
+    """One stage of `trainer stages`: a name, and what differs in it from the rest of the file."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    """The stage's directory below the job directory."""
+
+
+class JobConfig(Section):
+    """The whole file."""
+
+    job: JobSection
+    """The run itself."""
+    model: ModelSection
+    """What is trained."""
+    engine: EngineSection = EngineSection()
+    """What computes."""
+    algorithm: AlgorithmSection = AlgorithmSection()
+    """What is learnt from experiences."""
+    data: DataSection = DataSection()
+    """Where samples come from."""
+    sync: SyncSection = SyncSection()
+    """How weights reach explorers."""
+    trainer: TrainerSection = TrainerSection()
+    """The loop."""
+    monitor: MonitorSection = MonitorSection()
+    """Where metrics go."""
+    explorer: dict[str, Any] = Field(default_factory=dict)
+    """What explorers read; they check it."""
+    daemon: dict[str, Any] = Field(default_factory=dict)
+    """What `syncd watch` reads, checked by its rules; keep_full is trainer.max_checkpoints_to_keep unless given."""
+    stages: tuple[StageSection, ...] = Field(default=(), strict=False)
+    """What `trainer stages` runs one after the other."""

@@ -1,0 +1,50 @@
+"""What is wrong with a file: all of it in one error."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from syncd.errors import ConfigError
+
+_SHOWN = 80
+"""Characters of a value that a message shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Args:
+        key: The dotted key that it is about.
+        text: One sentence that names the key.
+        hint: What to change, if that is known.
+        where: The file, or `the command line`.
+    """
+
+    key: str
+    text: str
+    hint: str | None = None
+    where: str = ""
+
+    def __str__(self) -> str:
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.text}: {self.where}{hint}"
+
+
+def error_of(problems: Sequence[Problem]) -> ConfigError:
+    """Return the one error that says all of them."""
+    if len(problems) == 1:
+        (only,) = problems
+        return ConfigError(only.text, path=only.where, hint=only.hint)
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return ConfigError(
+        f"{len(problems)} problems with the configuration:{lines}",
+        hint="trainer config docs",
+    )
+
+
+def shown(value: Any) -> str:
+    """Return a value as it would stand in a file, shortened where it is long."""
+    text = json.dumps("none" if value is None else value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

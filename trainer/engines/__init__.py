@@ -1,0 +1,1 @@
+"""What computes: one interface, engines behind it, found by entry point."""

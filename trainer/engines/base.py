@@ -1,0 +1,176 @@
+"""The one interface of training engines, and how one is found by its name.
+
+An engine is registered under the entry point group `trainer.engines` as a callable that takes an `EngineContext`.
+All ranks make the same calls in the same order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+
+from syncd.errors import ConfigError, UsageError
+from syncd.protocol.layout import Job
+from trainer.config.model import JobConfig
+from trainer.experience.batch import Batch
+from trainer.ranks import Ranks
+
+GROUP = "trainer.engines"
+_INSTALL = "pip install 'syncd[trainer]'"
+
+Metrics = dict[str, float]
+"""Figures of a step by name, such as `actor/pg_loss`; the same on all ranks, or rank 0's count."""
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """What an engine is made of.
+
+    Args:
+        config: The job's file.
+        job: The job.
+        ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
+        device: The device of this rank, `cpu` or `cuda:<n>`.
+        lease: Keeps a step from being removed while files are added to it.
+    """
+
+    config: JobConfig
+    job: Job
+    ranks: Ranks
+    device: torch.device
+    lease: Callable[[int], AbstractContextManager[object]] = nullcontext
+
+
+class TrainEngineWrapper(ABC):
+    """A training engine: takes batches, changes weights, hands them out.
+
+    Most engines derive from `trainer.engines.files.FileEngine`, which saves what `export` walks over.
+    """
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Build the model and the optimizer; `train_step_num` is 0 afterwards.
+
+        Raises:
+            ConfigError: The configuration asks for what the engine cannot do here.
+        """
+
+    @property
+    @abstractmethod
+    def train_step_num(self) -> int:
+        """Return the number of steps trained so far, over all starts."""
+
+    @abstractmethod
+    def train_step(self, batch: Batch) -> Metrics:
+        """Train on the whole batch, the same on all ranks; each rank takes its share of the rows."""
+
+    @abstractmethod
+    def save_state_dict(self) -> None:
+        """Publish the weights as the step `train_step_num`, for explorers; returns once training may go on.
+
+        Raises:
+            SyncdError: This save or the one before it failed; on all ranks.
+        """
+
+    @abstractmethod
+    def save_checkpoint(
+        self, state: Mapping[str, Any], *, block_until_saved: bool = False, save_as_hf: bool = False
+    ) -> None:
+        """Save all that a resume needs, and publish the weights with it.
+
+        Args:
+            state: The loop's own state, plain JSON, kept beside the engine's.
+            block_until_saved: Return only once it is durable.
+            save_as_hf: Leave a Hugging Face directory that stands for itself.
+
+        Raises:
+            SyncdError: This save or the one before it failed; on all ranks.
+        """
+
+    @property
+    @abstractmethod
+    def saved_step(self) -> int:
+        """Return the newest full checkpoint that is known to be durable, 0 before the first; rank 0's counts."""
+
+    @abstractmethod
+    def load_checkpoint(self, step: int) -> None:
+        """Go on from the full checkpoint of a step, exactly; `train_step_num` is that step afterwards.
+
+        Raises:
+            SyncdError: It cannot be loaded; another world size says both.
+        """
+
+    @abstractmethod
+    def wait_for_save(self) -> None:
+        """Return once nothing is being saved any more.
+
+        Raises:
+            SyncdError: A save failed; on all ranks.
+        """
+
+    @property
+    def save_failed(self) -> bool:
+        """Say whether this rank knows already that the save behind it has failed; `wait_for_save` raises why."""
+        return False
+
+    def upload_state_dict(self) -> None:
+        """Publish the weights through memory (`method = "memory"`)."""
+        raise _without(self, 'method = "memory"')
+
+    def sync_weight_nccl(self) -> None:
+        """Broadcast the weights to the explorers (`method = "nccl"`)."""
+        raise _without(self, 'method = "nccl"')
+
+    def get_weight_sync_info(self) -> tuple[str, int, list[Any]] | None:
+        """Return address, port and tensors of the broadcast group, None where there is none."""
+        return None
+
+    def setup_weight_sync_group(
+        self, address: str, port: int, world_size: int, name: str, timeout: float
+    ) -> None:
+        """Join the broadcast group."""
+        raise _without(self, 'method = "nccl"')
+
+    def teardown_weight_sync_group(self) -> None:
+        """Leave the broadcast group; nothing where there is none."""
+
+    def log_probs(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the log-probs of each experience's response tokens, float32, one tensor a row, on all ranks."""
+        raise _without(self, "log-probs")
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Walk over the whole weights by their Hugging Face names; every rank walks all of it."""
+        raise _without(self, "an export")
+
+    def shutdown(self) -> None:
+        """Give threads and memory back; what is being saved is finished first."""
+
+
+def make_engine(context: EngineContext) -> TrainEngineWrapper:
+    """Return the engine that the configuration names.
+
+    Raises:
+        ConfigError: There is none of this name, or it cannot be imported.
+    """
+    name = context.config.engine.name
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in found:
+        raise ConfigError(
+            f"no engine is called {name!r}", hint=f"engine.name is one of {', '.join(sorted(found))}"
+        )
+    try:
+        factory = found[name].load()
+    except ImportError as error:
+        raise ConfigError(f"engine {name!r} cannot be imported: {error}", hint=_INSTALL) from error
+    engine = factory(context)
+    if not isinstance(engine, TrainEngineWrapper):
+        raise ConfigError(f"entry point {name!r} of {GROUP} makes no TrainEngineWrapper")
+    return engine
+
+
+def _without(engine: TrainEngineWrapper, what: str) -> UsageError:
+    return UsageError(f"{type(engine).__name__} does not support {what}")

@@ -1,0 +1,222 @@
+"""Engines whose weights go out through files: what `export` walks over becomes steps and full checkpoints."""
+
+import contextlib
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import torch
+
+from syncd.errors import SyncdError
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.writer import StepWriter
+from trainer.checkpoints import clear_training, complete, sync_tree, training_directory
+from trainer.engines.agreeing import agreed
+from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
+from trainer.experience.batch import Batch
+from trainer.transports.filesystem import StepSaver
+from trainer.transports.outcome import settle
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
+
+
+class FileEngine(TrainEngineWrapper):
+    """An engine that gives its weights tensor by tensor and its training state as files.
+
+    Derived engines say how to `build`, `train`, `export`, and what belongs beside the weights. All ranks make the
+    same calls, and what fails on one of them is raised on all.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        self.context = context
+        self._step = self._saved = 0
+        self._handed: int | None = None  # the step whose weights are with the saver, or in a whole step
+        self._attempt = ""
+        self._saver: StepSaver | None = None
+        self._finishing: tuple[int, Future[None]] | None = None
+        self._files: Mapping[str, bytes] | None = None
+
+    @abstractmethod
+    def build(self) -> None:
+        """Build model and optimizer."""
+
+    @abstractmethod
+    def train(self, batch: Batch, step: int) -> Metrics:
+        """Train on the whole batch as step `step`; each rank takes its share of the rows."""
+
+    @abstractmethod
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Walk over the whole weights by their Hugging Face names; every rank walks all of it."""
+
+    @property
+    def tied(self) -> Collection[str]:
+        """Return names in the export that repeat another tensor."""
+        return ()
+
+    @abstractmethod
+    def companions(self) -> Mapping[str, bytes]:
+        """Return the files beside the weights by name: config.json, generation_config.json, the tokenizer's."""
+
+    @abstractmethod
+    def save_training_state(self, directory: str) -> None:
+        """Write what `load_training_state` needs into an empty directory: weights, optimizer, schedule, RNG.
+
+        Each rank writes files of its own names; they are synced by the caller.
+        """
+
+    @abstractmethod
+    def load_training_state(self, directory: str) -> None:
+        """Go on exactly where `save_training_state` was.
+
+        Raises:
+            SyncdError: It was written by another number of ranks, or is not readable.
+        """
+
+    def prepare(self) -> None:
+        """Build the model, and what saves it."""
+        self.build()
+        ranks, sync = self.context.ranks, self.context.config.sync
+        self._saver = StepSaver(
+            self.context.job,
+            ranks.rank,
+            ranks.world_size,
+            mode=sync.mode,
+            dtype=DTYPES[sync.dtype],
+            tied=self.tied,
+            check_finite=sync.check_finite,
+            timeout=sync.save_timeout,
+        )
+        self._saver.prepare(self.export)
+
+    @property
+    def train_step_num(self) -> int:
+        """Return the number of steps trained so far, over all starts."""
+        return self._step
+
+    @property
+    def saved_step(self) -> int:
+        """Return the newest full checkpoint that is known to be durable."""
+        if self._finishing is not None and self._finishing[1].done() and not self._finishing[1].exception():
+            return self._finishing[0]
+        return self._saved
+
+    @property
+    def save_failed(self) -> bool:
+        """Say whether this rank knows that its part of the save in flight has failed."""
+        finishing = self._finishing is not None and self._finishing[1]
+        behind = bool(finishing and finishing.done() and finishing.exception())
+        return behind or (self._saver is not None and self._saver.failed)
+
+    def train_step(self, batch: Batch) -> Metrics:
+        """Train on the whole batch."""
+        metrics = self.train(batch, self._step + 1)
+        self._step += 1
+        return metrics
+
+    def save_state_dict(self) -> None:
+        """Publish the weights; the save before this one has succeeded, or its error is raised now."""
+        self.wait_for_save()
+        if self._handed != self._step:
+            self._hand_over()
+
+    def save_checkpoint(
+        self, state: Mapping[str, Any], *, block_until_saved: bool = False, save_as_hf: bool = False
+    ) -> None:
+        """Save all that a resume needs; the weights go out behind the writing of the training state."""
+        self.save_state_dict()
+        if self._saved != self._step:
+            self._save_training()
+        if self.context.ranks.rank == 0:
+            task = partial(self._complete, self._step, self._attempt, state, as_hf=save_as_hf)
+            self._finishing = self._step, _behind(task)
+        else:
+            self._finishing = self._step, _behind(lambda: None)
+        if block_until_saved:
+            self.wait_for_save()
+
+    def load_checkpoint(self, step: int) -> None:
+        """Go on from the full checkpoint of a step."""
+        directory = training_directory(self.context.job, step)
+        agreed(self.context.ranks, lambda: self.load_training_state(directory))
+        self._step = self._saved = self._handed = step
+        self._attempt = ""
+
+    def wait_for_save(self) -> None:
+        """Return once the weights are a whole step, and the checkpoint of it a full one."""
+        self._wait_for_weights()
+        if self._finishing is not None:
+            step, future = self._finishing
+            self._finishing = None
+            agreed(self.context.ranks, future.result)
+            self._saved = step
+
+    def shutdown(self) -> None:
+        """Finish what is being written, give threads and memory back."""
+        if self._saver is not None:
+            self._saver.close()
+
+    def _wait_for_weights(self) -> None:
+        assert self._saver is not None
+        try:
+            agreed(self.context.ranks, self._saver.wait)
+        except SyncdError:
+            self._handed = self._finishing = None
+            raise
+
+    def _hand_over(self) -> None:
+        """Give this step's weights to the saver, as one attempt of all ranks."""
+        self._attempt = self.context.ranks.broadcast(uuid.uuid4().hex)
+        try:
+            agreed(self.context.ranks, self._save_weights)
+        except SyncdError:
+            # The ranks that did not fail have a save in flight that cannot succeed.
+            with contextlib.suppress(SyncdError):
+                self._wait_for_weights()
+            raise
+        self._handed = self._step
+
+    def _save_weights(self) -> None:
+        assert self._saver is not None
+        self._files = self._files or self.companions()
+        self._saver.save(self._step, self._attempt, self.export, self._files)
+
+    def _save_training(self) -> None:
+        job, ranks, step = self.context.job, self.context.ranks, self._step
+        if ranks.rank == 0:
+            agreed(ranks, lambda: clear_training(job, step))
+        else:
+            agreed(ranks, lambda: None)
+        agreed(ranks, lambda: self._write_training(training_directory(job, step)))
+
+    def _write_training(self, directory: str) -> None:
+        self.save_training_state(directory)
+        sync_tree(directory)
+
+    def _complete(self, step: int, attempt: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
+        job, world_size = self.context.job, self.context.ranks.world_size
+        if attempt:
+            clock = SystemClock()
+            settle(
+                StepWriter(job, step, world_size, attempt), 0, clock, self.context.config.sync.save_timeout
+            )
+        with self.context.lease(step):
+            complete(job, step, state, as_hf=as_hf)
+
+
+def _behind(work: Callable[[], None]) -> Future[None]:
+    """Do something in a thread that no exit of the process waits for."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            future.set_exception(error)
+
+    Thread(target=run, name="checkpoint", daemon=True).start()
+    return future

@@ -1,0 +1,1 @@
+"""verl's FSDP engines as a training engine: no Ray, ranks from torchrun or `trainer train`."""

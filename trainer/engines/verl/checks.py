@@ -1,0 +1,118 @@
+"""What the configuration may not ask of verl here, said before verl is imported, which takes long."""
+
+import difflib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from syncd.errors import ConfigError
+from trainer.config.algorithms import ALGORITHMS, SFT, estimator_and_loss
+from trainer.config.model import AlgorithmSection, JobConfig
+
+STRATEGIES = ("fsdp2", "fsdp")
+
+
+def check(config: JobConfig, device: str) -> None:
+    """Refuse what cannot work.
+
+    Args:
+        config: The job's file.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: With what to write instead.
+    """
+    _check_strategy(config.engine.strategy, device)
+    resolve(config.algorithm)
+    schedule_steps(config)
+    read_model_config(config.model.path)
+
+
+def resolve(section: AlgorithmSection) -> AlgorithmSection:
+    """Return the table `algorithm` with verl's estimator and loss, of its name where the file does not say otherwise.
+
+    Raises:
+        ConfigError: There is no algorithm of this name.
+    """
+    if section.name == SFT:
+        return section
+    if section.name not in ALGORITHMS:
+        raise ConfigError(
+            f"no algorithm is called {section.name!r}",
+            hint=known("algorithm.name", section.name, ALGORITHMS),
+        )
+    advantage, loss = estimator_and_loss(section)
+    return section.model_copy(update={"advantage": advantage, "loss": loss})
+
+
+def schedule_steps(config: JobConfig) -> int:
+    """Return the updates after which the learning rate's schedule ends, -1 where it has no end.
+
+    Raises:
+        ConfigError: A cosine without an end.
+    """
+    algorithm, optimizer = config.algorithm, config.algorithm.optimizer
+    if optimizer.schedule == "constant":
+        return -1
+    steps = config.trainer.total_steps
+    if not optimizer.schedule_steps and steps is None:
+        raise ConfigError(
+            "a cosine schedule needs an end",
+            hint="set algorithm.optimizer.schedule_steps or trainer.total_steps",
+        )
+    return optimizer.schedule_steps or (steps or 0) * algorithm.epochs * algorithm.mini_batches
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """Return config.json of a model directory.
+
+    Raises:
+        ConfigError: It is not one, or does not name one architecture.
+    """
+    file_path = os.path.join(path, "config.json")
+    try:
+        with open(file_path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError) as error:
+        hint = "model.path is a directory as `hf download <model> --local-dir <directory>` makes it"
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"not a model directory: {reason}", path=path, hint=hint) from error
+    architectures = found.get("architectures") if isinstance(found, dict) else None
+    if not isinstance(architectures, list) or len(architectures) != 1:
+        hint = 'write, for example, "architectures": ["Qwen2ForCausalLM"]'
+        raise ConfigError("the model's config does not name one architecture", path=file_path, hint=hint)
+    return dict(found)
+
+
+def known(key: str, name: str, names: Iterable[str]) -> str:
+    """Return a hint: the nearest of the names there are, or all of them."""
+    choices = list(names)
+    near = difflib.get_close_matches(name, choices, 1)
+    return f"did you mean {near[0]}?" if near else f"{key} is one of {', '.join(choices)}"
+
+
+def check_options(
+    table: str, options: Collection[str], names: Iterable[str], elsewhere: Mapping[str, str]
+) -> None:
+    """Refuse names that verl does not have, and those that have a key of their own.
+
+    Raises:
+        ConfigError: The first of them.
+    """
+    free = sorted(set(names) - set(elsewhere))
+    for name in options:
+        if name in elsewhere:
+            raise ConfigError(f"{table}.{name} is not set here", hint=elsewhere[name])
+        if name not in free:
+            raise ConfigError(f"verl has no {table}.{name}", hint=known(table, name, free))
+
+
+def _check_strategy(strategy: str, device: str) -> None:
+    if strategy not in STRATEGIES:
+        raise ConfigError(
+            f"the verl engine has no strategy {strategy!r}",
+            hint=known("engine.strategy", strategy, STRATEGIES),
+        )
+    if device == "cpu" and strategy != "fsdp2":
+        raise ConfigError(f"{strategy} does not run on processors", hint='engine.strategy = "fsdp2"')

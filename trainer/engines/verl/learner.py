@@ -1,0 +1,132 @@
+"""What verl's engine does with a batch, once everything is built."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from trainer.config.algorithms import SFT
+from trainer.config.model import JobConfig
+from trainer.engines.base import Metrics
+from trainer.engines.verl import state, summary
+from trainer.engines.verl.advantages import advantages, check_estimator
+from trainer.engines.verl.batches import Budget
+from trainer.engines.verl.checks import resolve
+from trainer.engines.verl.losses import differ
+from trainer.engines.verl.models import Model, build
+from trainer.engines.verl.passes import Found, forward
+from trainer.engines.verl.rows import Columns, Row, Slots, check_vocabulary, deal, rollout_rows
+from trainer.engines.verl.settings import actor_config, entropy_in_updates
+from trainer.engines.verl.step import Step, prepare
+from trainer.engines.verl.updates import Updates
+from trainer.experience.batch import Batch
+from trainer.ranks import Ranks
+
+
+class Learner:
+    """The model and how it learns; all ranks make the same calls with the same batches.
+
+    Args:
+        config: The job's file.
+        ranks: All ranks.
+        device: This rank's device.
+
+    Raises:
+        ConfigError: verl cannot do what is asked for.
+    """
+
+    def __init__(self, config: JobConfig, ranks: Ranks, device: torch.device) -> None:
+        self._config, self._ranks = config, ranks
+        self._algorithm = resolve(config.algorithm)
+        policy = self._algorithm.name != SFT
+        if policy:
+            check_estimator(self._algorithm.advantage)
+            actor_config(config, self._algorithm, 1)
+        _seed(config.job.seed)
+        self.model = build(config, device.type)
+        holds_on = policy and self._algorithm.kl_coef > 0
+        self._reference = build(config, device.type, forward_only=True) if holds_on else None
+        _seed(config.job.seed + 1 + ranks.rank)
+        self._updates = Updates(config, self._algorithm, ranks, self.model)
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """Return names of weights that repeat another one."""
+        module = getattr(self.model.module, "_fsdp_wrapped_module", self.model.module)
+        return tuple(module.all_tied_weights_keys)
+
+    def train(self, batch: Batch, number: int) -> Metrics:
+        """Train on a batch as step `number`; see VerlEngine."""
+        step = prepare(self._algorithm, batch, mixed=self._config.data.sft_ratio > 0)
+        self._check(step.rows)
+        columns = self._columns(step) if step.rollouts else {}
+        done = self._updates.run(step, columns, number)
+        done["train/tokens"] = float(sum(int(row.mask.sum()) for row in step.rows))
+        described = {} if self._algorithm.name == SFT else summary.of_rollouts(batch)
+        return step.figures.over(self._ranks) | done | described
+
+    def log_probs(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the log-probs of response tokens, one tensor a row, on all ranks."""
+        rollouts = rollout_rows(batch.experiences)
+        self._check(rollouts)
+        if not rollouts:
+            return []
+        own, _ = self._forward(self.model, rollouts, self._deal(rollouts, range(len(rollouts))))
+        found: Found = {}
+        for part in self._ranks.gather(own):
+            found |= part
+        return [found[number] for number in range(len(rollouts))]
+
+    def save(self, directory: str) -> None:
+        """Write the training state; see VerlEngine."""
+        state.save(self.model, directory, self._ranks)
+
+    def load(self, directory: str) -> None:
+        """Go on from a training state; see VerlEngine."""
+        state.load(self.model, directory, self._ranks)
+
+    def _check(self, found: Sequence[Row]) -> None:
+        check_vocabulary(found, self.model.model_config.hf_config.get_text_config().vocab_size)
+        Budget.training(self.model.engine_config).check(found)
+
+    def _columns(self, step: Step) -> Columns:
+        """Return what the policy loss needs of each token of this rank's rows."""
+        columns = {"advantages": dict(enumerate(advantages(self._algorithm, step.batch)))}
+        slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
+        recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
+        if not slots:
+            return columns
+        if self._algorithm.old_logprobs == "rollout":
+            columns["old_log_probs"] = recorded
+        else:
+            columns["old_log_probs"] = self._recomputed(step, slots, recorded)
+        if self._reference is not None:
+            columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
+        return columns
+
+    def _recomputed(self, step: Step, slots: Slots, recorded: Found) -> Found:
+        """Return this model's log-probs before the updates, and measure how far the recorded ones are from them."""
+        wanted = not entropy_in_updates(self._algorithm)
+        found, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
+        for number, values in found.items():
+            mask = step.rollouts[number].mask.bool()
+            differ(step.figures, values, recorded[number], mask)
+            if wanted and mask.any():
+                entropy = float(entropies[number][mask].mean())
+                step.figures.mean("actor/entropy", entropy, float(mask.sum()))
+        return found
+
+    def _forward(
+        self, model: Model, rollouts: Sequence[Row], slots: Slots, *, entropy: bool = False
+    ) -> tuple[Found, Found]:
+        return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
+
+    def _deal(self, rollouts: Sequence[Row], numbers: Sequence[int]) -> Slots:
+        return deal(rollouts, numbers, self._ranks.rank, self._ranks.world_size)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 -- the state that verl saves and restores
+    torch.manual_seed(seed)

@@ -1,0 +1,73 @@
+"""The model that is trained, and the one that stands still, as engines of verl."""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+from transformers.utils import logging as transformers_logging
+from verl.workers.engine import EngineRegistry
+
+from syncd.errors import ConfigError
+from trainer.config.model import JobConfig
+from trainer.engines.verl import settings
+
+
+class Model(Protocol):
+    """What of verl's engines is used here; see verl.workers.engine.BaseEngine."""
+
+    module: Any
+    optimizer: Any
+    lr_scheduler: Any
+    model_config: Any
+    engine_config: Any
+
+    def train_mode(self) -> contextlib.AbstractContextManager[None]: ...
+    def eval_mode(self) -> contextlib.AbstractContextManager[None]: ...
+    def infer_batch(self, data: TensorDict) -> dict[str, Any]: ...
+    def forward_backward_batch(self, data: TensorDict, loss_function: Any) -> Any: ...
+    def optimizer_zero_grad(self) -> None: ...
+    def optimizer_step(self) -> float: ...
+    def lr_scheduler_step(self) -> float: ...
+    def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]: ...
+    def save_checkpoint(self, local_path: str) -> None: ...
+    def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None: ...
+
+
+def build(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
+    """Return the model of `model.path`, spread over the ranks, with its optimizer.
+
+    Raises:
+        ConfigError: verl or transformers refuse the configuration or the model.
+    """
+    engine_config = settings.engine_config(config, device, forward_only=forward_only)
+    try:
+        with _quiet():
+            model: Model = EngineRegistry.new(
+                model_type="language_model",
+                backend=config.engine.strategy,
+                model_config=settings.model_config(config),
+                engine_config=engine_config,
+                optimizer_config=settings.optimizer_config(config),
+                checkpoint_config=settings.checkpoint_config(),
+            )
+            model.initialize()  # type: ignore[attr-defined]
+    except (ValueError, AssertionError, ImportError, NotImplementedError, OSError) as error:
+        raise ConfigError(f"the model cannot be built: {error}", path=config.model.path) from error
+    return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep verl's prints and transformers' progress bars out of what a person reads; warnings stay."""
+    bars: Any = transformers_logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()

@@ -1,0 +1,73 @@
+"""What a resume needs, as verl writes and reads it: each rank's part of weights and optimizer, schedule and RNG."""
+
+import os
+import pickle
+import re
+import shutil
+
+import torch
+
+from syncd.errors import ConfigError, CorruptDataError, StorageError, SyncdError, storage_error
+from trainer.engines.verl.models import Model
+from trainer.ranks import Ranks
+
+_KINDS = ("model", "optim", "extra_state")
+_NAME = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")
+_EXPORT = "trainer export"
+
+
+def save(model: Model, directory: str, ranks: Ranks) -> None:
+    """Write this rank's files into a directory.
+
+    Raises:
+        StorageError: They cannot be written.
+    """
+    try:
+        model.save_checkpoint(directory)
+    except OSError as error:
+        raise storage_error(error, directory) from error
+    except RuntimeError as error:
+        raise StorageError(f"the training state cannot be written: {error}", path=directory) from error
+    if ranks.rank == 0:  # config and tokenizer are in actor/ already
+        shutil.rmtree(os.path.join(directory, "huggingface"), ignore_errors=True)
+
+
+def load(model: Model, directory: str, ranks: Ranks) -> None:
+    """Go on from the files of a directory.
+
+    Raises:
+        ConfigError: They are of another number of ranks.
+        CorruptDataError: They are not all there, or not whole; on all ranks.
+    """
+    for problem in ranks.gather(_problem(directory, ranks)):
+        if problem is not None:
+            raise problem
+    try:
+        model.load_checkpoint(directory, del_local_after_load=False)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CorruptDataError(f"the training state is not of this model: {error}", path=directory) from error
+
+
+def _problem(directory: str, ranks: Ranks) -> SyncdError | None:
+    """Return what is wrong with this rank's files. Their data is mapped, not read."""
+    written = _ranks_of(directory)
+    if written not in (None, ranks.world_size):
+        hint = f"start {written} ranks, or `{_EXPORT}` the step and start a new job from that model"
+        message = f"the training state is of {written} ranks, and these are {ranks.world_size}"
+        return ConfigError(message, path=directory, hint=hint)
+    for kind in _KINDS:
+        path = os.path.join(directory, f"{kind}_world_size_{ranks.world_size}_rank_{ranks.rank}.pt")
+        try:
+            torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            return CorruptDataError(f"the training state cannot be read: {error}", path=path)
+    return None
+
+
+def _ranks_of(directory: str) -> int | None:
+    """Return the number of ranks that wrote a directory, None if that is not told."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return None
+    return next((int(found[1]) for found in map(_NAME.fullmatch, names) if found), None)

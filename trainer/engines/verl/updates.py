@@ -1,0 +1,124 @@
+"""The updates of one step: the gradients of a part of the batch, clipped, and one step of the optimizer."""
+
+import math
+from collections.abc import Sequence
+
+import structlog
+from tensordict import TensorDict
+
+from syncd.errors import CorruptDataError
+from trainer.config.model import AlgorithmSection, JobConfig
+from trainer.engines.base import Metrics
+from trainer.engines.verl.batches import Budget, tensors
+from trainer.engines.verl.losses import ExampleLoss, PolicyLoss
+from trainer.engines.verl.models import Model
+from trainer.engines.verl.rows import Columns, Part, Row, deal
+from trainer.engines.verl.settings import actor_config, entropy_in_updates
+from trainer.engines.verl.step import Step
+from trainer.ranks import Ranks
+
+MOST_SKIPPED = 10
+"""Updates in a row that may come to nothing before the run ends."""
+
+
+class Updates:
+    """Makes the updates; all ranks make the same ones.
+
+    Args:
+        config: The job's file.
+        algorithm: Its algorithm, resolved.
+        ranks: All ranks.
+        model: What learns.
+    """
+
+    def __init__(self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model) -> None:
+        self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
+        self._in_a_row = 0
+
+    def run(self, step: Step, columns: Columns, number: int) -> Metrics:
+        """Make all updates of a step and return what the optimizer did.
+
+        Args:
+            step: The step.
+            columns: What the policy loss needs of each token of this rank's rollouts.
+            number: The step's number, for the log.
+
+        Raises:
+            CorruptDataError: Too many updates in a row came to nothing.
+        """
+        parts = step.parts * self._algorithm.epochs
+        policy, examples = self._losses(step, 1 / max(len(parts), 1))
+        norms, rate = [], self._rate()
+        for part in parts:
+            rate = self._rate()
+            norms.append(self._update(step, part, columns, policy, examples))
+            self._settle(norms[-1], number)
+        done = [norm for norm in norms if math.isfinite(norm)]
+        norm = sum(done) / len(done) if done else sum(norms)
+        skipped = float(len(norms) - len(done))
+        return {"actor/grad_norm": norm, "actor/lr": rate, "actor/updates_skipped": skipped}
+
+    def _losses(self, step: Step, share: float) -> tuple[PolicyLoss | None, ExampleLoss]:
+        examples = ExampleLoss(step.figures, share)
+        if not step.rollouts:
+            return None, examples
+        config = actor_config(self._config, self._algorithm, step.horizon)
+        measure = self._algorithm.old_logprobs == "rollout"
+        return PolicyLoss(config, step.figures, share, measure), examples
+
+    def _update(
+        self, step: Step, part: Part, columns: Columns, policy: PolicyLoss | None, examples: ExampleLoss
+    ) -> float:
+        """Make one update; return the norm of its gradient before clipping."""
+        with self._model.train_mode():
+            self._model.optimizer_zero_grad()
+            if part.rollouts:
+                entropy = entropy_in_updates(self._algorithm)
+                data = self._data(
+                    step.rollouts, part.rollouts, columns, self._algorithm.temperature, entropy=entropy
+                )
+                self._model.forward_backward_batch(data, policy)
+            if part.examples:
+                self._model.forward_backward_batch(
+                    self._data(step.examples, part.examples, {}, 1.0), examples
+                )
+            return self._model.optimizer_step()
+
+    def _data(
+        self,
+        rows: Sequence[Row],
+        numbers: Sequence[int],
+        columns: Columns,
+        temperature: float,
+        *,
+        entropy: bool = False,
+    ) -> TensorDict:
+        """Return this rank's share of rows; what is divided by is of all ranks."""
+        return tensors(
+            rows,
+            deal(rows, numbers, self._ranks.rank, self._ranks.world_size),
+            columns,
+            Budget.training(self._model.engine_config),
+            temperature=temperature,
+            calculate_entropy=entropy,
+            global_batch_size=sum(bool(rows[number].mask.any()) for number in numbers),
+        )
+
+    def _rate(self) -> float:
+        return float(self._model.lr_scheduler.get_last_lr()[0])
+
+    def _settle(self, norm: float, number: int) -> None:
+        """Let the schedule go on after an update; verl makes none of a gradient that is not finite."""
+        if math.isfinite(norm):
+            self._in_a_row = 0
+            self._model.lr_scheduler_step()
+            return
+        self._in_a_row += 1
+        structlog.get_logger().warning(
+            "update skipped: its gradient is not finite", step=number, in_a_row=self._in_a_row
+        )
+        if self._in_a_row >= MOST_SKIPPED:
+            hint = "go on from an earlier checkpoint with a lower algorithm.optimizer.lr"
+            raise CorruptDataError(
+                f"{MOST_SKIPPED} updates in a row had gradients that are not finite", hint=hint
+            )

@@ -1,0 +1,69 @@
+"""How far the batches of each explorer have been taken in: the reader's share of the trainer's state."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from syncd.protocol.documents import Fields
+
+STATE = "trainer_meta.json: sample strategy"
+"""What errors about a state name as their place."""
+
+
+class Origin(NamedTuple):
+    """Where an experience is stored."""
+
+    explorer: str
+    seq: int
+    row: int
+
+
+class File(NamedTuple):
+    """One batch of an explorer."""
+
+    explorer: str
+    seq: int
+
+
+@dataclass
+class Cursor:
+    """What has been taken in.
+
+    Args:
+        through: The highest number taken in of each explorer; all below it are too.
+        last: The explorer whose batch was taken in last: the round goes on behind it.
+    """
+
+    through: dict[str, int] = field(default_factory=dict)
+    last: str = ""
+
+    def after(self, explorers: Iterable[str]) -> list[str]:
+        """Return explorers in the order of this round."""
+        names = sorted(explorers)
+        return [name for name in names if name > self.last] + [name for name in names if name <= self.last]
+
+    def advance(self, file: File) -> None:
+        """Note that a batch has been taken in."""
+        self.through[file.explorer], self.last = file.seq, file.explorer
+
+    def document(self) -> dict[str, Any]:
+        """Return the cursor as plain JSON."""
+        return {"through": dict(sorted(self.through.items())), "last": self.last}
+
+
+def cursor_from(fields: Fields) -> Cursor:
+    """Return the cursor of its document."""
+    through = fields.record("through")
+    return Cursor({name: through.integer(name) for name in through.document}, fields.text("last"))
+
+
+def fields_of(state: Mapping[str, Any], kind: str) -> Fields:
+    """Return the checked fields of a strategy's state.
+
+    Raises:
+        CorruptDataError: It is the state of another kind of strategy.
+    """
+    fields = Fields(state, STATE)
+    if fields.text("kind") != kind:
+        raise fields.wrong("kind", f"{kind!r}: the run was started with another sample strategy")
+    return fields

@@ -1,0 +1,145 @@
+"""First in, first out, by whole groups."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncd.errors import ConfigError
+from syncd.protocol.version import Pair
+from trainer.experience.batch import Batch
+from trainer.experience.cursor import File, Origin, cursor_from, fields_of
+from trainer.experience.pool import Group, Pool, files_of, group_document, load_groups
+from trainer.experience.staleness import Staleness
+from trainer.experience.store import ExperienceReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What all strategies share.
+
+    Args:
+        group_size: Rollouts of a whole group.
+        groups: Groups of one training step.
+        staleness: What is done with what is old.
+        group_timeout: Seconds that a group may wait for its other rollouts before it is dropped.
+        max_waiting: Experiences in whole groups above which no more batches are taken in; they wait on disk.
+    """
+
+    group_size: int
+    groups: int
+    staleness: Staleness = field(default_factory=Staleness)
+    group_timeout: float = 600.0
+    max_waiting: int = 4096
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: A field is out of range.
+        """
+        if min(self.group_size, self.groups) < 1 or not self.group_timeout > 0:
+            raise ConfigError("group_size, groups and group_timeout of a sample strategy must be positive")
+        if self.max_waiting < self.group_size * self.groups:
+            raise ConfigError(f"max_waiting {self.max_waiting} is less than one training step takes")
+
+
+class Fifo:
+    """The strategy: the oldest whole groups first."""
+
+    KIND = "fifo"
+
+    def __init__(self, reader: ExperienceReader, sampling: Sampling) -> None:
+        self.reader, self.sampling = reader, sampling
+        self.counts: Counter[str] = Counter()
+        self._pool = Pool(sampling.group_size, self.counts)
+        self._ages: list[int] = []
+
+    def sample(self, step: int, *, generation: int) -> Batch | None:
+        """Return the oldest whole groups, None while there are not enough."""
+        now = (generation, step)
+        groups = self.take(self.sampling.groups, now)
+        return None if groups is None else self.batch(groups, now)
+
+    def take(self, count: int, now: Pair) -> list[Group] | None:
+        """Remove and return this many groups, or none at all while there are fewer."""
+        self._take_in(now)
+        groups = self._pool.whole()[:count]
+        if len(groups) < count:
+            return None
+        self._pool.take(groups)
+        return groups
+
+    def batch(self, groups: Sequence[Group], now: Pair) -> Batch:
+        """Return the batch of groups."""
+        staleness = self.sampling.staleness
+        experiences = tuple(experience for group in groups for experience in group.experiences)
+        origins: tuple[Origin, ...] = tuple(origin for group in groups for origin in group.origins)
+        ages = tuple(staleness.age(experience, now) for experience in experiences)
+        numbers = tuple(number for number, group in enumerate(groups) for _ in group.members)
+        self._ages = [age for age in ages if age is not None]
+        return Batch(experiences, numbers, tuple(map(staleness.weight, ages)), ages, origins)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cursor and where the waiting groups are stored."""
+        now = self.reader.clock.monotonic()
+        return {
+            "kind": self.KIND,
+            "cursor": self.reader.cursor.document(),
+            "waiting": [group_document(group, now) for group in self._pool.groups.values()],
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Read the waiting groups again and go on behind the cursor."""
+        fields = fields_of(state, self.KIND)
+        self.reader.restore(cursor_from(fields.record("cursor")))
+        groups = load_groups(fields.records("waiting"), self.reader.load, self.reader.clock.monotonic())
+        self._pool.groups = {group.key: group for group in groups}
+        counts = fields.record("counts")
+        self.counts.clear()
+        self.counts.update({name: counts.integer(name) for name in counts.document})
+
+    def commit(self, state: Mapping[str, Any], keep: frozenset[File] = frozenset()) -> int:
+        """Let go of the batches of which no group of the saved state waits; `keep` names further ones."""
+        fields = fields_of(state, self.KIND)
+        through = cursor_from(fields.record("cursor")).through
+        return self.reader.commit(through, keep.union(files_of(fields.records("waiting"))))
+
+    def metrics(self) -> dict[str, float]:
+        """Return ages of the last batch in versions, what waits, and what was dropped and set aside so far."""
+        known = {f"experience/{name}": float(count) for name, count in sorted(self.counts.items())}
+        return {
+            **known,
+            "experience/waiting": float(self._pool.rows(whole=True)),
+            "experience/waiting_incomplete": float(self._pool.rows(whole=False)),
+            "experience/waiting_batches": float(self.reader.waiting_files),
+            "experience/dropped": float(sum(self.counts.values())),
+            "experience/rejected": float(self.reader.counts["rejected"]),
+            "experience/age_mean": sum(self._ages) / len(self._ages) if self._ages else 0.0,
+            "experience/age_max": float(max(self._ages, default=0)),
+        }
+
+    def _take_in(self, now: Pair) -> None:
+        clock, most = self.reader.clock.monotonic, self.sampling.max_waiting
+        self._drop(now)
+        if self._pool.rows(whole=True) >= most:
+            return
+        for loaded in self.reader.poll():
+            self._pool.add(loaded, clock())
+            if max(self._pool.rows(whole=True), self._pool.rows(whole=False)) >= most:
+                self._drop(now)
+                if self._pool.rows(whole=True) >= most:
+                    return
+        self._drop(now)
+
+    def _drop(self, now: Pair) -> None:
+        pool, sampling, at = self._pool, self.sampling, self.reader.clock.monotonic()
+        pool.drop("stale", lambda group: sampling.staleness.is_stale(group.experiences, now))
+        pool.drop(
+            "incomplete",
+            lambda group: not pool.is_whole(group) and at - group.since >= sampling.group_timeout,
+        )
+        while pool.rows(whole=False) > sampling.max_waiting:
+            oldest = next(group for group in pool.groups.values() if not pool.is_whole(group))
+            pool.drop("crowded", lambda group, oldest=oldest: group is oldest)  # type: ignore[misc]

@@ -1,0 +1,144 @@
+"""Examples of an SFT data set, in an order of their own that goes on where it was."""
+
+import hashlib
+import json
+import random
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from syncd.errors import ConfigError, storage_error
+from trainer.experience.cursor import fields_of
+
+Encode = Callable[[Mapping[str, Any]], tuple[Sequence[int], int]]
+"""Makes a row into tokens and prompt length; only the trainer has a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example: the response after `prompt_length` tokens is what is learnt."""
+
+    tokens: Sequence[int]
+    prompt_length: int
+
+
+def stored_tokens(row: Mapping[str, Any]) -> tuple[Sequence[int], int]:
+    """Return tokens and prompt length of a row that has them as `tokens` and `prompt_length`."""
+    return row["tokens"], row["prompt_length"]
+
+
+def read_examples(path: str, encode: Encode = stored_tokens) -> tuple[Example, ...]:
+    """Return the examples of a JSONL or Parquet file.
+
+    Raises:
+        ConfigError: A row is not an example, or there is none.
+        StorageError: The file cannot be read.
+    """
+    try:
+        rows = _parquet(path) if path.endswith(".parquet") else _jsonl(path)
+        examples = tuple(_example(row, number, path, encode) for number, row in enumerate(rows, 1))
+    except OSError as error:
+        raise storage_error(error, path) from error
+    except (ValueError, pa.ArrowException) as error:
+        raise ConfigError(f"not an SFT data set: {error}", path=path, hint="JSONL or .parquet") from None
+    if not examples:
+        raise ConfigError("an SFT data set without a row", path=path)
+    return examples
+
+
+class Examples:
+    """Endless examples: each epoch in an order that follows from the seed and its number.
+
+    Args:
+        examples: The data set.
+        seed: Of the orders.
+    """
+
+    KIND = "examples"
+
+    def __init__(self, examples: Sequence[Example], seed: int = 0) -> None:
+        self._examples, self._seed = examples, seed
+        self._digest = _digest(examples)
+        self._epoch, self._at = 0, 0
+        self._order = self._shuffled()
+
+    def __len__(self) -> int:
+        """Return the length of the data set."""
+        return len(self._examples)
+
+    @property
+    def taken(self) -> int:
+        """Return how many examples have been taken, over all epochs."""
+        return self._epoch * len(self._examples) + self._at
+
+    def take(self, count: int) -> tuple[Example, ...]:
+        """Return the next examples."""
+        return tuple(self._one() for _ in range(count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the data set and what tells it from others."""
+        return {"kind": self.KIND, "epoch": self._epoch, "at": self._at, "digest": self._digest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a place.
+
+        Raises:
+            ConfigError: The place is one in another data set.
+        """
+        fields = fields_of(state, self.KIND)
+        if fields.text("digest") != self._digest:
+            raise ConfigError(
+                "the SFT data set has changed since the state was saved", hint="use the old one"
+            )
+        self._epoch, self._at = fields.integer("epoch"), fields.integer("at")
+        self._order = self._shuffled()
+
+    def _one(self) -> Example:
+        if self._at >= len(self._order):
+            self._epoch, self._at = self._epoch + 1, 0
+            self._order = self._shuffled()
+        self._at += 1
+        return self._examples[self._order[self._at - 1]]
+
+    def _shuffled(self) -> list[int]:
+        order = list(range(len(self._examples)))
+        random.Random(f"{self._seed}/{self._epoch}").shuffle(order)  # noqa: S311 -- no secret
+        return order
+
+
+def _jsonl(path: str) -> Iterable[Any]:
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
+
+
+def _parquet(path: str) -> Iterable[Any]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches():
+            yield from batch.to_pylist()
+
+
+def _example(row: Any, number: int, path: str, encode: Encode) -> Example:
+    try:
+        tokens, prompt_length = encode(row)
+        packed = array("i", list(tokens))
+    except (KeyError, TypeError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"row {number} of the SFT data set is not an example: {reason}", path=path
+        ) from None
+    if type(prompt_length) is not int or not 0 < prompt_length < len(packed) or min(packed) < 0:
+        raise ConfigError(f"row {number} of the SFT data set has no prompt or no response", path=path)
+    return Example(packed, prompt_length)
+
+
+def _digest(examples: Sequence[Example]) -> str:
+    state = hashlib.sha256()
+    for example in examples:
+        state.update(f"{example.prompt_length}:{list(example.tokens)};".encode())
+    return f"sha256:{state.hexdigest()}"

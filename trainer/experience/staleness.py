@@ -1,0 +1,62 @@
+"""How old experiences are, in versions, and what follows from it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from syncd.errors import ConfigError
+from syncd.experience.model import Experience
+from syncd.protocol.version import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """What is done with what is older than a number of versions.
+
+    Args:
+        bound: The age in versions up to which an experience counts in full; None for no bound.
+        beyond: `drop` the group of an older one, or give it a lower `weight`.
+        decay: By this an older one's weight is multiplied for each version beyond the bound.
+        interval: Steps between two versions.
+    """
+
+    bound: int | None = None
+    beyond: Literal["drop", "weight"] = "drop"
+    decay: float = 0.5
+    interval: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot mean anything.
+
+        Raises:
+            ConfigError: A field is out of range.
+        """
+        if (self.bound is not None and self.bound < 0) or self.interval < 1 or not 0 < self.decay < 1:
+            raise ConfigError(
+                f"staleness out of range: {self}", hint="bound >= 0, interval >= 1, 0 < decay < 1"
+            )
+
+    def age(self, experience: Experience, now: Pair) -> int | None:
+        """Return the age in versions; None for one that this line of training cannot have produced.
+
+        That is one of another generation, and one of a step that the trainer has not come to: it has gone back.
+        """
+        generation, step = now
+        if experience.generation != generation or experience.step > step:
+            return None
+        return step // self.interval - experience.oldest_step // self.interval
+
+    def weight(self, age: int | None) -> float:
+        """Return what an experience of an age counts; nothing beyond the bound unless it is down-weighted."""
+        if self.bound is None:
+            return 1.0
+        if age is None:
+            return 0.0
+        over = age - self.bound
+        if over <= 0:
+            return 1.0
+        return 0.0 if self.beyond == "drop" else float(self.decay**over)
+
+    def is_stale(self, experiences: Iterable[Experience], now: Pair) -> bool:
+        """Say whether any of a group's experiences may not be used any more."""
+        return any(self.weight(self.age(experience, now)) == 0.0 for experience in experiences)

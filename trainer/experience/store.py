@@ -1,0 +1,204 @@
+"""The reading side: each batch of each explorer once and in order, whatever else lies in the directories.
+
+Names are found by listing directories, never by asking for a name that may not be there yet. A batch is taken in
+only after the one numbered before it: a listing made while batches arrive may show the later of two alone.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+import structlog
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.experience import places
+from syncd.experience.model import Experience
+from syncd.experience.table import MAX_BYTES, decode_batch
+from syncd.protocol.disk import MISSING, Clock, SystemClock
+from syncd.protocol.layout import Job
+from trainer.experience.cursor import Cursor, File
+from trainer.experience.retire import Consumed, retire, set_aside
+
+SETTLE = 60.0
+"""Seconds for which a number may be missing or unreadable while later ones are there: as long as caches last."""
+
+_BAD = (CorruptDataError, ProtocolTooNewError)
+
+
+class Loaded(NamedTuple):
+    """A batch taken in."""
+
+    file: File
+    experiences: tuple[Experience, ...]
+
+
+class ExperienceReader:
+    """The one reader of a job's experiences.
+
+    Args:
+        job: The job.
+        clock: For how long something has been missing.
+        consumed: What becomes of batches once a saved state covers them.
+        settle: See `SETTLE`.
+    """
+
+    def __init__(
+        self, job: Job, clock: Clock | None = None, *, consumed: Consumed = "delete", settle: float = SETTLE
+    ) -> None:
+        self.job, self.clock = job, clock or SystemClock()
+        self.cursor = Cursor()
+        self.counts: Counter[str] = Counter()
+        self.waiting_files = 0
+        self._consumed, self._settle = consumed, settle
+        self._archived: dict[str, set[int]] = {}
+        self._stuck: dict[File, float] = {}
+        self._left: set[tuple[str, str]] = set()
+        self._log = structlog.get_logger()
+
+    def poll(self) -> Iterator[Loaded]:
+        """Yield what has arrived, one batch of each explorer in turn; stop iterating to take no more in.
+
+        Never raises for what it finds: what is not a batch is set aside, what cannot be read now waits.
+        """
+        present = self._present()
+        while progress := self.cursor.after(name for name, seqs in present.items() if seqs):
+            for explorer in progress:
+                loaded = self._next(explorer, present[explorer])
+                self.waiting_files = sum(map(len, present.values()))
+                if loaded is not None:
+                    yield loaded
+
+    def restore(self, cursor: Cursor) -> None:
+        """Go on from a saved cursor; what was archived since that was saved is taken in again."""
+        self.cursor = cursor
+        self._stuck.clear()
+        self._archived = {
+            name: {seq for seq in self._in_archive(name) if seq > cursor.through.get(name, 0)}
+            for name in self._explorers()
+        }
+
+    def load(self, file: File) -> tuple[Experience, ...] | None:
+        """Return the experiences of a batch that was taken in before, None if it is gone."""
+        try:
+            return self._read(file)
+        except (OSError, *_BAD) as error:
+            self._note("lost", explorer=file.explorer, seq=file.seq, reason=str(error))
+            return None
+
+    def commit(self, through: dict[str, int], keep: AbstractSet[File]) -> int:
+        """Let go of the batches that a durably saved state covers and does not name; return how many."""
+        try:
+            return retire(self.job, through, keep, self._consumed)
+        except OSError as error:
+            # They are removed at the next commit; training must not end for it.
+            self._note("commit_failed", reason=str(error))
+            return 0
+
+    def _present(self) -> dict[str, set[int]]:
+        """Return the numbers that are not taken in yet, by explorer."""
+        present = {}
+        for explorer in self._explorers():
+            seqs = self._listed(explorer) | self._archived.get(explorer, set())
+            present[explorer] = {seq for seq in seqs if seq > self.cursor.through.get(explorer, 0)}
+        self.waiting_files = sum(map(len, present.values()))
+        return present
+
+    def _explorers(self) -> list[str]:
+        try:
+            return places.explorers(self.job)
+        except OSError as error:
+            self._note("unreachable", reason=str(error))
+            return []
+
+    def _in_archive(self, explorer: str) -> set[int]:
+        try:
+            return places.numbers(self.job, places.archive(self.job, explorer))
+        except OSError as error:
+            self._note("unreachable", explorer=explorer, reason=str(error))
+            return set()
+
+    def _listed(self, explorer: str) -> set[int]:
+        directory = places.batches(self.job, explorer)
+        try:
+            entries = self.job.disk.list(directory)
+            self.job.disk.refresh(directory)
+        except OSError as error:
+            self._note("unreachable", explorer=explorer, reason=str(error))
+            return set()
+        self._reject_foreign(explorer, (entry.name for entry in entries))
+        return {seq for entry in entries if (seq := places.parse_batch(entry.name)) is not None}
+
+    def _reject_foreign(self, explorer: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name.endswith(places.SUFFIX) and not name.startswith(".") and places.parse_batch(name) is None:
+                self._reject(explorer, name, "its name is not the number of a batch")
+
+    def _next(self, explorer: str, seqs: set[int]) -> Loaded | None:
+        """Take one batch in, or step over what is not one; empty `seqs` where nothing more can be done now."""
+        file = File(explorer, self.cursor.through.get(explorer, 0) + 1)
+        if file.seq not in seqs:
+            self._step_over(file, seqs)
+            return None
+        try:
+            loaded = Loaded(file, self._read(file))
+        except _BAD as error:
+            self._reject(explorer, f"{file.seq}{places.SUFFIX}", error.message)
+        except OSError as error:
+            if not self._is_settled(file):
+                self._note("retried", explorer=explorer, seq=file.seq, reason=str(error))
+                seqs.clear()
+                return None
+            self._reject(explorer, f"{file.seq}{places.SUFFIX}", f"cannot be read: {error}")
+        else:
+            self._took(file, seqs)
+            return loaded
+        self._took(file, seqs)
+        return None
+
+    def _read(self, file: File) -> tuple[Experience, ...]:
+        try:
+            path = places.batch(self.job, *file)
+            return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
+        except MISSING:
+            path = f"{places.archive(self.job, file.explorer)}/{file.seq}{places.SUFFIX}"
+            return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
+
+    def _took(self, file: File, seqs: set[int]) -> None:
+        self._stuck.pop(file, None)
+        seqs.discard(file.seq)
+        self.cursor.advance(file)
+
+    def _step_over(self, file: File, seqs: set[int]) -> None:
+        """Deal with a number that is missing below others: set aside or removed before, or not seen yet."""
+        gap = min(seqs) - 1
+        removed = min(gap, places.consumed_through(self.job, file.explorer))
+        if removed >= file.seq:
+            self._took(File(file.explorer, removed), seqs)
+        elif file.seq in places.numbers(self.job, places.rejected(self.job, file.explorer)):
+            self._took(file, seqs)
+        elif self._is_settled(file):
+            self._note("missing", explorer=file.explorer, first=file.seq, last=gap)
+            self._took(File(file.explorer, gap), seqs)
+        else:
+            seqs.clear()
+
+    def _is_settled(self, file: File) -> bool:
+        now = self.clock.monotonic()
+        return now - self._stuck.setdefault(file, now) >= self._settle
+
+    def _reject(self, explorer: str, name: str, reason: str) -> None:
+        if (explorer, name) in self._left:
+            return
+        try:
+            set_aside(self.job, self.clock, explorer, name, reason)
+        except OSError as error:
+            self._left.add((explorer, name))
+            reason = f"{reason}; left where it is: {error}"
+        self._note("rejected", explorer=explorer, name=name, reason=reason)
+
+    def _note(self, what: str, **fields: object) -> None:
+        self.counts[what] += 1
+        with contextlib.suppress(OSError, ValueError):  # a log that is full or closed must not end training
+            self._log.warning(f"experience_{what}", **fields)

@@ -1,0 +1,186 @@
+"""Weights in the files of FSDP's ranks, as verl's checkpoint manager writes them, made whole again.
+
+Each rank's file is mapped, not read, and opened with `weights_only`: no code that it may hold is run. verl's
+own merger loads all files at once, runs what they pickle, and knows only bf16.
+"""
+
+import contextlib
+import logging
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from syncd.errors import ConfigError, CorruptDataError, NotReadyError
+from syncd.protocol.disk import Disk, list_if_there
+from trainer.export.weights import Kind
+from trainer.transports.share import tied_names
+
+_FILE = re.compile(r"model_world_size_([1-9][0-9]{0,5})_rank_(0|[1-9][0-9]{0,5})\.pt", re.ASCII)
+_ADAPTER = "lora_"
+_MERGER = "python -m verl.model_merger merge --backend fsdp --local_dir {} --target_dir OUT"
+
+Region = tuple[slice, ...]
+
+
+def has_fsdp_files(disk: Disk, directory: str) -> bool:
+    """Say whether a directory holds the weights of FSDP's ranks."""
+    return any(_FILE.fullmatch(entry.name) for entry in list_if_there(disk, directory))
+
+
+class FsdpFiles:
+    """Weights spread over `model_world_size_<W>_rank_<R>.pt`.
+
+    Args:
+        disk: Where they are.
+        directory: The directory of the files.
+
+    Raises:
+        NotReadyError: Some rank's file is missing.
+        CorruptDataError: They are of several world sizes, damaged, or do not hold the same tensors.
+        ConfigError: They hold what is not made whole here: adapters, or objects that need code to load.
+    """
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._directory = directory
+        paths = [f"{directory}/{name}" for name in _rank_files(disk, directory)]
+        self._ranks = [_load(path) for path in paths]
+        first = self._ranks[0]
+        for path, found in zip(paths, self._ranks, strict=True):
+            if found.keys() != first.keys():
+                raise CorruptDataError("its tensors are not those of rank 0", path=path)
+        if any(_ADAPTER in name for name in first):
+            raise ConfigError(
+                "the ranks' files hold adapters", path=directory, hint=_MERGER.format(directory)
+            )
+        tied = tied_names(list(first.items()))
+        self.kinds = {
+            name: Kind(tensor.dtype, tuple(tensor.shape))
+            for name, tensor in first.items()
+            if name not in tied
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one whole tensor, put together from all ranks."""
+        parts = [rank[name] for rank in self._ranks]
+        try:
+            return _whole(parts)
+        except ValueError as error:
+            raise CorruptDataError(f"tensor {name!r}: {error}", path=self._directory) from None
+
+
+def _rank_files(disk: Disk, directory: str) -> list[str]:
+    """Return the names of all ranks' files, in the order of the ranks."""
+    found: dict[int, dict[int, str]] = {}
+    for entry in list_if_there(disk, directory):
+        if match := _FILE.fullmatch(entry.name):
+            found.setdefault(int(match[1]), {})[int(match[2])] = entry.name
+    if len(found) != 1:
+        sizes = ", ".join(map(str, sorted(found))) or "none"
+        raise CorruptDataError(f"rank files of one world size are needed; there are: {sizes}", path=directory)
+    ((world_size, names),) = found.items()
+    if len(names) < world_size:
+        raise NotReadyError(f"only {len(names)} of {world_size} ranks' files are there", path=directory)
+    return [names[rank] for rank in range(world_size)]
+
+
+def _load(path: str) -> Mapping[str, torch.Tensor]:
+    with open(path, "rb") as file:
+        if not zipfile.is_zipfile(file):  # torch would call it an invalid argument
+            raise CorruptDataError("not a whole file of torch.save", path=path)
+    try:
+        with _without_warning():
+            found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            "the file holds objects that only load by running code from it",
+            path=path,
+            hint=f"if you trust it: {_MERGER.format(path.rpartition('/')[0])}",
+        ) from error
+    except (RuntimeError, EOFError) as error:
+        raise CorruptDataError("not a whole file of torch.save", path=path) from error
+    if not isinstance(found, Mapping) or not found or not _all_tensors(found):
+        raise CorruptDataError("the file holds no tensors by name", path=path)
+    return found
+
+
+def _all_tensors(found: Mapping[object, object]) -> bool:
+    return all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items())
+
+
+@contextlib.contextmanager
+def _without_warning() -> Iterator[None]:
+    """Leave out torch's remark on each tensor that a mesh was unpickled without process groups."""
+    logger = logging.getLogger("torch.distributed.device_mesh")
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
+
+
+def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one tensor of the parts of all ranks; `ValueError` if they do not make one."""
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        # What FSDP leaves alone, such as buffers, each rank has whole.
+        if not all(type(part) is type(first) and torch.equal(part, first) for part in parts):
+            raise ValueError("not spread over the ranks, and not the same on all")
+        return first.detach()
+    whole = torch.empty(first.shape, dtype=first.dtype)
+    for rank, part in enumerate(parts):
+        _require_alike(first, part, len(parts))
+        assert isinstance(part, DTensor)
+        region = region_of(tuple(first.shape), part.device_mesh.mesh, part.placements, rank)
+        local = part.to_local().detach()
+        if whole[region].shape != local.shape:
+            raise ValueError(f"rank {rank} has {list(local.shape)} where {list(whole[region].shape)} belongs")
+        whole[region].copy_(local)
+    return whole
+
+
+def _require_alike(first: DTensor, part: torch.Tensor, world_size: int) -> None:
+    if not isinstance(part, DTensor) or (part.shape, part.dtype) != (first.shape, first.dtype):
+        raise ValueError("not the same tensor on all ranks")
+    mesh = part.device_mesh.mesh
+    if part.placements != first.placements or not torch.equal(mesh, first.device_mesh.mesh):
+        raise ValueError("not spread in the same way by all ranks")
+    if sorted(mesh.flatten().tolist()) != list(range(world_size)):
+        raise ValueError(f"spread over ranks {mesh.tolist()}, and there are {world_size}")
+
+
+def region_of(
+    shape: tuple[int, ...], mesh: torch.Tensor, placements: Sequence[Placement], rank: int
+) -> Region:
+    """Return which part of a whole tensor a rank holds.
+
+    Args:
+        shape: Of the whole tensor.
+        mesh: Ranks, as they are arranged.
+        placements: How the tensor is spread along each dimension of the mesh.
+        rank: The rank, which is in the mesh once.
+
+    Raises:
+        ValueError: A placement is neither a shard nor a replica.
+    """
+    starts, sizes = [0] * len(shape), list(shape)
+    coordinates = (mesh == rank).nonzero()[0].tolist()
+    for placement, count, position in zip(placements, mesh.shape, coordinates, strict=True):
+        if type(placement) is Shard:
+            # As torch.chunk cuts: all but the last pieces are of one size, and the last may be empty.
+            axis = placement.dim
+            piece = -(-sizes[axis] // count)
+            start = min(position * piece, sizes[axis])
+            starts[axis] += start
+            sizes[axis] = min(piece, sizes[axis] - start)
+        elif type(placement) is not Replicate:
+            raise ValueError(f"{placement} is not made whole here")
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))

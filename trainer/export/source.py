@@ -1,0 +1,143 @@
+"""Where the weights of a step are, and what lies beside them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from syncd.errors import (
+    CorruptDataError,
+    JobMissingError,
+    NotReadyError,
+    UsageError,
+)
+from syncd.protocol.disk import MISSING, Disk, exists, list_if_there
+from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job, parse_step_name
+from syncd.protocol.manifest import Manifest, missing_files, read_manifest
+from syncd.protocol.receipt import FileRecord, receipts_directory
+from trainer.export.fsdp import FsdpFiles, has_fsdp_files
+from trainer.export.weights import SafetensorsFiles, Weights
+
+TRAINING = "training"
+CONFIG = "config.json"
+_SHARD = ".safetensors"
+_INDEX = ".safetensors.index.json"
+_OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is exported.
+
+    Args:
+        path: The step's directory.
+        weights: Its weights.
+        companions: Files beside them: the name in the export, and the path.
+        records: What the manifest says of files, by the name in the export.
+        shards: Names of the files that hold exactly the weights, where they can be taken as they are.
+    """
+
+    path: str
+    weights: Weights
+    companions: Mapping[str, str]
+    records: Mapping[str, FileRecord] = field(default_factory=dict)
+    shards: tuple[str, ...] = ()
+
+
+def find(job: Job, step: int, *, full_precision: bool) -> Source:
+    """Return where to export a step from.
+
+    Args:
+        job: The job.
+        step: The step.
+        full_precision: Whether a full checkpoint's training state is preferred to the weights of the step.
+
+    Raises:
+        UsageError: There is no such step, or it does not hold a whole model.
+        NotReadyError: It is not complete.
+        CorruptDataError: It is damaged.
+    """
+    path = job.step(step)
+    _require_there(job, step)
+    try:
+        manifest = read_manifest(job.disk, path)
+    except MISSING:
+        return _foreign(job.disk, path, step)
+    return _native(job.disk, path, manifest, full_precision=full_precision)
+
+
+def _require_there(job: Job, step: int) -> None:
+    try:
+        names = [entry.name for entry in job.disk.list(job.root)]
+    except MISSING:
+        raise JobMissingError("the job directory is not there", path=job.root) from None
+    steps = sorted(found for found in map(parse_step_name, names) if found is not None)
+    if step not in steps:
+        raise UsageError(
+            f"there is no step {step}", path=job.root, hint=f"steps that are there: {_shown(steps)}"
+        )
+
+
+def _shown(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[-10:])) or "none"
+
+
+def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) -> Source:
+    if wrong := missing_files(disk, path, manifest):
+        raise CorruptDataError(
+            f"step {manifest.step} is not whole: {wrong[0]}", path=path, hint="syncd verify JOB STEP"
+        )
+    _require_model(manifest, path)
+    records = {_exported(record): record for record in (*manifest.shards, *manifest.files)}
+    names = [name for name in records if not name.endswith(_OTHER_WEIGHTS)]
+    beside = {name: f"{path}/{records[name].name}" for name in names}
+    training = f"{path}/{TRAINING}"
+    if (full_precision or not manifest.shards) and has_fsdp_files(disk, training):
+        if FULL_CHECKPOINT not in {entry.name for entry in disk.list(path)}:
+            raise NotReadyError(f"the full checkpoint of step {manifest.step} is not complete", path=path)
+        return Source(path, FsdpFiles(disk, training), beside or _beside(disk, training), records)
+    weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
+    return Source(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
+
+
+def _exported(record: FileRecord) -> str:
+    return record.name.removeprefix(f"{ACTOR}/")
+
+
+def _require_model(manifest: Manifest, path: str) -> None:
+    holds = {"delta": "only what changed since another step", "lora": "adapters", "remote": manifest.uri}
+    if manifest.kind in holds:
+        raise UsageError(f"step {manifest.step} holds no whole model: {holds[manifest.kind]}", path=path)
+
+
+def _foreign(disk: Disk, path: str, step: int) -> Source:
+    """Return the weights of a directory of verl's: the ranks' files, else a Hugging Face directory."""
+    actor = f"{path}/{ACTOR}"
+    if not exists(disk, receipts_directory(path)):  # else it is one of ours, on its way
+        for directory in (actor, path):
+            if has_fsdp_files(disk, directory):
+                return Source(path, FsdpFiles(disk, directory), _beside(disk, directory))
+        for directory in (f"{actor}/huggingface", actor):
+            if shards := [name for name in _files(disk, directory) if name.endswith(_SHARD)]:
+                weights = SafetensorsFiles(disk, [f"{directory}/{name}" for name in sorted(shards)])
+                return Source(path, weights, _companions(disk, directory))
+    raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path)
+
+
+def _beside(disk: Disk, directory: str) -> dict[str, str]:
+    """Return config and tokenizer as verl's checkpoint manager leaves them beside the ranks' files."""
+    return _companions(disk, f"{directory}/huggingface")
+
+
+def _companions(disk: Disk, directory: str) -> dict[str, str]:
+    names = [name for name in _files(disk, directory) if not name.endswith(_OTHER_WEIGHTS)]
+    return {name: f"{directory}/{name}" for name in names}
+
+
+def _files(disk: Disk, directory: str, prefix: str = "") -> Iterator[str]:
+    """Yield the regular files below a directory, hidden ones left out, links not followed."""
+    for entry in list_if_there(disk, f"{directory}/{prefix}".rstrip("/")):
+        if entry.name.startswith("."):
+            continue
+        if entry.kind == "file":
+            yield f"{prefix}{entry.name}"
+        elif entry.kind == "directory":
+            yield from _files(disk, directory, f"{prefix}{entry.name}/")

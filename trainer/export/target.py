@@ -1,0 +1,177 @@
+"""What an export writes: a directory that is there whole or not at all."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from syncd.errors import CorruptDataError, UsageError
+from syncd.protocol.digest import chunks, digest_file, hasher, name_of
+from syncd.protocol.disk import MISSING, Disk, remove_tree, temporary_name
+from syncd.protocol.layout import shard_name
+from syncd.protocol.receipt import FileRecord
+from trainer.export.weights import Weights
+from trainer.transports.direct import THREADS, choose
+from trainer.transports.export import DTYPES, Piece
+from trainer.transports.headers import Layout, Spec, encode_index
+from trainer.transports.shard import Ring, Shard
+
+SHARD_LIMIT = 5_000_000_000
+"""Bytes of the tensors of one file, unless one tensor alone has more."""
+
+INDEX = "model.safetensors.index.json"
+
+
+@contextlib.contextmanager
+def staged(disk: Disk, out: str) -> Iterator[str]:
+    """Give an empty directory beside `out` that takes its place at the end, durably; an error removes it.
+
+    Raises:
+        UsageError: There is something at `out` already.
+    """
+    if not _is_free(disk, out):
+        raise UsageError("the export would replace what is there", path=out, hint="name a new directory")
+    parent, name = os.path.split(out)
+    disk.make_directory(parent)
+    directory = f"{parent}/{temporary_name(name)}"
+    disk.make_directory(directory)
+    try:
+        yield directory
+        _sync_tree(disk, directory)
+        disk.rename(directory, out)  # refused if the place was filled meanwhile
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove_tree(disk, directory)
+        raise
+    disk.sync_directory(parent)
+
+
+def _is_free(disk: Disk, out: str) -> bool:
+    try:
+        return disk.stat(out).kind == "directory" and not disk.list(out)
+    except MISSING:
+        return True
+
+
+def _sync_tree(disk: Disk, directory: str) -> None:
+    for entry in disk.list(directory):
+        if entry.kind == "directory":
+            _sync_tree(disk, f"{directory}/{entry.name}")
+    disk.sync_directory(directory)
+
+
+def copy_file(disk: Disk, source: str, target: str, record: FileRecord | None = None) -> None:
+    """Copy a file durably and piece by piece.
+
+    Raises:
+        CorruptDataError: What was read is not what the record says.
+    """
+    disk.make_directory(os.path.dirname(target))
+    state = hasher(name_of(record.digest)) if record else hasher()
+
+    def seen() -> Iterator[bytes]:
+        for chunk in chunks(disk, source):
+            state.update(chunk)
+            yield chunk
+
+    disk.replace(target, seen())
+    if record:
+        _require_digest(record, f"{name_of(record.digest)}:{state.hexdigest()}", source)
+
+
+def check_file(disk: Disk, path: str, record: FileRecord) -> None:
+    """Read a file against its record.
+
+    Raises:
+        CorruptDataError: It holds something else.
+    """
+    found, _ = digest_file(disk, path, name_of(record.digest))
+    _require_digest(record, found, path)
+
+
+def _require_digest(record: FileRecord, found: str, path: str) -> None:
+    if found != record.digest:
+        raise CorruptDataError("the content does not match its digest", path=path)
+
+
+def write_weights(disk: Disk, directory: str, weights: Weights, dtype: torch.dtype | None) -> None:
+    """Write weights as safetensors files of at most `SHARD_LIMIT` bytes, and the index.
+
+    Each tensor is read, cast on its way through a ring of 48 MiB, and let go.
+
+    Args:
+        disk: Where the directory is.
+        directory: An empty directory.
+        weights: What is written.
+        dtype: What floating-point tensors are cast to, those of one byte left as they are; None keeps all.
+    """
+    files = [Layout(specs) for specs in split(_specs(weights, dtype), SHARD_LIMIT)]
+    way, ring = choose(directory), Ring()
+    weight_map: dict[str, str] = {}
+    with ThreadPoolExecutor(THREADS, "export-write") as pool:
+        for number, layout in enumerate(files, start=1):
+            name = shard_name(number, len(files))
+            with Shard(f"{directory}/{name}", layout, way, pool, check=False) as shard:
+                _pour(weights, layout, ring, shard, dtype)
+                shard.finish()
+            weight_map |= {spec.name: name for spec in layout.specs}
+    index = encode_index(weight_map, sum(layout.data_size for layout in files))
+    disk.replace(f"{directory}/{INDEX}", index)
+
+
+def _pour(weights: Weights, layout: Layout, ring: Ring, shard: Shard, dtype: torch.dtype | None) -> None:
+    ring.begin()
+    for spec in layout.specs:
+        tensor = weights.read(spec.name)
+        ring.add(shard, Piece(spec, tensor, cast_of(tensor.dtype, dtype)))
+    ring.flush(shard)
+
+
+def _specs(weights: Weights, dtype: torch.dtype | None) -> Iterator[Spec]:
+    for name, (stored, shape) in weights.kinds.items():
+        becomes = cast_of(stored, dtype)
+        if becomes not in DTYPES:
+            raise CorruptDataError(f"tensor {name!r} is {stored}, which safetensors does not have")
+        yield Spec(name, DTYPES[becomes], shape, torch.Size(shape).numel() * becomes.itemsize)
+
+
+def cast_of(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """Return what a tensor becomes: only floating-point ones of more than one byte are cast."""
+    castable = wanted is not None and stored.is_floating_point and stored.itemsize > 1
+    return wanted if wanted is not None and castable else stored
+
+
+def split(specs: Iterable[Spec], limit: int) -> list[list[Spec]]:
+    """Return the tensors in order, cut into groups of at most `limit` bytes; one larger tensor is its own."""
+    groups: list[list[Spec]] = []
+    size = 0
+    for spec in specs:
+        if not groups or size + spec.size > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(spec)
+        size += spec.size
+    return groups
+
+
+def config_with_dtype(content: bytes, path: str, dtype: str) -> bytes:
+    """Return a config.json that names the dtype of the weights beside it, by which transformers loads them.
+
+    Raises:
+        CorruptDataError: It is not a JSON object.
+    """
+    try:
+        config = json.loads(content)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise CorruptDataError("not a JSON object", path=path)
+    return json.dumps(_named(config, dtype), indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _named(config: Mapping[str, object], dtype: str) -> dict[str, object]:
+    named = {key: _named(value, dtype) if isinstance(value, dict) else value for key, value in config.items()}
+    return named | {key: dtype for key in ("dtype", "torch_dtype") if isinstance(config.get(key), str)}

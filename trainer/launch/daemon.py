@@ -1,0 +1,161 @@
+"""`syncd watch` beside the trainer: started where no daemon leads the job, looked after, and ended with the run.
+
+It ends with rank 0, however that ends: SIGTERM lets it finish the step in hand. What it has to say stands in
+`JOB/.syncd/daemon.log`, each event in `events.jsonl` beside it.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from signal import SIGTERM
+
+import structlog
+
+from syncd.errors import SyncdError
+from syncd.protocol.candidate import Candidate
+from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.marker import read_marker
+from syncd.protocol.version import read_version
+from trainer.config.model import JobConfig
+from trainer.launch.tether import tethered
+
+EVERY = 5.0
+"""Seconds between two looks at the daemon."""
+
+ATTEMPTS = 5
+"""Daemons that may end in a row, each within `SETTLED` seconds, before no other one is started."""
+
+SETTLED = 60.0
+PUBLISHING = 60.0
+"""Seconds that the last step has to be published in."""
+
+_STOPPING = 30.0
+_LOG_BYTES = 8 << 20
+
+
+def start_daemon(config: JobConfig, clock: Clock | None = None) -> "DaemonProcess | None":
+    """Return the job's daemon as this process looks after it; None where the configuration wants none.
+
+    Call it, and `check`, in the main thread of rank 0: the daemon ends with the thread that started it.
+
+    Args:
+        config: The settled configuration; the job directory exists.
+        clock: This host's clock.
+    """
+    if not config.trainer.start_daemon:
+        return None
+    daemon = DaemonProcess(
+        Job.at(config.job.dir, config.job.state_dir or None), options(config), clock or SystemClock()
+    )
+    daemon.check()
+    return daemon
+
+
+def options(config: JobConfig) -> list[str]:
+    """Return the options of `syncd watch` that the job's `[daemon]` table does not give."""
+    found = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
+    if "keep_full" not in config.daemon and config.trainer.max_checkpoints_to_keep:
+        found += ["--keep-full", str(config.trainer.max_checkpoints_to_keep)]
+    if "log_level" not in config.daemon:
+        found += ["--log-level", "warning"]  # all events are in events.jsonl, which is bounded
+    return found
+
+
+class DaemonProcess:
+    """A daemon that this process starts whenever nobody else leads the job.
+
+    Args:
+        job: The job.
+        options: Options of `syncd watch`.
+        clock: This host's clock.
+    """
+
+    def __init__(self, job: Job, options: Sequence[str], clock: Clock) -> None:
+        self._job, self._clock = job, clock
+        self._command = [sys.executable, "-m", "syncd", "watch", job.root, *options]
+        self._candidate = Candidate(job, clock)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._due = self._started = float("-inf")
+        self._ended = 0
+        self._log = structlog.get_logger()
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process that this one has started and that runs, None where there is none."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def check(self) -> None:
+        """Take a look if one is due: start a daemon where none leads, again if ours has ended. Never raises."""
+        now = self._clock.monotonic()
+        if now < self._due:
+            return
+        self._due = now + EVERY
+        # Storage in trouble stops neither training nor us: the next look is due in seconds.
+        with contextlib.suppress(OSError, SyncdError):
+            self._look(now)
+
+    def close(self) -> None:
+        """End our daemon once the newest step is published, or the time for it is over; `check` does nothing then."""
+        ends, self._due = self._clock.monotonic() + PUBLISHING, float("-inf")
+        while self._process is not None and not self._is_published():
+            if self._clock.monotonic() >= ends:
+                self._log.warning("daemon_late", detail="the last step is not published", job=self._job.root)
+                break
+            self.check()
+            self._clock.sleep(0.1)
+        self._stop()
+
+    def _look(self, now: float) -> None:
+        if self.pid is not None:
+            return
+        if self._process is not None:
+            self._note_end(self._process, now)
+        if self._ended < ATTEMPTS and self._candidate.holder() is None:
+            self._process, self._started = self._start(), now
+
+    def _note_end(self, process: "subprocess.Popen[bytes]", now: float) -> None:
+        self._process = None
+        self._ended = 1 if now - self._started > SETTLED else self._ended + 1
+        self._log.warning(
+            "daemon_ended",
+            code=process.returncode,
+            again=self._ended < ATTEMPTS,
+            see=f"{self._job.state}/daemon.log",
+            hint=None if self._ended < ATTEMPTS else f"syncd watch {self._job.root}",
+        )
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        os.stat(self._job.root)  # what is not mounted must not be made
+        os.makedirs(self._job.state, exist_ok=True)
+        path = f"{self._job.state}/daemon.log"
+        if os.path.exists(path) and os.path.getsize(path) > _LOG_BYTES:
+            os.replace(path, f"{path}.1")
+        with open(path, "ab") as log:
+            # In a session of its own: Ctrl-C and whoever ends our process group leave it to us.
+            return subprocess.Popen(  # noqa: S603 - our own command
+                tethered(SIGTERM, self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _is_published(self) -> bool:
+        try:
+            newest, version = read_marker(self._job.disk, self._job.marker).step, read_version(self._job)
+        except (OSError, SyncdError):
+            return False
+        return newest is None or (version is not None and version.step == newest)
+
+    def _stop(self) -> None:
+        process, self._process, self._due = self._process, None, float("inf")
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOPPING)
+        except subprocess.TimeoutExpired:  # its file system hangs: its successor will fence it
+            process.kill()

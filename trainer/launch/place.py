@@ -1,0 +1,224 @@
+"""Which rank this process is and where ranks meet: from torchrun, srun, our own launch, or none of these.
+
+One pure function over the environment, `place_from`. torchrun's variables win over Slurm's, because torchrun
+is also run inside a Slurm step. A Slurm job's script, an allocation's shell and a step of one task are no
+ranks: there `trainer train` is alone and starts its own.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from syncd.errors import ConfigError
+
+Origin = Literal["alone", "trainer", "torchrun", "slurm"]
+
+STARTED_BY = "TRAINER_STARTED_BY"
+"""Environment variable that tells ranks started by `trainer train` from those of torchrun."""
+
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_SLURM = (
+    "SLURM_JOB_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_NODELIST",
+)
+_OLDER_NAMES = {
+    "SLURM_JOB_ID": "SLURM_JOBID",
+    "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS",
+    "SLURM_STEP_TASKS_PER_NODE": "SLURM_TASKS_PER_NODE",
+    "SLURM_STEP_NODELIST": "SLURM_JOB_NODELIST",
+}
+
+_FIRST_PORT, _PORTS = 10240, 20000
+"""Ports of Slurm steps end below those that the kernel gives to outgoing connections."""
+
+_STRIDE = 7919
+"""A prime: neighbouring jobs are far apart, neighbouring steps side by side."""
+
+_MAX_PORT = 65535
+_REAL_STEPS = 1 << 31
+"""Slurm numbers batch scripts, interactive shells and its own helpers from above this."""
+
+_ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_LIST = re.compile(rf"{_ITEM.pattern}(?:,{_ITEM.pattern})*")
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank among all.
+
+    Args:
+        rank: From 0; rank 0 decides.
+        local_rank: From 0 on this machine; the GPU it takes.
+        world_size: How many ranks there are.
+        local_world_size: How many of them are on this machine.
+        master_addr: Host of rank 0, where ranks meet; empty when alone.
+        master_port: Port there; 0 when alone.
+        origin: Who started this process.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master_addr: str = ""
+    master_port: int = 0
+    origin: Origin = "alone"
+
+    def variables(self) -> dict[str, str]:
+        """Return the place as the environment variables that torch and what is built on it read."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+def place_from(environ: Mapping[str, str]) -> Place:
+    """Return the place that an environment describes.
+
+    Raises:
+        ConfigError: It describes half of one, or one that cannot be.
+    """
+    if any(environ.get(name) for name in _TORCHRUN):
+        return _checked(_from_torchrun(environ))
+    if _is_task(environ):
+        return _checked(_from_slurm(environ))
+    return Place()
+
+
+def hosts(nodelist: str) -> Iterator[str]:
+    """Yield the hosts of a Slurm node list in its order: `n[08-10,2],x` is n08, n09, n10, n2, x.
+
+    Raises:
+        ConfigError: It is no node list.
+    """
+    if not _LIST.fullmatch(nodelist):
+        raise ConfigError(
+            f"not a Slurm node list: {nodelist!r}", hint="set MASTER_ADDR to the host of rank 0"
+        )
+    for item in _ITEM.findall(nodelist):
+        parts = [_numbers(part[1]) if part[1] is not None else [part[2]] for part in _PART.finditer(item)]
+        yield from map("".join, itertools.product(*parts))
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the tasks of each node of a step: `4(x2),3` is 4, 4, 3.
+
+    Raises:
+        ConfigError: It is no such list.
+    """
+    found = [_TASKS.fullmatch(item) for item in text.split(",")]
+    if not all(found):
+        raise ConfigError(
+            f"not a list of tasks per node: {text!r}", hint="torchrun can start the ranks instead"
+        )
+    return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Place:
+    ours = environ.get(STARTED_BY) == "trainer"
+    hint = f"torchrun sets them all; to start alone: unset {' '.join(_TORCHRUN)}"
+    _need(environ, (*_TORCHRUN, *_MEETING), hint)
+    rank, local_rank, world_size, local_world_size = (_integer(environ, name) for name in _TORCHRUN)
+    return Place(
+        rank,
+        local_rank,
+        world_size,
+        local_world_size,
+        master_addr=environ["MASTER_ADDR"],
+        master_port=_port(environ),
+        origin="trainer" if ours else "torchrun",
+    )
+
+
+def _is_task(environ: Mapping[str, str]) -> bool:
+    """Say whether this is one of several tasks of a Slurm step."""
+    if not environ.get("SLURM_STEP_ID") or _integer(environ, "SLURM_STEP_ID") >= _REAL_STEPS:
+        return False
+    tasks = _named_anew(environ).get("SLURM_STEP_NUM_TASKS", "1")
+    return tasks != "1"
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Place:
+    known = _named_anew(environ)
+    _need(known, _SLURM, "srun sets them all; torchrun can start the ranks instead")
+    tasks, node = tasks_per_node(known["SLURM_STEP_TASKS_PER_NODE"]), _integer(known, "SLURM_NODEID")
+    if node >= len(tasks):
+        raise ConfigError(f"SLURM_NODEID is {node}, of {len(tasks)} nodes in SLURM_STEP_TASKS_PER_NODE")
+    job, step = _integer(known, "SLURM_JOB_ID"), _integer(known, "SLURM_STEP_ID")
+    return Place(
+        rank=_integer(known, "SLURM_PROCID"),
+        local_rank=_integer(known, "SLURM_LOCALID"),
+        world_size=_integer(known, "SLURM_STEP_NUM_TASKS"),
+        local_world_size=tasks[node],
+        master_addr=known.get("MASTER_ADDR") or next(hosts(known["SLURM_STEP_NODELIST"])),
+        master_port=_port(known)
+        if known.get("MASTER_PORT")
+        else _FIRST_PORT + (job * _STRIDE + step) % _PORTS,
+        origin="slurm",
+    )
+
+
+def _named_anew(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return Slurm's variables of the step, from those of the job where older versions have no others."""
+    return {name: environ[old] for name, old in _OLDER_NAMES.items() if environ.get(old)} | {
+        name: value for name, value in environ.items() if value
+    }
+
+
+def _need(environ: Mapping[str, str], names: tuple[str, ...], hint: str) -> None:
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        there = [name for name in names if environ.get(name)]
+        raise ConfigError(f"{', '.join(there)} set, but not {', '.join(missing)}", hint=hint)
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name]
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"{name} is {text!r}, not a number")
+    return int(text)
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    port = _integer(environ, "MASTER_PORT")
+    if not 0 < port <= _MAX_PORT:
+        raise ConfigError(f"MASTER_PORT is {port}, not a port", hint="any free port of the host of rank 0")
+    return port
+
+
+def _checked(place: Place) -> Place:
+    ranks = place.rank < place.world_size and place.local_rank < place.local_world_size
+    if not ranks or place.local_world_size > place.world_size:
+        shown = ", ".join(f"{name}={value}" for name, value in list(place.variables().items())[:4])
+        raise ConfigError(f"no rank can be {shown}", hint="ranks count from 0")
+    return place
+
+
+def _numbers(text: str) -> list[str]:
+    """Return the numbers in brackets, each as wide as the first of its range."""
+    found = [_RANGE.fullmatch(item) for item in text.split(",")]
+    if not all(found):
+        raise ConfigError(
+            f"not a range of a Slurm node list: [{text}]", hint="set MASTER_ADDR to the host of rank 0"
+        )
+    return [
+        f"{number:0{len(match[1])}d}"
+        for match in found
+        if match
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1)
+    ]

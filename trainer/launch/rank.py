@@ -1,0 +1,36 @@
+"""The program of a rank that `trainer train` starts: `python -m trainer.launch.rank MODULE:FUNCTION JOB`."""
+
+import os
+import sys
+import traceback
+
+from syncd.console import tell
+from syncd.errors import SyncdError, storage_error
+from trainer.config.model import JobConfig
+from trainer.launch.place import place_from
+from trainer.launch.train import HANDED, run_here
+from trainer.stopping import INTERRUPTED
+
+
+def main(run: str) -> int:
+    """Run this rank and return its exit code; an error is told as the command line tells it."""
+    config = JobConfig.model_validate_json(os.environ[HANDED])
+    try:
+        return run_here(config, place_from(os.environ), run)
+    except SyncdError as error:
+        return _tell(error)
+    except OSError as error:
+        return _tell(storage_error(error, config.job.dir))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _tell(error: SyncdError) -> int:
+    if os.environ.get("SYNCD_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    tell(error)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,102 @@
+"""MLflow through its client alone (`mlflow-skinny`): files below the job directory, or a tracking server.
+
+Options: `tracking_uri` (MLFLOW_TRACKING_URI, else files in JOB/monitors/mlflow), `experiment` (the project).
+A restart goes on in the same run, found by the tag `syncd.job`. Rollouts are artifacts, a JSON file a step.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from trainer.monitors.base import Rollout, Run
+from trainer.monitors.identity import identity, place
+from trainer.monitors.kinds import check_options
+
+JOB_TAG = "syncd.job"
+GROUP_TAG = "syncd.group"
+
+_MAX_VALUE = 500
+_PARAMS_AT_ONCE = 100
+"""What servers take: characters of a parameter, and parameters of one request."""
+
+
+class MLflow:
+    """Logs to an MLflow run.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        check_options(run.options, {"tracking_uri": str, "experiment": str}, "mlflow")
+        self._run = run
+        self._client: MlflowClient | None = None
+        self._id = ""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the figures of a step."""
+        client, now = self._opened(), time.time_ns() // 1_000_000
+        client.log_batch(
+            self._id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()]
+        )
+
+    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+        """Log rollouts as an artifact."""
+        rows = [asdict(rollout) for rollout in rollouts]
+        self._opened().log_dict(self._id, {"step": step, "rollouts": rows}, f"rollouts/{step:08d}.json")
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        if self._client is not None:
+            self._client.set_terminated(self._id)
+
+    def _opened(self) -> MlflowClient:
+        if self._client is None:
+            client = MlflowClient(tracking_uri=_uri(self._run))
+            self._id = _run_id(client, self._run)
+            self._client = client
+        return self._client
+
+
+def _uri(run: Run) -> str:
+    asked = run.options.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
+    if asked:
+        return str(asked)
+    # MLflow wants to be told that files are meant; its databases are not safe on network mounts.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    return Path(place(run.directory, "mlflow")).as_uri()
+
+
+def _run_id(client: MlflowClient, run: Run) -> str:
+    name, job = run.options.get("experiment") or run.project, identity(run.directory)
+    found = client.get_experiment_by_name(name)
+    experiment = found.experiment_id if found else client.create_experiment(name)
+    earlier = client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{job}'", max_results=1)
+    if earlier:
+        client.update_run(earlier[0].info.run_id, status="RUNNING")
+        return str(earlier[0].info.run_id)
+    tags = {JOB_TAG: job} | ({GROUP_TAG: run.group} if run.group else {})
+    created = client.create_run(experiment, run_name=run.name, tags=tags)
+    _log_config(client, created.info.run_id, run.config)
+    return str(created.info.run_id)
+
+
+def _log_config(client: MlflowClient, run_id: str, config: Mapping[str, Any]) -> None:
+    params = (Param(name, str(value)[:_MAX_VALUE]) for name, value in _flat(config))
+    while some := list(islice(params, _PARAMS_AT_ONCE)):
+        client.log_batch(run_id, params=some)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,79 @@
+"""Weights & Biases. Without network: `mode = "offline"`, or WANDB_MODE=offline; `wandb sync` sends it later.
+
+Options: `mode` (online, offline, disabled), `entity`, `notes`, `tags`, `dir` (JOB/monitors/wandb unless given).
+A restart goes on in the same run, whose id is kept in JOB/monitors/id. Curves are drawn over `step`.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import wandb
+
+from trainer.monitors.base import Rollout, Run
+from trainer.monitors.identity import identity, place
+from trainer.monitors.kinds import check_options
+
+OPTIONS = {"mode": str, "entity": str, "notes": str, "tags": list, "dir": str}
+
+COLUMNS: list[str | int] = [each.name for each in fields(Rollout)]
+
+
+class WandB:
+    """Logs to a W&B run.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        check_options(run.options, OPTIONS, "wandb")
+        self._run = run
+        self._opened: wandb.Run | None = None
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the figures of a step."""
+        self._wandb().log({"step": step, **metrics})
+
+    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+        """Log rollouts as a table."""
+        rows = [list(asdict(rollout).values()) for rollout in rollouts]
+        self._wandb().log({"step": step, "rollouts": wandb.Table(columns=COLUMNS, data=rows)})
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._opened is not None:
+            self._opened.finish()
+            wandb.teardown()  # only then has W&B's own process written all of the file
+
+    def _wandb(self) -> wandb.Run:
+        if self._opened is None:
+            self._opened = wandb.init(**self._arguments())
+            # W&B's own step cannot go back; this axis can, and a resume that repeats steps loses none.
+            self._opened.define_metric("step", hidden=True)
+            self._opened.define_metric("*", step_metric="step")
+        return self._opened
+
+    def _arguments(self) -> dict[str, Any]:
+        options = dict(self._run.options)
+        directory = options.pop("dir", None) or place(self._run.directory, "wandb")
+        os.makedirs(directory, exist_ok=True)
+        return {
+            "id": identity(self._run.directory),
+            "resume": "allow",
+            "project": self._run.project,
+            "group": self._run.group or None,
+            "name": self._run.name,
+            "config": dict(self._run.config),
+            "dir": directory,
+            "settings": _settings(),
+            **options,
+        }
+
+
+def _settings() -> wandb.Settings:
+    """Quiet, and nothing that was not asked for: no capture of the terminal, no code, no host's figures."""
+    return wandb.Settings(
+        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+    )

@@ -1,0 +1,62 @@
+"""A few rollouts of a batch for people to look at: the best, the worst, and what lies between."""
+
+from collections.abc import Callable, Sequence
+
+from trainer.experience.batch import Batch
+from trainer.monitors.base import Rollout
+
+Decode = Callable[[Sequence[int]], str]
+
+MAX_TEXT = 8192
+"""Characters of a prompt or response; of a longer one its beginning and its end are shown."""
+
+
+def choose(batch: Batch, count: int, decode: Decode | None = None) -> list[Rollout]:
+    """Return rollouts of a batch, best first: evenly spread over the order of rewards, the same for the same batch.
+
+    Args:
+        batch: What is trained on.
+        count: How many at most.
+        decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
+    """
+    order = sorted(range(len(batch.experiences)), key=lambda place: (-batch.experiences[place].reward, place))
+    return [_rollout(batch, order[at], decode) for at in _spread(len(order), count)]
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """Return places from the first to the last, evenly."""
+    if count >= length:
+        return list(range(length))
+    if count < 2:  # noqa: PLR2004 -- one is the best one
+        return list(range(count))
+    return [round(at * (length - 1) / (count - 1)) for at in range(count)]
+
+
+def _rollout(batch: Batch, place: int, decode: Decode | None) -> Rollout:
+    experience = batch.experiences[place]
+    return Rollout(
+        prompt=_text(experience.tokens[: experience.prompt_length], decode),
+        response=_text(experience.tokens[experience.prompt_length :], decode),
+        reward=experience.reward,
+        generation=experience.generation,
+        step=experience.step,
+        group=experience.group,
+        task=experience.task,
+        explorer=batch.origins[place].explorer,
+    )
+
+
+def _text(tokens: Sequence[int], decode: Decode | None) -> str:
+    if decode is not None:
+        try:
+            return _cut(decode(list(tokens)))
+        except Exception:  # noqa: BLE001, S110 -- a tokenizer that cannot decode must not end training
+            pass
+    return _cut(" ".join(map(str, tokens)))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"

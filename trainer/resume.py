@@ -1,0 +1,73 @@
+"""Where a run goes on, and how explorers that were ahead of it are led back."""
+
+import structlog
+
+from syncd.errors import CorruptDataError, SyncdError
+from syncd.protocol.disk import MISSING, list_if_there
+from syncd.protocol.layout import MANIFEST, Job
+from syncd.protocol.marker import parse_marker, read_marker
+from syncd.synchronizer import Synchronizer
+from trainer.checkpoints import full_checkpoints, read_state
+from trainer.state import TrainerState
+
+FRESH = TrainerState(step=0, generation=0, world_size=1)
+"""The state of a run that has none."""
+
+_BACK = 120.0
+"""Seconds within which the daemon must have followed the marker back."""
+
+
+def find_state(job: Job) -> TrainerState:
+    """Return the loop's state of the checkpoint to go on from: the tracker's, or an older one where that is damaged.
+
+    Raises:
+        CorruptDataError: There are full checkpoints, and none of them is whole.
+    """
+    named, found = _tracked(job), full_checkpoints(job)
+    # Above the tracker lies what the run has once gone back from, or what it was killed at just before the end.
+    candidates = [step for step in found if named is None or step <= named]
+    for step in reversed(candidates):
+        try:
+            return read_state(job, step)
+        except SyncdError as error:
+            structlog.get_logger().warning("checkpoint_passed_over", step=step, reason=str(error))
+    if candidates or named:
+        raise CorruptDataError(
+            "no full checkpoint is whole",
+            path=job.root,
+            hint=f"syncd ls {job.root}, or --trainer.continue_from_checkpoint false to start anew beside it",
+        )
+    return FRESH
+
+
+def lead_back(sync: Synchronizer, step: int, base: str) -> None:
+    """Have explorers that are ahead of the step go back to it; the generation grows.
+
+    Args:
+        sync: The trainer's synchronizer.
+        step: The step that the run goes on from.
+        base: Where the weights of step 0 are, for a run that begins again without any checkpoint.
+
+    Raises:
+        TimedOutError: No daemon has followed.
+    """
+    job = sync.job
+    marker = read_marker(job.disk, job.marker).step
+    if marker is None or marker <= step:
+        return
+    structlog.get_logger().info("going_back", marker=marker, step=step)
+    sealed = MANIFEST in {entry.name for entry in list_if_there(job.disk, job.step(step))}
+    sync.set_model_state_dict(None if sealed else base, step, rewind=True)
+    sync.wait_for(lambda: _is_published(sync, step), _BACK)
+
+
+def _is_published(sync: Synchronizer, step: int) -> bool:
+    version = sync.get_latest_version()
+    return version is not None and version.step == step
+
+
+def _tracked(job: Job) -> int | None:
+    try:
+        return parse_marker(job.disk.read(job.tracker, 4096)).step
+    except (*MISSING, CorruptDataError):
+        return None

@@ -1,0 +1,84 @@
+"""One rank, from its start to its exit code."""
+
+import sys
+from contextlib import ExitStack, nullcontext
+
+from syncd.errors import SyncdError
+from syncd.observe.log import configure
+from syncd.protocol.layout import Job
+from syncd.synchronizer import Synchronizer
+from trainer.config.model import JobConfig
+from trainer.engines.agreeing import agreed, is_known
+from trainer.engines.base import EngineContext, make_engine
+from trainer.head import Head
+from trainer.launch.daemon import start_daemon
+from trainer.launch.join import Joined, join
+from trainer.launch.place import Place
+from trainer.loop import Trainer
+from trainer.ranks import Ranks
+from trainer.resume import FRESH, find_state
+from trainer.sampling import make_strategy
+from trainer.show import Screen
+from trainer.state import TrainerState
+from trainer.stopping import StopSignals
+
+
+def run_rank(config: JobConfig, place: Place) -> int:
+    """Train as one rank; return its exit code.
+
+    Args:
+        config: The job's file, its job directory settled.
+        place: Which rank this is, and where the others are.
+
+    Raises:
+        SyncdError: What ended the run, on the rank that tells it.
+    """
+    configure("warning" if place.rank else "info", sys.stderr)
+    with StopSignals() as stop, join(config, place) as joined, ExitStack() as opened:
+        try:
+            return _train(joined, stop, opened)
+        except SyncdError as error:
+            if joined.ranks.rank and is_known(error):
+                return error.exit_code
+            raise
+
+
+def _train(joined: Joined, stop: StopSignals, opened: ExitStack) -> int:
+    config, ranks = joined.config, joined.ranks
+    job = Job.at(config.job.dir, config.job.state_dir or None)
+    state = _found_state(job, ranks)
+    heads: list[Head] = []
+    agreed(ranks, lambda: None if ranks.rank else heads.append(_open_head(config, job, state, opened)))
+    head = heads[0] if heads else None
+    context = EngineContext(config, job, ranks, joined.device, head.sync.lease if head else nullcontext)
+    trainer = Trainer(make_engine(context), context, stop, state, head)
+    trainer.prepare()
+    code = trainer.train()
+    trainer.shutdown()
+    return code
+
+
+def _found_state(job: Job, ranks: Ranks) -> TrainerState:
+    found = [FRESH]
+
+    def find() -> None:
+        if ranks.rank == 0:
+            found[0] = find_state(job)
+
+    agreed(ranks, find)
+    return ranks.broadcast(found[0])
+
+
+def _open_head(config: JobConfig, job: Job, state: TrainerState, opened: ExitStack) -> Head:
+    daemon = start_daemon(config)
+    if daemon is not None:
+        opened.callback(daemon.close)
+    state_dir = config.job.state_dir or None
+    sync = Synchronizer.open(
+        job.root, "trainer", config.trainer.name, state_dir=state_dir, timeout=config.sync.timeout
+    )
+    opened.enter_context(sync)
+    screen = Screen(config, state.step)
+    opened.callback(screen.close)
+    tend = daemon.check if daemon is not None else lambda: None
+    return Head(config, sync, make_strategy(config, job), screen, tend=tend)

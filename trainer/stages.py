@@ -1,0 +1,164 @@
+"""The stages of one file, one after the other: each a job of its own, from the model that the one before left."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job
+from trainer.config.kept import Contradiction, contradictions, refuse
+from trainer.config.model import JobConfig
+from trainer.config.plan import Plan, Stage, planned, settled
+
+RECORD = "stages.json"
+Run = Callable[[JobConfig], int]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of earlier runs.
+
+    Args:
+        done: Stages whose run ended with 0, in their order.
+        models: The model that each started stage started from.
+    """
+
+    done: tuple[str, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_stages(plan: Plan, run: Run, tell: Tell) -> int:
+    """Run what is not done yet, in order, and return 0, or the exit code of the stage that ended with another one.
+
+    Args:
+        plan: The stages.
+        run: Trains one configuration and returns its exit code.
+        tell: Takes lines for people.
+
+    Raises:
+        ConfigError: A stage contradicts its directory, or the order that was begun with; nothing has been run.
+        StorageError: A stage that is done has no full checkpoint, or the directory cannot be written.
+        CorruptDataError: stages.json is damaged.
+    """
+    plan = settled(plan)
+    directory = plan.whole.job.dir
+    record = read_record(directory)
+    check_against(plan, record)
+    for number, stage in enumerate(plan.stages):
+        if stage.name in record.done:
+            tell(f"stage {stage.name}: done before")
+            continue
+        config = _started(plan, number, record)
+        record = replace(record, models={**record.models, stage.name: config.model.path})
+        _write_record(directory, record)
+        tell(f"stage {stage.name}: {number + 1} of {len(plan.stages)}, from {config.model.path}")
+        if code := run(config):
+            return code
+        record = replace(record, done=(*record.done, stage.name))
+        _write_record(directory, record)
+    return 0
+
+
+def foreseen(plan: Plan) -> Iterator[tuple[Stage, tuple[Contradiction, ...]]]:
+    """Yield each stage as it would start now, and what contradicts that; nothing is made.
+
+    Raises:
+        CorruptDataError: stages.json is damaged.
+        StorageError: It cannot be read.
+    """
+    plan = planned(plan)
+    record = read_record(plan.whole.job.dir)
+    before = ""
+    for stage in plan.stages:
+        known = record.models.get(stage.name, f"(the newest full checkpoint of stage {before})")
+        config = _with_model(stage.config, known) if stage.follows else stage.config
+        yield replace(stage, config=config), _contradictions(stage, record)
+        before = stage.name
+
+
+def check_against(plan: Plan, record: Record) -> None:
+    """Do nothing where the stages agree with what earlier runs left.
+
+    Raises:
+        ConfigError: Finished stages are not the first ones, or a stage was started otherwise.
+    """
+    names = [stage.name for stage in plan.stages]
+    if tuple(names[: len(record.done)]) != record.done:
+        raise ConfigError(
+            f"stages that are done, {', '.join(record.done)}, are not the first of {', '.join(names)}",
+            path=f"{plan.whole.job.dir}/{RECORD}",
+            hint="add stages at the end, or give --trainer.continue_from_checkpoint false to begin anew",
+        )
+    refuse([found for stage in plan.stages for found in _contradictions(stage, record)])
+
+
+def newest_model(directory: str) -> str:
+    """Return the Hugging Face directory of a job's newest full checkpoint.
+
+    Raises:
+        StorageError: There is none.
+    """
+    job = Job.at(directory)
+    try:
+        job.disk.refresh(job.root)
+        step = job.step(int(job.disk.read(job.tracker).decode()))
+        job.disk.stat(f"{step}/{FULL_CHECKPOINT}")
+    except (OSError, ValueError, CorruptDataError) as error:
+        raise StorageError(
+            f"no full checkpoint is there ({error})", path=directory, hint="name the next stage's model.path"
+        ) from error
+    whole = f"{step}/{ACTOR}/huggingface"
+    return whole if os.path.isdir(whole) else f"{step}/{ACTOR}"
+
+
+def read_record(directory: str) -> Record:
+    """Return what is known of earlier runs, an empty record before the first.
+
+    Raises:
+        CorruptDataError: It is damaged.
+        StorageError: It cannot be read.
+    """
+    path = f"{directory}/{RECORD}"
+    try:
+        document = json.loads(LocalDisk().read(path))
+        return Record(tuple(map(str, document["done"])), dict(document["models"]))
+    except FileNotFoundError:
+        return Record()
+    except OSError as error:
+        raise storage_error(error, path) from error
+    except (ValueError, KeyError, TypeError) as error:
+        hint = f"move it away: stages then start again from what their directories hold: mv {path} {path}.bad"
+        raise CorruptDataError(f"not a record of stages ({error!r})", path=path, hint=hint) from error
+
+
+def _write_record(directory: str, record: Record) -> None:
+    path = f"{directory}/{RECORD}"
+    document = {"done": list(record.done), "models": dict(record.models)}
+    try:
+        LocalDisk().replace(path, f"{json.dumps(document, indent=2)}\n".encode())
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def _contradictions(stage: Stage, record: Record) -> tuple[Contradiction, ...]:
+    # Which model a stage follows on is fixed once it has started from it, not before.
+    model = record.models.get(stage.name) if stage.follows else None
+    config = _with_model(stage.config, model) if model else stage.config
+    unknown = {"model.path"} if stage.follows and not model else set()
+    return contradictions(config, besides=unknown)
+
+
+def _started(plan: Plan, number: int, record: Record) -> JobConfig:
+    """Return a stage's configuration with the model that it began with, or begins with now."""
+    stage = plan.stages[number]
+    if not stage.follows:
+        return stage.config
+    known = record.models.get(stage.name)
+    return _with_model(stage.config, known or newest_model(plan.stages[number - 1].config.job.dir))
+
+
+def _with_model(config: JobConfig, path: str) -> JobConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})

@@ -1,0 +1,1 @@
+"""How weights leave the trainer. A receiver of the same name is in `explorer_hooks/transports/`."""

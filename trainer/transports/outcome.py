@@ -1,0 +1,105 @@
+"""How the ranks of one save learn what became of it: a whole step, a failure of one of them, or silence.
+
+A rank that fails leaves a note beside the receipts, so that the others need not wait for a receipt that will
+never come. A rank that was killed leaves nothing; then the wait ends after its time.
+"""
+
+import contextlib
+
+from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError, storage_error
+from syncd.protocol.disk import MISSING, Clock, is_temporary, list_if_there
+from syncd.protocol.documents import encode, read_document
+from syncd.protocol.layout import ACTOR, MANIFEST, receipt_name, shard_name
+from syncd.protocol.manifest import decode_manifest
+from syncd.protocol.receipt import receipts_directory
+from syncd.protocol.writer import StepWriter
+
+_NOTE = ".failed"
+_SHORT, _LONG = 0.02, 1.0
+
+
+class SaveFailedError(StorageError):
+    """A rank could not write its part: the step does not exist, on any rank."""
+
+    code = "save_failed"
+
+
+def leave_note(writer: StepWriter, rank: int, error: BaseException) -> None:
+    """Tell the other ranks, as well as the file system still allows."""
+    name = receipt_name(rank + 1, writer.world_size).removesuffix(".json") + _NOTE
+    note = encode(
+        {"attempt": writer.attempt, "rank": rank, "error": f"{type(error).__name__}: {error}"[:1000]}
+    )
+    disk = writer.job.disk
+    with contextlib.suppress(OSError, SyncdError):
+        writer.begin()  # nothing is added to a step that is sealed, or to a job that is not there
+        disk.replace(f"{receipts_directory(writer.path)}/{name}", note)
+
+
+def clear_temporaries(writer: StepWriter, rank: int) -> None:
+    """Remove what an earlier attempt of this rank left half written."""
+    mine = f".{shard_name(rank + 1, writer.world_size)}."
+    for entry in list_if_there(writer.job.disk, f"{writer.path}/{ACTOR}"):
+        if entry.name.startswith(mine) and is_temporary(entry.name):
+            writer.job.disk.unlink(f"{writer.path}/{ACTOR}/{entry.name}")
+
+
+def conclude(writer: StepWriter) -> bool:
+    """Seal and announce the step if all receipts are there; safe to call from every rank."""
+    sealed = writer.seal() is not None
+    if sealed:
+        writer.announce()
+    return sealed
+
+
+def settle(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
+    """Wait until the step is whole.
+
+    Raises:
+        SaveFailedError: A rank says that it could not write its part.
+        TimedOutError: Some rank has said nothing for `timeout` seconds.
+    """
+    deadline, pause = clock.monotonic() + timeout, _SHORT
+    while not _is_whole(writer, rank):
+        _raise_note(writer)
+        if clock.monotonic() > deadline:
+            raise TimedOutError(
+                f"step {writer.step} was not completed by all ranks within {timeout:g} s",
+                path=writer.path,
+                hint=f"ls {receipts_directory(writer.path)}  # the ranks that are done",
+            )
+        clock.sleep(pause)
+        pause = min(pause * 1.5, _LONG)
+
+
+def _is_whole(writer: StepWriter, rank: int) -> bool:
+    path, disk = f"{writer.path}/{MANIFEST}", writer.job.disk
+    # Whoever left the last receipt has sealed the step, unless it was killed right then: so rank 0 tries too.
+    if rank == 0 and conclude(writer):
+        return True
+    if MANIFEST not in {entry.name for entry in list_if_there(disk, writer.path)}:
+        return False
+    try:
+        found = decode_manifest(disk.read(path), path)
+    except MISSING:
+        return False
+    if found.attempt != writer.attempt:
+        raise CorruptDataError(f"step {writer.step} was sealed by another save", path=path)
+    return True
+
+
+def _raise_note(writer: StepWriter) -> None:
+    directory, disk = receipts_directory(writer.path), writer.job.disk
+    for entry in list_if_there(disk, directory):
+        if not entry.name.endswith(_NOTE) or entry.name.startswith("."):
+            continue
+        with contextlib.suppress(CorruptDataError, *MISSING):
+            fields = read_document(disk, f"{directory}/{entry.name}")
+            if fields.text("attempt") == writer.attempt:
+                what = f"rank {fields.integer('rank')} could not write its part: {fields.text('error')}"
+                raise SaveFailedError(what, path=writer.path)
+
+
+def as_ours(error: BaseException, writer: StepWriter) -> BaseException:
+    """Return an error of the operating system as one of ours, any other as it is."""
+    return storage_error(error, writer.path) if isinstance(error, OSError) else error
