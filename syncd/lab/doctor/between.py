@@ -166,9 +166,12 @@ def raises_events(end: Line) -> bool:
 
 
 def lock_scope(end: Line, kind: Kind) -> str:
-    """Return what becomes of a lock that the partner tries while this host holds it."""
+    """Return what becomes of a lock that the partner tries while this host holds it.
+
+    Each kind has its own file: NFS makes one kind of lock of both, and lets go of the first one when it likes.
+    """
     try:
-        with held(f"{end.own}/locks/word", kind):
+        with held(f"{end.own}/locks/{kind}", kind):
             return end.ask("lock", _MARGIN, {"kind": kind}).text("became")
     except OSError as error:
         return errno_name(error)
@@ -243,7 +246,7 @@ class Witness:
 
     def _lock(self, value: Fields) -> Value:
         kind: Kind = "flock" if value.text("kind") == "flock" else "lockf"
-        return {"became": attempt(f"{self._other}/locks/word", kind)}
+        return {"became": attempt(f"{self._other}/locks/{kind}", kind)}
 
 
 def direction_from(fields: Fields) -> Direction:
