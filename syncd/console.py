@@ -3,16 +3,21 @@
 Nothing but click is imported before a verb is chosen, so that help and completion are instant.
 """
 
+import ast
 import contextlib
 import difflib
 import errno
+import functools
 import importlib
+import importlib.metadata
+import importlib.util
 import os
 import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import click
@@ -37,13 +42,30 @@ class LazyGroup(click.Group):
     Args:
         package: Where the commands are: `<package>.<verb>` has the command, under the same name.
         verbs: Each verb with its line of help.
+        others: The group of entry points by which other packages add verbs: name and command.
         **options: As click takes them.
     """
 
-    def __init__(self, *, package: str, verbs: Mapping[str, str], **options: Any) -> None:
+    def __init__(
+        self, *, package: str, verbs: Mapping[str, str], others: str | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
-        self.package, self.verbs = package, verbs
+        self.package, self.own = package, verbs
+        self._others = others
         unescape(self)
+
+    @functools.cached_property
+    def others(self) -> Mapping[str, importlib.metadata.EntryPoint]:
+        """Return the verbs of other packages; they are not imported yet."""
+        if self._others is None:
+            return {}
+        found = importlib.metadata.entry_points(group=self._others)
+        return {one.name: one for one in sorted(found) if one.name not in self.own}
+
+    @functools.cached_property
+    def verbs(self) -> Mapping[str, str]:
+        """Return each verb with its line of help."""
+        return {**self.own, **{name: _first_line(one.module) for name, one in self.others.items()}}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the verbs, in their own order."""
@@ -51,9 +73,12 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a verb and return its command."""
-        if cmd_name not in self.verbs:
+        if cmd_name in self.own:
+            command = getattr(importlib.import_module(f"{self.package}.{cmd_name}"), cmd_name)
+        elif cmd_name in self.others:
+            command = self.others[cmd_name].load()
+        else:
             return None
-        command = getattr(importlib.import_module(f"{self.package}.{cmd_name}"), cmd_name)
         return unescape(command) if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -70,6 +95,18 @@ class LazyGroup(click.Group):
             near = difflib.get_close_matches(name, self.verbs, 1)
             ctx.fail(f"there is no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+
+def _first_line(module: str) -> str:
+    """Return what a module's docstring says after its name and a colon, without importing the module."""
+    try:
+        spec = importlib.util.find_spec(module)
+        source = ast.parse(Path(spec.origin).read_bytes()) if spec and spec.origin else None
+    except (ImportError, OSError, SyntaxError):
+        source = None
+    line = (ast.get_docstring(source) or "").partition("\n")[0] if source else ""
+    text = line.partition(": ")[2] or line
+    return text[:1].upper() + text[1:]
 
 
 def unescape(command: click.Command) -> click.Command:

@@ -38,6 +38,7 @@ def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) 
     cls=console.LazyGroup,
     package="syncd.cli",
     verbs=VERBS,
+    others="syncd.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes and every command: docs/cli.md.",
 )

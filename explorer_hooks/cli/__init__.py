@@ -1,0 +1,1 @@
+"""Command lines: `syncd follow` and `explorer`; one file a verb."""

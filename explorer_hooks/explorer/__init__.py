@@ -1,0 +1,1 @@
+"""The ready explorer: tasks in, experiences out."""

@@ -1,0 +1,1 @@
+"""One module an engine, each a `Hook`; found by the entry points `syncd.hooks`."""

@@ -1,0 +1,1 @@
+"""Reading a step's tensors straight into parameters that exist."""
