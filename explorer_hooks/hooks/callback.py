@@ -26,7 +26,7 @@ class CallbackHook(Hook):
         load: Takes the weights of a target in.
         current: Returns what the engine runs; without it, what was committed last through this hook.
         tensors: Returns what the engine holds, None if it cannot say.
-        abort: Brings the engine back to a target, None: to whatever is good; without it the last good version is loaded.
+        abort: Brings the engine back to a target, None: to what is good; without it the last good version is loaded.
         commit: Makes the loaded weights what is served; without it `load` does.
         timeout: Seconds that one call may take.
     """
