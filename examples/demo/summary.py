@@ -12,6 +12,9 @@ from trainer.monitors.history import read_history
 
 Document = Mapping[str, Any]
 
+PARTS = ("noticed", "verify", "stage", "prepare", "load", "confirm")
+"""What the time from a version's publication until the engine has confirmed it is made of."""
+
 _ENDS = 5
 """Steps at either end whose mean reward is shown."""
 
@@ -86,7 +89,6 @@ def summarize(job: Path, explorers: Mapping[str, Path]) -> Summary:
     events = list(_lines(job / ".syncd" / "events.jsonl"))
     published = [event for event in events if event["event"] == "version_published"]
     removed = [event for event in events if event["event"] == "step_removed"]
-    at = {_pair(event): event["at"] for event in published}
     return Summary(
         rewards=read_history(str(job / "metrics.jsonl")).series("reward/mean")[1],
         published=[_pair(event) for event in published],
@@ -94,7 +96,7 @@ def summarize(job: Path, explorers: Mapping[str, Path]) -> Summary:
         bytes_published=sum(event["bytes"] for event in published),
         removed=Counter(event["rule"] for event in removed),
         bytes_removed=sum(event["bytes"] for event in removed),
-        explorers={name: _explored(log, at) for name, log in explorers.items()},
+        explorers={name: _explored(log) for name, log in explorers.items()},
     )
 
 
@@ -118,11 +120,10 @@ def report(summary: Summary) -> str:
     return "\n".join(f"{name:<20} {text}" for name, text in rows)
 
 
-def _explored(log: Path, published: Mapping[tuple[int, int], float]) -> Explored:
-    lines = [line for line in _lines(log) if line.get("event") == "version_applied"]
-    pairs = [_pair(line) for line in lines]
-    times = [(pair, line["at"]) for pair, line in zip(pairs, lines, strict=True)]
-    return Explored(pairs, [at - published[pair] for pair, at in times if pair in published])
+def _explored(log: Path) -> Explored:
+    lines = [line for line in _lines(log) if line.get("event") == "applied"]
+    pairs = [_pair_of(line["version"]) for line in lines]
+    return Explored(pairs, [sum(line[part] for part in PARTS if part in line) for line in lines])
 
 
 def _percentiles(seconds: Sequence[float]) -> str:
@@ -146,6 +147,11 @@ def _lines(path: Path) -> Iterator[Document]:
 
 def _pair(line: Document) -> tuple[int, int]:
     return line["generation"], line["step"]
+
+
+def _pair_of(label: str) -> tuple[int, int]:
+    generation, _, step = label.partition(".")
+    return int(generation), int(step)
 
 
 def _label(pair: tuple[int, int]) -> str:
