@@ -1,4 +1,4 @@
-"""The plan of a load: every byte of a shard once, no element cut in two, nothing longer than what it passes through."""
+"""The plan of a load: every byte of a shard once, no element cut in two, nothing longer than its buffer."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from syncd.protocol.safetensors import DTYPE_BITS, parse_header
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+names = st.sets(st.sampled_from(NAMES))
 tensors = st.dictionaries(
     st.sampled_from(NAMES), st.tuples(st.sampled_from(["F32", "BF16", "U8", "F64"]), shapes), max_size=6
 )
@@ -29,14 +30,20 @@ def header_of(described, padding=0):
 
 
 @settings(deadline=None)
-@given(tensors, st.integers(0, 9), st.sampled_from([8, 16, 24, 64, 4096]), st.sets(st.sampled_from(NAMES)), st.booleans())
+@given(
+    tensors,
+    st.integers(0, 9),
+    st.sampled_from([8, 16, 24, 64, 4096]),
+    st.sets(st.sampled_from(NAMES)),
+    st.booleans(),
+)
 def test_every_byte_goes_where_it_belongs_and_once(described, padding, limit, wanted, whole):
     header = header_of(described, padding)
     pieces = list(pieces_of(header, dict.fromkeys(wanted), whole=whole, limit=limit))
     assert all(piece.length == sum(part.length for part in piece.parts) for piece in pieces)
     assert all(0 < piece.length <= limit for piece in pieces)
     reached = 0
-    filled = {name: 0 for name in described}
+    filled = dict.fromkeys(described, 0)
     for piece in pieces:
         assert piece.offset >= reached
         assert piece.offset == reached or not whole
