@@ -122,7 +122,7 @@ class ServedHook(Hook):
     def _bring_back(self, last_good: Target) -> None:
         try:
             self._pause()
-            self._reload_touching(last_good)
+            self._reload_again(last_good)
             self._announce(last_good)
             self._resume()
         except LoadFailedError as error:
@@ -132,6 +132,13 @@ class ServedHook(Hook):
                 hint=self.restart_hint,
             ) from error
         self._touched = self._paused_by_us = False
+
+    def _reload_again(self, last_good: Target) -> None:
+        """Load twice if need be: what a failed load left behind may be gone only after the next one."""
+        try:
+            self._reload_touching(last_good)
+        except LoadFailedError:
+            self._reload_touching(last_good)
 
 
 class PathMap:
