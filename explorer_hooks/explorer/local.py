@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from explorer_hooks.base import pair_of
 from explorer_hooks.explorer.config import EngineSection
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Applied, Ask, Generator, Made, Rollout
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, Generator, Made, Rollout
 from explorer_hooks.explorer.sampler import Ends, draw
 from explorer_hooks.explorer.tokens import Tokens
 from syncd.errors import ConfigError
@@ -22,12 +23,9 @@ class Local(Generator):
         tokens: Its tokenizer.
         rows: Rollouts of one batch at most.
         seed: Of what is drawn.
-        applied: The version that is loaded.
-        generating: Keeps versions from being loaded while it is entered.
+        generating: Keeps versions from being loaded while it is entered, and gives the label of the one that runs.
         stop: Once true, what is in hand is given up.
     """
-
-    interleaves = True
 
     def __init__(
         self,
@@ -37,12 +35,11 @@ class Local(Generator):
         *,
         rows: int,
         seed: int,
-        applied: Applied,
-        generating: Callable[[], AbstractContextManager[object]],
+        generating: Callable[[], AbstractContextManager[str | None]],
         stop: Callable[[], bool],
     ) -> None:
         self._model, self._ends, self._tokens, self._rows = model, ends, tokens, rows
-        self._applied, self._generating, self._stop = applied, generating, stop
+        self._generating, self._stop = generating, stop
         self._draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
 
     def generate(self, asks: Sequence[Ask]) -> Iterator[Made | None]:
@@ -61,8 +58,7 @@ class Local(Generator):
         if not fits:
             return
         first = asks[0]
-        with self._generating():
-            version = self._applied() or BEFORE_THE_FIRST
+        with self._generating() as label:
             groups = draw(
                 self._model,
                 self._ends,
@@ -75,6 +71,7 @@ class Local(Generator):
             )
         if self._stop():
             return
+        version = pair_of(label) or BEFORE_THE_FIRST
         for at, group in zip(fits, groups, strict=True):
             rollouts = [Rollout(one.tokens, one.logprobs, self._text(one.tokens)) for one in group]
             yield Made(place + at, tuple(rollouts), version, version)

@@ -61,8 +61,6 @@ class Served(Generator):
         stop: Once true, what is in hand is given up.
     """
 
-    interleaves = True
-
     def __init__(self, calls: Calls, *, concurrency: int, applied: Applied, stop: Callable[[], bool]) -> None:
         self._calls, self._concurrency, self._applied, self._stop = calls, concurrency, applied, stop
 
