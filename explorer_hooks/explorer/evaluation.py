@@ -115,7 +115,9 @@ class Evaluation:
         ]
         rewards: list[float | None] = [score.reward for score in self._scorer.score(calls)]
         missing = [None] * (len(self._tasks.all) - len(rewards))
-        return Result(pair, [*rewards, *missing], sum(len(one.rollouts[0].tokens) for one in made if one.rollouts))
+        return Result(
+            pair, [*rewards, *missing], sum(len(one.rollouts[0].tokens) for one in made if one.rollouts)
+        )
 
 
 def _line(found: Result, seconds: float) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """The seam between the ready explorer and what generates: prompts in, groups of rollouts with their versions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator as Iterated, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 
 from explorer_hooks.base import Running
@@ -79,9 +80,6 @@ class Generator(ABC):
         Raises:
             EngineDeadError: Nothing can be generated any more.
         """
-
-    def close(self) -> None:
-        """Let go of what is held."""
 
 
 Applied = Callable[[], Pair | None]

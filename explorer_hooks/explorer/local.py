@@ -1,6 +1,7 @@
 """Generation by a transformers model in this process: the version of each rollout is known exactly."""
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator as Iterated
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,7 +43,7 @@ class Local(Generator):
         self._generating, self._stop = generating, stop
         self._draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Made | None]:
+    def generate(self, asks: Sequence[Ask]) -> "Iterated[Made | None]":
         """Yield each group once; groups that fit into one batch together."""
         place = 0
         while place < len(asks):
@@ -100,7 +101,8 @@ def load_model(directory: str, section: EngineSection, *, trust_remote_code: boo
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "model.path names a Hugging Face model directory"
         raise ConfigError(f"no model can be loaded: {what}", path=directory, hint=hint) from error
-    return model.to(device_of(section.device)).eval()
+    placed: Any = model
+    return placed.to(device_of(section.device)).eval()
 
 
 def device_of(name: str) -> torch.device:
