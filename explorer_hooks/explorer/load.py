@@ -1,6 +1,7 @@
 """The job's file, as an explorer reads it: one error says all that is wrong."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -46,7 +47,8 @@ def load_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
         problems += placed(_checks(file), layers)
     if file is None or problems:
         raise error_of(problems, HINT)
-    return file
+    job = file.job.model_copy(update={"source": os.path.abspath(path)})
+    return file.model_copy(update={"job": job})
 
 
 def documentation() -> str:
