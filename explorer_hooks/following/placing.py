@@ -92,7 +92,7 @@ class Placing:
         """Keep what an engine runs already, so that a failed load can go back to it; None if it has gone."""
         with contextlib.ExitStack() as lease, contextlib.suppress(SyncdError, OSError):
             leased = lease.enter_context(self.sync.lease(pair))
-            payload = _payload(leased)
+            payload = _payload(leased.manifest)
             staged = (
                 self.stage.find(self._source(leased, payload)) if self.stage and leased.manifest else None
             )
@@ -129,7 +129,7 @@ class Placing:
         return self._native(leased, leased.manifest, timings)
 
     def _native(self, leased: Leased, manifest: Manifest, timings: Timings) -> "_Found":
-        payload = _payload(leased)
+        payload = _payload(leased.manifest)
         staged = self._staged(self._source(leased, payload), timings)
         try:
             with timings.part("verify"):
@@ -199,11 +199,17 @@ class _Payload:
         return sum(record.size for record in (*self.shards, *self.files))
 
 
-def _payload(leased: Leased) -> _Payload:
-    if leased.manifest is None or leased.version.kind == "remote":
+def payload_records(manifest: Manifest) -> tuple[FileRecord, ...]:
+    """Return the files that an engine loads of a step; names are relative to the directory that it loads."""
+    payload = _payload(manifest)
+    return *payload.shards, *payload.files
+
+
+def _payload(manifest: Manifest | None) -> _Payload:
+    if manifest is None or manifest.kind == "remote":
         return _Payload()
-    prefix = f"{leased.manifest.payload}/"
-    return _Payload(_below(leased.manifest.shards, prefix), _below(leased.manifest.files, prefix))
+    prefix = f"{manifest.payload}/"
+    return _Payload(_below(manifest.shards, prefix), _below(manifest.files, prefix))
 
 
 def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]:
