@@ -64,10 +64,14 @@ class TransformersHook(Hook):
         Settings: `direct` and `cast`, yes or no.
         """
         if not options.address:
-            raise ConfigError("the transformers hook needs an import path", hint=f"--hook transformers={FORM}")
+            raise ConfigError(
+                "the transformers hook needs an import path", hint=f"--hook transformers={FORM}"
+            )
         flags = {name: _flag(name, options.settings.get(name, "yes")) for name in ("direct", "cast")}
         if unknown := sorted(options.settings.keys() - flags):
-            raise ConfigError(f"the transformers hook has no setting {unknown[0]}", hint=f"known: {', '.join(flags)}")
+            raise ConfigError(
+                f"the transformers hook has no setting {unknown[0]}", hint=f"known: {', '.join(flags)}"
+            )
         found = imported(options.address)
         if isinstance(found, cls):
             return found

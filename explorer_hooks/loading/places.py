@@ -69,7 +69,9 @@ def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
         ConfigError: It cannot be filled from a file: it has no memory of its own here, or a dtype of its own kind.
     """
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
-        raise ConfigError(f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}")
+        raise ConfigError(
+            f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        )
     if hasattr(tensor, "full_tensor"):
         raise ConfigError(f"tensor {name} is sharded over ranks", hint="give the model of one process")
     return TensorMeta(_NAMES[tensor.dtype], tuple(tensor.shape))

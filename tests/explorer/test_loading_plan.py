@@ -29,7 +29,13 @@ def header_of(described, padding=0):
 
 
 @settings(deadline=None)
-@given(tensors, st.integers(0, 9), st.sampled_from([8, 16, 24, 64, 4096]), st.sets(st.sampled_from(NAMES)), st.booleans())
+@given(
+    tensors,
+    st.integers(0, 9),
+    st.sampled_from([8, 16, 24, 64, 4096]),
+    st.sets(st.sampled_from(NAMES)),
+    st.booleans(),
+)
 def test_every_byte_goes_where_it_belongs_and_once(described, padding, limit, wanted, whole):
     header = header_of(described, padding)
     pieces = list(pieces_of(header, dict.fromkeys(wanted), whole=whole, limit=limit))

@@ -284,7 +284,9 @@ def test_by_import_path_a_model_or_what_holds_or_makes_one(kind, monkeypatch):
     ready = TransformersHook(model)
     things = {"model": model, "holder": holder, "maker": lambda: holder, "hook": ready}
     monkeypatch.setitem(sys.modules, "module_of_a_test", module(thing=things[kind]))
-    hook = TransformersHook.from_options(HookOptions(address="module_of_a_test:thing", settings={"direct": "false"}))
+    hook = TransformersHook.from_options(
+        HookOptions(address="module_of_a_test:thing", settings={"direct": "false"})
+    )
     assert hook.model is model
     assert (hook is ready) == (kind == "hook")
 
