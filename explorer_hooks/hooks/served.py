@@ -4,6 +4,7 @@ An engine is left alone in one of three states: it works; it is paused with weig
 weights that nobody knows. The hook never resumes the third: it loads what is good first.
 """
 
+import contextlib
 import json
 import os
 from abc import abstractmethod
@@ -151,11 +152,10 @@ class ServedHook(Hook):
         self._touched = self._paused_by_us = False
 
     def _reload_again(self, last_good: Target) -> None:
-        """Load twice if need be: what a failed load left behind may be gone only after the next one."""
-        try:
+        """Load twice: the first may be mixed with what the failed load had buffered, only the second begins afresh."""
+        with contextlib.suppress(LoadFailedError):
             self._reload_touching(last_good)
-        except LoadFailedError:
-            self._reload_touching(last_good)
+        self._reload_touching(last_good)
 
 
 class PathMap:

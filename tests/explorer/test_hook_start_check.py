@@ -90,4 +90,3 @@ def test_the_engines_directory_is_looked_for_where_this_host_has_it(bed_type, tm
 def test_another_word_is_refused(bed_type, tmp_path):
     with pytest.raises(ConfigError):
         bed_type(tmp_path, start_check="maybe").open()
-
