@@ -1,4 +1,4 @@
-"""A Qwen2 of 140 000 random parameters, its versions as directories, and what transformers says that it must answer."""
+"""A Qwen2 of 140 000 random parameters, its versions as directories, and what it answers by transformers."""
 
 import json
 import os
