@@ -69,12 +69,13 @@ class TransformersHook(Hook):
                 "the transformers hook needs an import path", hint=f"--hook transformers={FORM}"
             )
         settings = Settings(cls.name, options.settings)
-        flags = {name: settings.flag(name, default=True) for name in ("direct", "cast")}
+        direct, cast = settings.flag("direct", default=True), settings.flag("cast", default=True)
         settings.done()
         found = imported(options.address)
         if isinstance(found, cls):
             return found
-        return cls(_model_of(found, options.address), timeout=options.timeout, **flags)
+        model = _model_of(found, options.address)
+        return cls(model, timeout=options.timeout, direct=direct, cast=cast)
 
     @contextmanager
     def generating(self) -> Iterator[str | None]:

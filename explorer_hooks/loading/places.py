@@ -114,6 +114,6 @@ def put(tensor: torch.Tensor, dtype: str, part: Part, content: torch.Tensor) -> 
         tensor.view(-1)[start : start + elements.numel()].copy_(elements)
         return
     for block in blocks(tuple(tensor.shape), start, start + elements.numel()):
-        target = tensor[block.index][block.start : block.stop]
+        target = tensor[block.within][block.start : block.stop]
         target.copy_(elements[: target.numel()].view(target.shape))
         elements = elements[target.numel() :]

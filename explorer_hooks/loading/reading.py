@@ -257,8 +257,9 @@ class _Reader:
     def _finish(self, state: Hasher | None) -> None:
         future, slot = self._pending.popleft()
         future.result()
-        for one in slot.views if state else ():
-            state.update(one)
+        if state is not None:
+            for one in slot.views:
+                state.update(one)
         slot.views = []
         self._free.append(slot)
 

@@ -276,9 +276,15 @@ def test_no_descriptor_is_left_open(target):
 
 @pytest.mark.parametrize(
     ("said", "means"),
-    [("", Running(None)), ("-", Running(None)), ("1.5\n", Running("1.5")), ("1.5 paused", Running("1.5", paused=True)),
-     ("- paused\n", Running(None, paused=True)), ("base-model", Running("base-model"))],
-)  # fmt: skip
+    [
+        ("", Running(None)),
+        ("-", Running(None)),
+        ("1.5\n", Running("1.5")),
+        ("1.5 paused", Running("1.5", paused=True)),
+        ("- paused\n", Running(None, paused=True)),
+        ("base-model", Running("base-model")),
+    ],
+)
 def test_what_a_program_says_of_what_runs(said, means):
     hook = CommandHook(["true"], current=["printf", "%s", said])
     assert hook.current_version() == means

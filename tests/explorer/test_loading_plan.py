@@ -87,10 +87,10 @@ def test_blocks_are_the_range_in_order(shape, data):
     stop = data.draw(st.integers(start, count))
     found = []
     for block in blocks(shape, start, stop):
-        depth = len(block.index)
+        depth = len(block.within)
         inner = math.prod(shape[depth + 1 :])
-        base = sum(at * math.prod(shape[level + 1 :]) for level, at in enumerate(block.index))
-        assert all(at < length for at, length in zip(block.index, shape, strict=False))
+        base = sum(at * math.prod(shape[level + 1 :]) for level, at in enumerate(block.within))
+        assert all(at < length for at, length in zip(block.within, shape, strict=False))
         assert 0 <= block.start < block.stop <= shape[depth]
         found += range(base + block.start * inner, base + block.stop * inner)
     assert found == list(range(start, stop))

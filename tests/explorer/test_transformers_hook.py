@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import threading
+import time
 import types
 from typing import ClassVar
 
@@ -29,11 +30,11 @@ from syncd.errors import ConfigError  # noqa: E402
 PROMPT = torch.tensor([[1, 5, 3, 2, 8]])
 
 
-def tiny(seed, dtype=torch.float32):
+def tiny(seed, dtype=torch.float32, width=16):
     """Return a model whose head is tied to its embedding, as small ones are."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=32, hidden_size=width, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True,
     )  # fmt: skip
     return Qwen2ForCausalLM(config).to(dtype).eval()
@@ -154,9 +155,7 @@ def test_a_hook_that_must_not_cast_says_what_its_model_is(tmp_path):
 
 def test_another_model_is_refused_and_nothing_changes(bed, hook, tmp_path):
     before = log_probs(bed.model)
-    config = tiny(0).config
-    config.hidden_size, config.num_hidden_layers = 32, 1
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "other")
+    tiny(1, width=32).save_pretrained(tmp_path / "other")
     with pytest.raises(RefusedError, match="does not fit the model"):
         hook.prepare(target_of(tmp_path / "other", (1, 1)))
     assert torch.equal(log_probs(bed.model), before)
@@ -265,7 +264,7 @@ def test_a_generation_may_begin_another_inside_while_a_load_waits(bed, hook):
         loading = threading.Thread(target=hook.load, args=(target,))
         loading.start()
         while not hook.current_version().paused:
-            pass
+            time.sleep(0.001)
         with hook.generating() as label:
             assert label is None
     loading.join()
