@@ -7,7 +7,16 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_SOURCES = ("syncd", "trainer", "explorer_hooks", "systemd", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+_SOURCES = (
+    "syncd",
+    "trainer",
+    "explorer_hooks",
+    "systemd",
+    "setup.cfg",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 _LIMIT = 120
 
 

@@ -92,4 +92,6 @@ def _warn_if_closed(wish: Wish) -> None:
     """Say it now if the service could not even start this Python."""
     closed = None if wish.user else unit_files.closed_directory(wish.command[0])
     if closed:
-        click.echo(f"warning: user {wish.owner[0]} may be unable to enter {closed}, where Python is", err=True)
+        click.echo(
+            f"warning: user {wish.owner[0]} may be unable to enter {closed}, where Python is", err=True
+        )

@@ -135,7 +135,9 @@ def source_directory() -> str:
         if file.name == _WITNESS and os.path.isfile(path := os.path.abspath(file.locate())):
             return os.path.dirname(path)
     raise StorageError(
-        "this installation lacks its files for systemd", path=beside, hint="pip install --force-reinstall syncd"
+        "this installation lacks its files for systemd",
+        path=beside,
+        hint="pip install --force-reinstall syncd",
     )
 
 

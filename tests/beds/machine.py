@@ -77,7 +77,12 @@ def booted(*shown: tuple[str, str], setup: str = "") -> Iterator[Machine]:
     pairs = [word for there, here in shown for word in ("-b", f"{there}:{here}")]
     command = [f"{BEDS}/systemd-bed", *pairs, f"/dev/fd/{reader}"]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[reader]
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=[reader],
     ) as process:
         os.close(reader)
         assert process.stdout is not None
