@@ -3,16 +3,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 WORKERS ?= 2
 # Most tests wait for files, mounts and machines: one worker more than there are cores.
 TEST_WORKERS ?= 3
 SCHEDULES ?= 10000
 SEED ?= 1
 
-.PHONY: demo test test-gpu test-vllm test-sglang lint format soak bench learn clean
+.PHONY: demo demo-daemon test test-gpu test-vllm test-sglang lint format soak bench learn clean
 
-demo: $(READY)
-	$(BIN)/python examples/demo.py
+# The whole loop: daemon, trainer, two explorers.
+demo: $(DEMO)
+	$(BIN)/python examples/demo/run.py
+
+# The daemon alone, in half a minute.
+demo-daemon: $(DEMO)
+	$(BIN)/python examples/daemon_demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
@@ -53,11 +59,16 @@ bench: $(READY)
 learn: $(READY)
 	$(BIN)/python benchmarks/learning.py --png docs/learning.png
 
+$(DEMO): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,explorer,plot]'
+	touch $@
+
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
-	touch $@
+	touch $@ $(DEMO)
 
 clean:
 	rm -rf $(VENV) .venv-vllm .venv-sglang build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
