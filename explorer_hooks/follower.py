@@ -250,7 +250,7 @@ class Follower:
         pair = choose(self._policy, now)
         if pair is not None:
             return self._versions.find(pair)
-        if now.again and self._driver.can_go_back:
+        if now.again and now.newest and not self._driver.attempts.resting and self._driver.can_go_back:
             self._driver.bring_back()
             return None
         return self._end(now)

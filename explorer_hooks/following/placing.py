@@ -1,6 +1,7 @@
 """From a version to what an engine can load from this host: leased, checked, and staged where asked."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -38,6 +39,11 @@ class Placed:
     def staged_at(self) -> str | None:
         """Return the directory of the copy."""
         return self._staged.path if self._staged else None
+
+    def is_there(self) -> bool:
+        """Say whether it can still be loaded: the leases of who was silent for too long are void."""
+        target = self.target
+        return target.version.kind == "remote" or os.path.isdir(target.path)
 
     def settle(self) -> None:
         """Give the lease back where a copy keeps the version."""

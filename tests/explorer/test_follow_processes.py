@@ -268,23 +268,28 @@ def test_a_lease_holds_while_its_follower_may_live_and_no_longer(bed, number):
     daemon, _, clock = start(bed.job, keep_last=1, trash_grace=0.0)
     write_step(bed.job, 1)
     daemon.tick(woken=True)
-    bed.engine.call("block", "load")
     process = bed.follow()
-    until(lambda: bed.engine.is_in("load", 1), "it loads")
-    assert bed.presence().leases == (1,)
+    bed.applies(1)
+    bed.engine.call("block", "load")
+    write_step(bed.job, 2)
+    daemon.tick(woken=True)
+    until(lambda: bed.engine.is_in("load", 2), "it loads")
+    assert bed.presence().leases == (1, 2)
     daemon.tick(woken=True)
     process.send_signal(number)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    for step in (2, 3, 4):
+    for step in (3, 4, 5):
         write_step(bed.job, step)
         daemon.tick(woken=True)
-    assert (1 in steps_of(bed.job)) is (number == signal.SIGSTOP)
-    clock.at += 61.0
-    daemon.tick(woken=True)
-    assert 1 not in steps_of(bed.job)
+    assert {1, 2} <= set(steps_of(bed.job))
+    for _ in range(8):
+        clock.at += 10.0
+        daemon.tick(woken=True)
+    assert not {1, 2} & set(steps_of(bed.job))
     bed.engine.call("release", "load")
     if number == signal.SIGSTOP:
         process.send_signal(signal.SIGCONT)
-        bed.applies(4)
-        bed.serves(4)
+        # What it was loading has gone, and what it could go back to: the newest saves the engine.
+        bed.applies(5)
+        bed.serves(5)
     daemon.close()
