@@ -209,10 +209,11 @@ def _read_at_once(target: Target, parameters: Weights, count: int, *, direct: bo
     start, results = context.Barrier(count), context.SimpleQueue()
 
     def read() -> None:
+        before = _bytes_read()
         place = held(parameters)
         fits = check(target, place)
         start.wait(60)
-        before, started = _bytes_read(), time.perf_counter()
+        started = time.perf_counter()
         load(target, place, fits, direct=direct)
         results.put((_bytes_read() - before, time.perf_counter() - started))
 

@@ -44,7 +44,7 @@ class CommandHook(Hook):
     """
 
     name: ClassVar[str] = "command"
-    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class WebhookHook(Hook):
     """
 
     name: ClassVar[str] = "webhook"
-    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
 
     def __init__(
         self,

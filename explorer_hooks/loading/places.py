@@ -97,6 +97,7 @@ def bounce(size: int, *, pinned: bool) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
+@torch.inference_mode()
 def put(tensor: torch.Tensor, dtype: str, part: Part, content: torch.Tensor) -> None:
     """Copy one part of a tensor from where it was read to, cast and brought to its device where it must be.
 
