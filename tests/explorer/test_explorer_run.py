@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli import environment
-from synchronizers import LONG, Threads, World, eventually
+from synchronizers import LONG, Threads, World
 
 from explorer_hooks.explorer import places as own
 from explorer_hooks.explorer.load import load_file
@@ -29,6 +29,8 @@ from problems import problems  # noqa: E402
 from tiny_model import make_model  # noqa: E402
 
 GROUPS, SIZE = 2, 3
+MINUTES = 200.0
+"""A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,23 @@ every = 0
     return str(path)
 
 
+@pytest.fixture
+def start():
+    """Start explorers as processes; they are killed in the end if they have not ended."""
+    started = []
+
+    def one(file, name, *more):
+        program = "from explorer_hooks.cli.main import main; main()"
+        command = [sys.executable, "-c", program, "run", file, "--name", name, *more]
+        started.append(subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 class Trainer:
     """Takes batches in the order in which they come, and publishes as the styles say."""
 
@@ -142,6 +161,14 @@ class Trainer:
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error
+
+
+def eventually(condition, bound=LONG):
+    """Wait until a condition holds; fail after a long time."""
+    end = time.monotonic() + bound
+    while not condition():
+        assert time.monotonic() < end, "never happened"
+        time.sleep(0.01)
 
 
 def total(world):
@@ -206,12 +233,13 @@ def test_fully_asynchronous_explorers_take_what_appears_and_stay_within_their_bo
     assert len(steps_of(world, "e0")) <= 8 + 4
 
 
-def test_two_explorers_share_what_the_trainer_needs(world, weights, file):
-    trainer = Trainer(world, weights, steps=6)
+def test_two_explorers_share_what_the_trainer_needs(world, weights, file, start):
     other = start(file, "e1")
+    eventually(lambda: total(world) == 2, MINUTES)
+    trainer = Trainer(world, weights, steps=6)
     explore(file, "e0")
     trainer.end()
-    assert other.wait(LONG) == 0
+    finished(other, 0)
     # What is written beyond the trainer's six steps is bounded: two steps ahead, and one each that was under way.
     assert 6 <= total(world) <= 6 + 2 + 2
     names = {one.group for name in ("e0", "e1") for batch in batches(world, name) for one in batch}
@@ -279,23 +307,17 @@ def test_groups_whose_reward_fails_are_dropped_and_others_take_their_place(world
 # --- as a process -------------------------------------------------------------------------------------------------
 
 
-def start(file, name, *more):
-    program = "from explorer_hooks.cli.main import main; main()"
-    command = [sys.executable, "-c", program, "run", file, "--name", name, *more]
-    return subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-
-
 def finished(process, code):
-    _, said = process.communicate(timeout=LONG)
+    _, said = process.communicate(timeout=MINUTES)
     assert process.returncode == code, said[-3000:]
     return said
 
 
-def test_killed_and_started_again_no_task_is_lost_or_done_twice(world, weights, file):
+def test_killed_and_started_again_no_task_is_lost_or_done_twice(world, file, start):
     world.open("trainer", "trainer")
     bound = ["--explorer.ahead", "40", "--sync.interval", "1000", "--explorer.max_batches", "12"]
     first = start(file, "e0", *bound)
-    eventually(lambda: total(world) >= 3)
+    eventually(lambda: total(world) >= 3, MINUTES)
     first.kill()
     first.communicate()
     assert total(world) < 12
@@ -307,10 +329,10 @@ def test_killed_and_started_again_no_task_is_lost_or_done_twice(world, weights, 
     assert list(map(int, positions)) == list(range(12 * GROUPS))
 
 
-def test_sigterm_ends_cleanly_and_whole(world, weights, file):
+def test_sigterm_ends_cleanly_and_whole(world, file, start):
     world.open("trainer", "trainer")
     process = start(file, "e0", "--explorer.ahead", "1000", "--sync.interval", "1000")
-    eventually(lambda: total(world) >= 2)
+    eventually(lambda: total(world) >= 2, MINUTES)
     process.send_signal(signal.SIGTERM)
     said = finished(process, 0)
     assert "told to stop" in said
