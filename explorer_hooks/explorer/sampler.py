@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-
 _ENDLESS = 1 << 20
 
 
