@@ -10,11 +10,15 @@ TEST_WORKERS ?= 3
 SCHEDULES ?= 10000
 SEED ?= 1
 
-.PHONY: demo demo-daemon test test-gpu test-vllm test-sglang lint format soak bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-gpu test-vllm test-sglang lint format soak bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
 	$(BIN)/python examples/demo/run.py
+
+# The same with a real vLLM server for each explorer, on the CPU: 3.4 GB more to install.
+demo-vllm: $(DEMO) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
+	$(BIN)/python examples/demo/run.py --engine vllm --out out/demo-vllm
 
 # The daemon alone, in half a minute.
 demo-daemon: $(DEMO)
