@@ -131,7 +131,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--plain", dest="show", action="store_const", const=_now_and_then, help="no live display"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.out = options.out.absolute()
+    return options
 
 
 if __name__ == "__main__":
