@@ -9,7 +9,7 @@ TEST_WORKERS ?= 3
 SCHEDULES ?= 10000
 SEED ?= 1
 
-.PHONY: demo test test-gpu lint format soak bench learn clean
+.PHONY: demo test test-gpu test-vllm test-sglang lint format soak bench learn clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,17 @@ test: $(READY)
 # The same loop on CUDA with NCCL, where there is a GPU.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+# Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
+test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
+	$(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py $(PYTEST_ARGS)
+
+test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
+	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py $(PYTEST_ARGS)
+
+.venv-%/.ready: tests/explorer/engines/%.txt tests/explorer/engines/install_%.sh
+	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -49,4 +60,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
