@@ -17,6 +17,7 @@ from explorer_hooks.base import HookOptions
 from explorer_hooks.follower import Follower, FollowOptions
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.version import read_version
 from syncd.publishing import publish_directory
 
 CLOSE = 1e-3
@@ -110,6 +111,11 @@ class RealJob:
         """Publish the version of a step; its seed is that of generation 1."""
         source = tiny_model.write_shards(f"{self.root}-sources/{step}", seed_of((1, step)), shards, change)
         publish_directory(self.job, step, source)
+        awaited(lambda: self.published() == step)
+
+    def published(self):
+        version = read_version(self.job)
+        return version and version.step
 
     def shard(self, step, number):
         actor = f"{self.job.step(step)}/actor"

@@ -11,9 +11,8 @@ import sys
 import types
 
 _STUB = "sgl_kernel"
-_OPERATORS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor",  # noqa: E501 - as the operator is declared
+_OPERATORS = tuple(
+    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")
 )
 _declared = []
 

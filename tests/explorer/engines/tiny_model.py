@@ -5,6 +5,8 @@ import os
 
 VOCABULARY = 512
 WINDOW = 512
+_RANK = 8
+_ADAPTED = ("q_proj", "v_proj", "up_proj")
 _CONFIG = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -55,12 +57,66 @@ def write_shards(directory, seed, shards=2, change=None):
     return directory
 
 
-def expected(seed, tokens, answered):
-    """Return the log-probs of the last `answered` of some tokens by transformers, in float32."""
+def write_adapter(directory, seed):
+    """Write a LoRA adapter of the model of seed 0, as peft lays it out."""
+    from safetensors.torch import save_file
+
+    os.makedirs(directory, exist_ok=True)
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in _adapter_of(seed).items()}
+    save_file(tensors, f"{directory}/adapter_model.safetensors", {"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "r": _RANK,
+        "lora_alpha": 2 * _RANK,
+        "target_modules": list(_ADAPTED),
+        "bias": "none",
+    }
+    with open(f"{directory}/adapter_config.json", "w") as file:
+        json.dump(config, file)
+    return directory
+
+
+def model_with_adapter(seed):
+    """Return the model of seed 0 with an adapter merged into its weights."""
     import torch
 
+    model, adapter = model_of(0), _adapter_of(seed)
+    weights = model.state_dict()
     with torch.no_grad():
-        logits = model_of(seed)(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        for stem in {name.rpartition(".lora_")[0] for name in adapter}:
+            change = adapter[f"{stem}.lora_B.weight"] @ adapter[f"{stem}.lora_A.weight"]
+            weights[f"{stem}.weight"] += 2 * change
+    return model
+
+
+def _adapter_of(seed):
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    shapes = {
+        name: tensor.shape
+        for name, tensor in model_of(0).state_dict().items()
+        if name.split(".")[-2] in _ADAPTED and name.endswith(".weight")
+    }
+    made = {}
+    for name, (rows, columns) in shapes.items():
+        stem = name.removesuffix(".weight")
+        made[f"{stem}.lora_A.weight"] = 0.3 * torch.randn(_RANK, columns, generator=random)
+        made[f"{stem}.lora_B.weight"] = 0.3 * torch.randn(rows, _RANK, generator=random)
+    return made
+
+
+def expected(model, tokens, answered):
+    """Return the log-probs of the last `answered` of some tokens by transformers, in float32.
+
+    Args:
+        model: A model, or the seed of one.
+    """
+    import torch
+
+    model = model_of(model) if isinstance(model, int) else model
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
     first = len(tokens) - answered
     return [float(logits[at - 1, tokens[at]]) for at in range(first, len(tokens))]
 
