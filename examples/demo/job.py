@@ -35,13 +35,14 @@ def imitation(out: Path) -> Config:
     }
 
 
-def reinforcement(out: Path, model: Path, engine: Config) -> Config:
+def reinforcement(out: Path, model: Path, engine: Config, steps: int) -> Config:
     """Return the configuration of the job that the demo is about.
 
     Args:
         out: Where everything is.
         model: What imitation has left.
         engine: What the explorers generate with, as `[explorer.engine]` takes it.
+        steps: Of the trainer.
     """
     base = out / "base"
     return {
@@ -56,7 +57,7 @@ def reinforcement(out: Path, model: Path, engine: Config) -> Config:
         },
         "data": {"groups": GROUPS, "group_size": GROUP_SIZE, "max_age": 5},
         "sync": {"dtype": "float32", "style": "fully_async", "interval": 1},
-        "trainer": {"nproc": 2, "total_steps": GRPO_STEPS, "save_interval": 20, "start_daemon": False},
+        "trainer": {"nproc": 2, "total_steps": steps, "save_interval": 20, "start_daemon": False},
         "monitor": {"progress": "plain", "preview": 4},
         "explorer": {
             "tasks": str(base / "tasks.jsonl"),

@@ -16,6 +16,7 @@ from pathlib import Path
 import job
 import tomli_w
 from processes import ROOT, FailedError, Processes
+from servers import serving
 from summary import report, summarize
 
 OUT = ROOT / "out" / "demo"
@@ -35,7 +36,7 @@ def main() -> int:
     try:
         with Processes(options.out) as processes:
             model = imitate(processes, options.out)
-            explore(processes, options.out, model, options.show or _show())
+            explore(processes, options, model)
     except KeyboardInterrupt:
         print("\nstopped; nothing runs any more")
         return 130
@@ -57,16 +58,20 @@ def imitate(processes: Processes, out: Path) -> Path:
     return out / "sft" / f"global_step_{job.SFT_STEPS}" / "actor"
 
 
-def explore(processes: Processes, out: Path, model: Path, show: "Show") -> None:
+def explore(processes: Processes, options: argparse.Namespace, model: Path) -> None:
     """Run the job until the trainer has done its steps and the explorers run its last version."""
+    servers = dict(serving(processes, model, job.EXPLORERS)) if options.engine == "vllm" else {}
     print("\n# the job: a daemon, a trainer of two ranks, two explorers")
-    config = _written(out / "grpo.toml", job.reinforcement(out, model, {"kind": "transformers"}))
-    place = out / "job"
+    kind = {"kind": options.engine}
+    config = _written(options.out / "grpo.toml", job.reinforcement(options.out, model, kind, options.steps))
+    place = options.out / "job"
     place.mkdir()
     daemon = processes.start("daemon", [*SYNCD, "watch", str(place), "--config", str(config)])
     processes.start("trainer", [*TRAINER, "train", str(config)])
     for name in job.EXPLORERS:
-        processes.start(name, [*EXPLORER, "run", str(config), "--name", name])
+        address = ["--explorer.engine.address", servers[name]] if servers else []
+        processes.start(name, [*EXPLORER, "run", str(config), "--name", name, *address])
+    show = options.show or _show()
     show(processes, place, lambda: processes.running["trainer"].poll() is not None)
     for name in ("trainer", *job.EXPLORERS):
         processes.wait(name, 120)
@@ -126,7 +131,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--plain", dest="show", action="store_const", const=_now_and_then, help="no live display"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.out = options.out.absolute()
+    return options
 
 
 if __name__ == "__main__":

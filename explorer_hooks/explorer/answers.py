@@ -32,7 +32,7 @@ _DROPPED = (
 
 
 def final_answer(response: str) -> str | None:
-    """Return what a response says last as its answer: `\\boxed{x}`, else `#### x`, else its last number."""
+    """Return the answer that a response gives last: what it boxes, else what follows ####, else its last number."""
     text = response[-MAX_RESPONSE:]
     boxed = _last_boxed(text)
     if boxed is not None:

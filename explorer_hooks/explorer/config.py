@@ -40,7 +40,7 @@ class EngineSection(Section):
     retries: Count = 4
     """vllm, sglang: further attempts of a request that failed in a way that may pass, each after a longer pause."""
     processed_logprobs: bool = False
-    """vllm, sglang: the server says log-probs at the sampling temperature (vLLM: --logprobs-mode processed_logprobs)."""
+    """vllm, sglang: log-probs are of the sampling temperature (vLLM: --logprobs-mode processed_logprobs)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """transformers: where the model is; auto takes a GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -115,7 +115,7 @@ class ExplorerSection(Section):
     groups: Positive | NoneText = None
     """Groups of a batch; data.groups unless given."""
     ahead: Count | NoneText = None
-    """Steps for which batches of all explorers may wait, besides the trainer's next one; none: what the style needs."""
+    """Steps for which batches of all explorers may wait, besides the next one; none: what the style needs."""
     patience: Seconds = 120.0
     """Seconds without a version after which a trainer that lives is given further batches all the same."""
     log: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,7 +1,8 @@
 """The seam between the ready explorer and what generates: prompts in, groups of rollouts with their versions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 
 from explorer_hooks.base import Running
@@ -72,19 +73,13 @@ class Made:
 class Generator(ABC):
     """Makes groups."""
 
-    interleaves: bool = False
-    """Whether versions may be loaded while groups are being made."""
-
     @abstractmethod
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Made | None]:
+    def generate(self, asks: Sequence[Ask]) -> "Iterated[Made | None]":
         """Yield each group once, as it is done, and None now and then while none is; close it to give up.
 
         Raises:
             EngineDeadError: Nothing can be generated any more.
         """
-
-    def close(self) -> None:
-        """Let go of what is held."""
 
 
 Applied = Callable[[], Pair | None]

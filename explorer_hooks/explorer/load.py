@@ -1,11 +1,13 @@
 """The job's file, as an explorer reads it: one error says all that is wrong."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import BUILT_IN
+from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.keys import Keys
 from syncd.jobfile.layers import command_layer, layer_of, placed, read_toml, validated
 from syncd.jobfile.problems import Problem, error_of
@@ -46,7 +48,8 @@ def load_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
         problems += placed(_checks(file), layers)
     if file is None or problems:
         raise error_of(problems, HINT)
-    return file
+    job = file.job.model_copy(update={"source": os.path.abspath(path)})
+    return file.model_copy(update={"job": job})
 
 
 def documentation() -> str:
@@ -58,6 +61,10 @@ def _checks(file: ExplorerFile) -> Iterator[Problem]:
     """Yield what no single key can say."""
     yield from _names(file)
     yield from _engine(file)
+    rows = file.groups * file.data.group_size
+    if rows > MAX_ROWS:
+        key = "explorer.groups" if file.explorer.groups else "data.groups"
+        yield Problem(key, f"{rows} rollouts are too many for a batch, which holds {MAX_ROWS} at most")
     reward = file.explorer.reward.function
     if reward not in BUILT_IN and not _is_import_path(reward):
         known = ", ".join(sorted(BUILT_IN))

@@ -1,13 +1,15 @@
 """Generation by a transformers model in this process: the version of each rollout is known exactly."""
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator as Iterated
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from explorer_hooks.base import pair_of
 from explorer_hooks.explorer.config import EngineSection
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Applied, Ask, Generator, Made, Rollout
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, Generator, Made, Rollout
 from explorer_hooks.explorer.sampler import Ends, draw
 from explorer_hooks.explorer.tokens import Tokens
 from syncd.errors import ConfigError
@@ -22,12 +24,9 @@ class Local(Generator):
         tokens: Its tokenizer.
         rows: Rollouts of one batch at most.
         seed: Of what is drawn.
-        applied: The version that is loaded.
-        generating: Keeps versions from being loaded while it is entered.
+        generating: Keeps versions from being loaded while it is entered, and gives the label of the one that runs.
         stop: Once true, what is in hand is given up.
     """
-
-    interleaves = True
 
     def __init__(
         self,
@@ -37,15 +36,14 @@ class Local(Generator):
         *,
         rows: int,
         seed: int,
-        applied: Applied,
-        generating: Callable[[], AbstractContextManager[object]],
+        generating: Callable[[], AbstractContextManager[str | None]],
         stop: Callable[[], bool],
     ) -> None:
         self._model, self._ends, self._tokens, self._rows = model, ends, tokens, rows
-        self._applied, self._generating, self._stop = applied, generating, stop
+        self._generating, self._stop = generating, stop
         self._draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Made | None]:
+    def generate(self, asks: Sequence[Ask]) -> "Iterated[Made | None]":
         """Yield each group once; groups that fit into one batch together."""
         place = 0
         while place < len(asks):
@@ -61,8 +59,7 @@ class Local(Generator):
         if not fits:
             return
         first = asks[0]
-        with self._generating():
-            version = self._applied() or BEFORE_THE_FIRST
+        with self._generating() as label:
             groups = draw(
                 self._model,
                 self._ends,
@@ -75,6 +72,7 @@ class Local(Generator):
             )
         if self._stop():
             return
+        version = pair_of(label) or BEFORE_THE_FIRST
         for at, group in zip(fits, groups, strict=True):
             rollouts = [Rollout(one.tokens, one.logprobs, self._text(one.tokens)) for one in group]
             yield Made(place + at, tuple(rollouts), version, version)
@@ -103,7 +101,8 @@ def load_model(directory: str, section: EngineSection, *, trust_remote_code: boo
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "model.path names a Hugging Face model directory"
         raise ConfigError(f"no model can be loaded: {what}", path=directory, hint=hint) from error
-    return model.to(device_of(section.device)).eval()
+    placed: Any = model
+    return placed.to(device_of(section.device)).eval()
 
 
 def device_of(name: str) -> torch.device:

@@ -9,7 +9,6 @@ from typing import Any
 from explorer_hooks.explorer.answers import final_answer, same_answer
 from explorer_hooks.explorer.tasks import Task
 
-
 _SHOWN = 200
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+_ENDLESS = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Ends:
@@ -40,11 +42,16 @@ def ends_of(model: Any, tokenizer: Any) -> Ends:
     found: set[int] = set()
     for place in (getattr(model, "generation_config", None), config, tokenizer):
         value = getattr(place, "eos_token_id", None)
-        found |= set(value) if isinstance(value, list | tuple) else {value} if isinstance(value, int) else set()
-    pad = getattr(config, "pad_token_id", None)
-    positions = getattr(config, "max_position_embeddings", None)
-    usable = isinstance(pad, int) and 0 <= pad < config.vocab_size
-    return Ends(frozenset(found), pad if usable else 0, positions or 1 << 20)
+        found |= (
+            set(value) if isinstance(value, list | tuple) else {value} if isinstance(value, int) else set()
+        )
+    pad, positions = getattr(config, "pad_token_id", None), getattr(config, "max_position_embeddings", None)
+    known_pad = isinstance(pad, int) and 0 <= pad < config.vocab_size
+    return Ends(
+        frozenset(found),
+        int(pad) if known_pad and pad is not None else 0,
+        positions if isinstance(positions, int) else _ENDLESS,
+    )
 
 
 def draw(
@@ -77,7 +84,9 @@ def draw(
     running = torch.ones(len(prompts) * samples, dtype=torch.bool, device=device)
     last = torch.tensor(sorted(ends.ends), dtype=torch.long, device=device)
     with torch.inference_mode():
-        made = model(tokens, attention_mask=mask, position_ids=_positions(mask), use_cache=True, logits_to_keep=1)
+        made = model(
+            tokens, attention_mask=mask, position_ids=_positions(mask), use_cache=True, logits_to_keep=1
+        )
         cache, logits = made.past_key_values, made.logits[:, -1].repeat_interleave(samples, 0)
         cache.batch_repeat_interleave(samples)
         mask = mask.repeat_interleave(samples, 0)

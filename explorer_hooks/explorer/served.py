@@ -1,8 +1,9 @@
-"""Generation by a server: several groups at a time, each with the versions that the engine ran before and after it."""
+"""Generation by a server: several groups at a time, each with the versions that ran before and after it."""
 
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -61,12 +62,10 @@ class Served(Generator):
         stop: Once true, what is in hand is given up.
     """
 
-    interleaves = True
-
     def __init__(self, calls: Calls, *, concurrency: int, applied: Applied, stop: Callable[[], bool]) -> None:
         self._calls, self._concurrency, self._applied, self._stop = calls, concurrency, applied, stop
 
-    def generate(self, asks: Sequence[Ask]) -> Iterator[Made | None]:
+    def generate(self, asks: Sequence[Ask]) -> "Iterated[Made | None]":
         """Yield each group once, as it is done, and None every so often."""
         waiting: SimpleQueue[tuple[int, Ask]] = SimpleQueue()
         done: SimpleQueue[Made | SyncdError] = SimpleQueue()

@@ -118,4 +118,4 @@ def quiet() -> None:
     with contextlib.suppress(ImportError):
         from transformers.utils import logging  # noqa: PLC0415 - as above
 
-        logging.disable_progress_bar()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers types little

@@ -192,14 +192,18 @@ class Server:
             try:
                 connection.connect()
                 with _deadline(connection.sock, timeout, late):
-                    return self._exchanged(connection, request, body)
+                    reply = self._exchanged(connection, request, body)
             except (OSError, http.client.HTTPException) as error:
                 # What is raised depends on which call the deadline interrupted.
                 if late.is_set() or isinstance(error, TimeoutError):
                     self._unreachable(f"{request} was not answered within {timeout:g} s", error)
                 self._unreachable(f"{request} was not answered: {_reason(error)}", error)
+        if late.is_set():
+            # A body that ends with the connection looks whole when the deadline has ended it.
+            self._unreachable(f"{request} was not answered within {timeout:g} s", None)
+        return reply
 
-    def _unreachable(self, message: str, error: Exception) -> NoReturn:
+    def _unreachable(self, message: str, error: Exception | None) -> NoReturn:
         hint = f"curl -i {self.address}/health"
         raise EngineUnreachableError(message, path=self.address, hint=hint) from error
 
@@ -216,11 +220,11 @@ class Server:
     ) -> Reply:
         method, path = request.split(" ", 1)
         data = None if body is None else json.dumps(body).encode()
-        connection.request(method, f"{self._url.path}{path}", data, self._headers())
-        response = connection.getresponse()
-        return Reply(request, response.status, _whole(response), response.getheader("Location"))
+        connection.request(method, f"{self._url.path}{path}", data, self._headers(data or b""))
+        with contextlib.closing(connection.getresponse()) as response:
+            return Reply(request, response.status, _whole(response), response.getheader("Location"))
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, data: bytes) -> dict[str, str]:  # noqa: ARG002 - what signs has to see it
         headers = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -253,6 +257,8 @@ def _whole(response: http.client.HTTPResponse) -> bytes:
         size += len(piece)
         if size > MAX_ANSWER:
             raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER} bytes")
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
     return b"".join(pieces)
 
 

@@ -4,6 +4,7 @@ An engine is left alone in one of three states: it works; it is paused with weig
 weights that nobody knows. The hook never resumes the third: it loads what is good first.
 """
 
+import contextlib
 import json
 import os
 from abc import abstractmethod
@@ -12,6 +13,7 @@ from explorer_hooks.base import Hook, Running, Target
 from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
 from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hooks.started import Tensors, refuse_misfit, tensors_in
 from syncd.errors import ConfigError
 
 MAX_DOCUMENT = 1 << 20
@@ -27,14 +29,17 @@ class ServedHook(Hook):
     Args:
         server: Where the engine listens.
         paths: How its paths differ from those of this host.
+        start_check: How closely a version is compared with what the engine was started from.
     """
 
     restart_hint: str
     """What to do about an engine that is dead."""
 
-    def __init__(self, server: Server, paths: "PathMap") -> None:
+    def __init__(self, server: Server, paths: "PathMap", start_check: str = "full") -> None:
         self._server = server
         self._paths = paths
+        self._start_check = start_check
+        self._start: Tensors | None = None
         self._touched = False
         self._paused_by_us = False
 
@@ -44,6 +49,10 @@ class ServedHook(Hook):
     @abstractmethod
     def _check_engine(self) -> None:
         """Check that the engine is one that can be driven."""
+
+    @abstractmethod
+    def _started_from(self) -> str | None:
+        """Return the directory of the weights that the engine has, as far as it says."""
 
     @abstractmethod
     def _pause(self) -> None:
@@ -65,6 +74,8 @@ class ServedHook(Hook):
         """Check the kind, the directory and the engine; the engine is not touched."""
         refuse_unfit(self, target)
         self._check_engine()
+        if self._start_check != "off":
+            self._check_start(target)
 
     def load(self, target: Target) -> None:
         """Pause the engine and have it read the directory; it stays paused."""
@@ -90,6 +101,13 @@ class ServedHook(Hook):
                 hint=self.restart_hint,
             )
         self._bring_back(last_good)
+
+    def _check_start(self, target: Target) -> None:
+        if self._start is None:
+            directory = self._started_from()
+            self._start = tensors_in(self._paths.here(directory)) if directory else None
+        if self._start is not None:
+            refuse_misfit(target.tensors, self._start, self._start_check, target.path)
 
     def _hold(self) -> None:
         """Pause the engine, and remember whether it had been left paused by somebody else."""
@@ -122,7 +140,7 @@ class ServedHook(Hook):
     def _bring_back(self, last_good: Target) -> None:
         try:
             self._pause()
-            self._reload_touching(last_good)
+            self._reload_again(last_good)
             self._announce(last_good)
             self._resume()
         except LoadFailedError as error:
@@ -132,6 +150,12 @@ class ServedHook(Hook):
                 hint=self.restart_hint,
             ) from error
         self._touched = self._paused_by_us = False
+
+    def _reload_again(self, last_good: Target) -> None:
+        """Load twice: the first may be mixed with what the failed load had buffered, only the second begins afresh."""
+        with contextlib.suppress(LoadFailedError):
+            self._reload_touching(last_good)
+        self._reload_touching(last_good)
 
 
 class PathMap:
@@ -150,12 +174,18 @@ class PathMap:
             raise ConfigError(f"path_map={text} is not two paths", hint="path_map=/here:/there")
         self._here, self._there = here.rstrip("/"), there.rstrip("/")
 
+    def here(self, path: str) -> str:
+        """Return this host's path of a directory of the engine."""
+        return _replaced(path, self._there, self._here)
+
     def there(self, path: str) -> str:
         """Return the engine's path of a directory; it is absolute, since the engine has another working directory."""
-        path = os.path.abspath(path)
-        if self._here and (path == self._here or path.startswith(f"{self._here}/")):
-            return self._there + path[len(self._here) :]
-        return path
+        return _replaced(os.path.abspath(path), self._here, self._there)
+
+
+def _replaced(path: str, old: str, new: str) -> str:
+    is_below = bool(old) and (path == old or path.startswith(f"{old}/"))
+    return new + path[len(old) :] if is_below else path
 
 
 def refuse_unfit(hook: Hook, target: Target) -> None:

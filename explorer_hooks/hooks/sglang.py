@@ -11,6 +11,7 @@ from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
 from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.served import PathMap, ServedHook, UntouchedError, floor, server_settings
 from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hooks.started import CHECKS
 from syncd.errors import ConfigError
 
 ADDRESS = "http://127.0.0.1:30000"
@@ -32,6 +33,7 @@ class SGLangHook(ServedHook):
         paths: How its paths differ from those of this host.
         pause: What becomes of running requests: `retract`, `abort`, `in_place`.
         flush_cache: Whether keys and values of the old weights are dropped.
+        start_check: `full`, `shapes` or `off`: how a version is compared with what the engine was started from.
         check_version: Whether versions of SGLang that are too old are refused.
     """
 
@@ -40,9 +42,16 @@ class SGLangHook(ServedHook):
     restart_hint = "restart the SGLang server; it is loaded with the newest version before it takes work"
 
     def __init__(
-        self, server: Server, paths: PathMap, *, pause: str, flush_cache: bool, check_version: bool
+        self,
+        server: Server,
+        paths: PathMap,
+        *,
+        pause: str,
+        flush_cache: bool,
+        start_check: str,
+        check_version: bool,
     ) -> None:
-        super().__init__(server, paths)
+        super().__init__(server, paths, start_check)
         self._mode = pause
         self._flush_cache = flush_cache
         self._check_version = check_version
@@ -63,6 +72,7 @@ class SGLangHook(ServedHook):
         )
         pause = settings.choice("pause", "retract", ("retract", "abort", "in_place"))
         flush_cache = settings.flag("flush_cache", default=True)
+        start_check = settings.choice("start_check", "full", CHECKS)
         check_version = settings.flag("check_version", default=True)
         settings.done()
         if pause == "in_place" and flush_cache:
@@ -70,7 +80,14 @@ class SGLangHook(ServedHook):
                 "pause=in_place keeps the keys and values of running requests, so the cache cannot be flushed",
                 hint="pause=retract, or flush_cache=false if stale keys and values are acceptable",
             )
-        return cls(server, paths, pause=pause, flush_cache=flush_cache, check_version=check_version)
+        return cls(
+            server,
+            paths,
+            pause=pause,
+            flush_cache=flush_cache,
+            start_check=start_check,
+            check_version=check_version,
+        )
 
     def current_version(self) -> Running:
         """Ask for the version of the weights and whether the engine is paused."""
@@ -102,6 +119,10 @@ class SGLangHook(ServedHook):
                 path=self._server.address,
                 hint="pip install 'sglang>=0.5.6'",
             )
+
+    def _started_from(self) -> str | None:
+        path = self._server.ask_json("/model_info").get("model_path")
+        return path if isinstance(path, str) else None
 
     def _pause(self) -> None:
         self._resumed_by_us = False

@@ -10,6 +10,7 @@ from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
 from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.served import PathMap, ServedHook, floor, server_settings
 from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hooks.started import CHECKS
 from syncd.errors import ConfigError
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -32,6 +33,7 @@ class VllmHook(ServedHook):
         pause: What becomes of running requests: `keep`, `wait`, `abort`.
         clear_cache: Whether running requests compute their keys and values again with the new weights.
         reset_external: Whether caches behind a KV connector are reset too.
+        start_check: `full`, `shapes` or `off`: how a version is compared with what the engine was started from.
         check_version: Whether versions of vLLM that are too old are refused.
     """
 
@@ -47,9 +49,10 @@ class VllmHook(ServedHook):
         pause: str,
         clear_cache: bool,
         reset_external: bool,
+        start_check: str,
         check_version: bool,
     ) -> None:
-        super().__init__(server, paths)
+        super().__init__(server, paths, start_check)
         self._mode = pause
         self._clear_cache = clear_cache
         self._reset_external = reset_external
@@ -73,6 +76,7 @@ class VllmHook(ServedHook):
             pause=settings.choice("pause", "keep", ("keep", "wait", "abort")),
             clear_cache=settings.flag("clear_cache", default=True),
             reset_external=settings.flag("reset_external", default=False),
+            start_check=settings.choice("start_check", "full", CHECKS),
             check_version=settings.flag("check_version", default=True),
         )
         settings.done()
@@ -99,6 +103,12 @@ class VllmHook(ServedHook):
                 path=self._server.address,
                 hint="pip install 'vllm>=0.27.1'",
             )
+
+    def _started_from(self) -> str | None:
+        models = self._server.ask_json("/v1/models").get("data")
+        cards = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
+        roots = [one.get("root") for one in cards if one.get("parent") is None]
+        return roots[0] if roots and isinstance(roots[0], str) else None
 
     def _pause(self) -> None:
         self._server.tell(

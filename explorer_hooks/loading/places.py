@@ -1,4 +1,4 @@
-"""Where tensors are read to: parameters that exist, and the little memory that bytes pass through on their way there."""
+"""Where tensors are read to: parameters that exist, and the little memory that bytes pass through on their way."""
 
 import ctypes
 import mmap
@@ -69,7 +69,9 @@ def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
         ConfigError: It cannot be filled from a file: it has no memory of its own here, or a dtype of its own kind.
     """
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
-        raise ConfigError(f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}")
+        raise ConfigError(
+            f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        )
     if hasattr(tensor, "full_tensor"):
         raise ConfigError(f"tensor {name} is sharded over ranks", hint="give the model of one process")
     return TensorMeta(_NAMES[tensor.dtype], tuple(tensor.shape))
@@ -95,6 +97,7 @@ def bounce(size: int, *, pinned: bool) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
+@torch.inference_mode()
 def put(tensor: torch.Tensor, dtype: str, part: Part, content: torch.Tensor) -> None:
     """Copy one part of a tensor from where it was read to, cast and brought to its device where it must be.
 
@@ -112,6 +115,6 @@ def put(tensor: torch.Tensor, dtype: str, part: Part, content: torch.Tensor) -> 
         tensor.view(-1)[start : start + elements.numel()].copy_(elements)
         return
     for block in blocks(tuple(tensor.shape), start, start + elements.numel()):
-        target = tensor[block.index][block.start : block.stop]
+        target = tensor[block.within][block.start : block.stop]
         target.copy_(elements[: target.numel()].view(target.shape))
         elements = elements[target.numel() :]

@@ -18,6 +18,7 @@ PIECE = 4 << 20
 PARTS = 256
 """The most parts of one piece; the kernel takes 1024 at once."""
 
+
 class Part(NamedTuple):
     """Bytes of one piece that go to one place.
 
@@ -40,7 +41,9 @@ class Piece(NamedTuple):
     parts: tuple[Part, ...]
 
 
-def pieces_of(header: Header, wanted: Mapping[str, object], *, whole: bool, limit: int = PIECE) -> Iterator[Piece]:
+def pieces_of(
+    header: Header, wanted: Mapping[str, object], *, whole: bool, limit: int = PIECE
+) -> Iterator[Piece]:
     """Yield the pieces of a shard in the order of the file.
 
     Args:
@@ -81,9 +84,9 @@ def _element(tensor: Tensor) -> int:
 
 
 class Block(NamedTuple):
-    """Elements that lie side by side in row-major order: `tensor[index][start:stop]`, or `tensor[index]` if 0-dim."""
+    """Elements that lie side by side in row-major order: `tensor[within][start:stop]`."""
 
-    index: tuple[int, ...]
+    within: tuple[int, ...]
     start: int
     stop: int
 
@@ -114,7 +117,7 @@ def blocks(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
 def _within_row(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
     row, first = divmod(start, math.prod(shape[1:]))
     for block in blocks(shape[1:], first, first + stop - start):
-        yield Block((row, *block.index), block.start, block.stop)
+        yield Block((row, *block.within), block.start, block.stop)
 
 
 class Fit(NamedTuple):
@@ -130,7 +133,11 @@ class Fit(NamedTuple):
 
 
 def fit(
-    held: Mapping[str, TensorMeta], aliases: Mapping[str, str], offered: Mapping[str, TensorMeta], *, cast: bool
+    held: Mapping[str, TensorMeta],
+    aliases: Mapping[str, str],
+    offered: Mapping[str, TensorMeta],
+    *,
+    cast: bool,
 ) -> Fit:
     """Compare what a version holds with what is to be filled.
 
@@ -149,7 +156,11 @@ def fit(
             wrong.append(f"{name} is {list(meta.shape)} where {list(target.shape)} is expected")
         elif target.dtype != meta.dtype and not (cast and is_float(target.dtype) and is_float(meta.dtype)):
             wrong.append(f"{name} is {meta.dtype} where {target.dtype} is expected")
-    unused = {name for name, first in aliases.items() if name in offered and _preferred(first, aliases, offered) != name}
+    unused = {
+        name
+        for name, first in aliases.items()
+        if name in offered and _preferred(first, aliases, offered) != name
+    }
     return Fit(tuple(wrong), frozenset(unused))
 
 

@@ -80,4 +80,3 @@ def sources_of(target: Target) -> Iterator[Source]:
         for name in sorted(os.listdir(target.path)):
             if name.endswith(_SUFFIX) and not name.startswith("."):
                 yield Source(f"{target.path}/{name}", None)
-

@@ -21,8 +21,9 @@ VERBS: Mapping[str, str] = {
     "prune": "Remove what retention does not keep, once.",
     "rollback": "Send explorers back to a good step.",
     "doctor": "Find out whether a directory can hold jobs.",
+    "install-units": "Write the systemd units with this installation's paths.",
 }
-"""Each verb with its line of help. `syncd.cli.<verb>` has the command, under the same name."""
+"""Each verb with its line of help. `syncd.cli.<verb>` has the command, under the same name, `-` as `_`."""
 
 _COMPLETE = "_SYNCD_COMPLETE"
 

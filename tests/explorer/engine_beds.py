@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+from typing import ClassVar
 
 from fake_engines import START, FakeAdapters, FakeSglang, FakeVllm, fingerprint, fingerprint_of
 from hook_contract import Bed
@@ -124,7 +125,7 @@ class VllmBed(EngineBed):
 class SglangBed(EngineBed):
     hook_type = SGLangHook
     fake_type = FakeSglang
-    cannot = {"label before commit": "SGLang takes weights and version in one request"}
+    cannot: ClassVar = {"label before commit": "SGLang takes weights and version in one request"}
 
     def __init__(self, tmp_path, **settings):
         super().__init__(tmp_path, **settings)
@@ -148,7 +149,7 @@ class LoraBed(EngineBed):
     hook_type = LoraHook
     fake_type = FakeAdapters
     kind = "lora"
-    cannot = {
+    cannot: ClassVar = {
         "label before commit": "an adapter can be used under its own name from the moment it is loaded",
         "reopen": "an adapter that is loaded is whole, whether it was committed or not",
         "pause": "nothing is ever paused for an adapter",

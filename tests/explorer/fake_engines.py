@@ -48,7 +48,13 @@ def fingerprint_of(directory):
 
 
 class FakeEngine(FakeServer):
-    """What vLLM and SGLang have in common."""
+    """What vLLM and SGLang have in common.
+
+    Attributes:
+        started_from: The directory that it says that it was started from.
+    """
+
+    started_from = "/start"
 
     def __init__(self, token=None):
         self.boot()
@@ -116,6 +122,10 @@ class FakeVllm(FakeEngine):
     def get_version(self, query, body):
         return {"version": self.version}
 
+    def get_v1_models(self, query, body):
+        adapter = {"id": "another", "root": "/adapter", "parent": "policy"}
+        return {"data": [adapter, {"id": "policy", "root": self.started_from, "parent": None}]}
+
     def get_is_paused(self, query, body):
         return {"is_paused": self.paused}
 
@@ -167,7 +177,7 @@ class FakeSglang(FakeEngine):
     survives = False
 
     def get_model_info(self, query, body):
-        return {"model_path": "/start", "weight_version": self.label}
+        return {"model_path": self.started_from, "weight_version": self.label}
 
     def get_server_info(self, query, body):
         return {"version": self.version, "internal_states": [{}]}

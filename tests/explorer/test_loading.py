@@ -1,4 +1,4 @@
-"""Loading into tensors that exist: real files, read through the page cache and past it, of every kind that torch has."""
+"""Loading into tensors that exist: real files, read through the page cache and past it, of all kinds of torch."""
 
 import os
 import threading
@@ -28,7 +28,9 @@ def noise(*shape, dtype=torch.float32):
 
 
 def same(one, other):
-    return one.dtype == other.dtype and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return one.dtype == other.dtype and torch.equal(
+        one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
+    )
 
 
 def some_weights():
@@ -79,7 +81,7 @@ def test_all_tensors_are_filled(tmp_path, way, shards, verified):
     assert all(same(tensors[name], weights[name]) for name in weights)
     require_way(loaded, way, shards)
     size = sum(record.size for record in target.shards)
-    assert loaded.bytes == (sum(map(lambda one: one.nbytes, weights.values())) if verified else size)
+    assert loaded.bytes == (sum(one.nbytes for one in weights.values()) if verified else size)
 
 
 @pytest.mark.parametrize("padding", range(1, 8))
@@ -92,7 +94,11 @@ def test_data_that_begins_anywhere_is_read_as_it_is(tmp_path, way, padding):
     header, data = content[8 : 8 + length], content[8 + length :]
     path.write_bytes((length + padding).to_bytes(8, "little") + header + b" " * padding + data)
     target = target_of(tmp_path, (1, 1), verified=False)
-    tensors = {"a": torch.zeros(1000, 700).t(), "b": torch.zeros(30, dtype=torch.bfloat16), "c": torch.zeros(5).double()}
+    tensors = {
+        "a": torch.zeros(1000, 700).t(),
+        "b": torch.zeros(30, dtype=torch.bfloat16),
+        "c": torch.zeros(5).double(),
+    }
     filled(target, tensors)
     assert torch.equal(tensors["a"], weights["a"])
     assert torch.equal(tensors["b"], weights["b"].bfloat16())
