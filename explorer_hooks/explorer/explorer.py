@@ -110,13 +110,18 @@ class Explorer:
         self._finish()
         return over
 
-    def usable(self) -> bool:
+    def usable(self, suspect: bool = False) -> bool:  # noqa: FBT001, FBT002 - what is handed on is a fact
         """Wait until the engine may be given work; return whether it may, false once it is told to stop.
+
+        Args:
+            suspect: Whether the engine did not do its work: it is asked first what it runs.
 
         Raises:
             EngineDeadError: It is dead, or did not come back in time.
         """
         end = time.monotonic() + self._rules.timeout
+        if suspect and not self._stop():
+            self._noted(self.follower.turn(0.0), evaluate=False)
         while not self._stop():
             if self._is_ready():
                 return True

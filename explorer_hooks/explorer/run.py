@@ -29,11 +29,15 @@ from explorer_hooks.hooks.http import Server
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
+from syncd.synchronizer.styles import SyncStyle
 
 if TYPE_CHECKING:
     from explorer_hooks.base import Hook
 
 _ASK = 10.0
+_SETTLE = 2.0
+"""Seconds that a group waits for an engine on no applied version where nobody loads one meanwhile."""
+
 _LOG = structlog.get_logger()
 
 
@@ -121,6 +125,7 @@ class _Engine:
     def __init__(self, file: ExplorerFile, tokens: Tokens, stop: Stop) -> None:
         self._section, self._tokens, self._stop = file.explorer.engine, tokens, stop
         self._token = _token(self._section.token_env)
+        self._loads_meanwhile = file.sync.style is SyncStyle.FULLY_ASYNC
         self.name: str = self._section.kind
         self.hook: Hook
         if self._section.kind == "transformers":
@@ -152,7 +157,7 @@ class _Engine:
             section.model or served_model(server),
             self.hook.current_version,
             section.retries,
-            section.timeout,
+            section.timeout if self._loads_meanwhile else _SETTLE,
         )
         return Served(
             calls, concurrency=section.concurrency, applied=lambda: follower.applied, stop=self._stop
