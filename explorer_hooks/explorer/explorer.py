@@ -141,6 +141,14 @@ class Explorer:
             self._looked = now
             self._noted(self.follower.turn(0.0), evaluate=False)
 
+    def permitted(self) -> "Pair | None":
+        """Return the version that work may be done with; None while the engine has none. Any thread may ask."""
+        applied = self.follower.applied
+        if applied is not None:
+            return applied
+        # An engine that runs no version is what it was started with, which only counts before the first one.
+        return BEFORE_THE_FIRST if self._published is None else None
+
     # --- one decision -----------------------------------------------------------------------------------------
 
     def _situation(self, *, is_over: bool) -> Situation:
@@ -209,7 +217,7 @@ class Explorer:
         self._look()
         if not self.follower.may_work():
             return False
-        return self.follower.applied is not None or self._published is None
+        return self.permitted() is not None
 
     def _look(self) -> None:
         """Read the published version; a new generation is a way back, from which batches count anew."""

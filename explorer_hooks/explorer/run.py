@@ -15,7 +15,7 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.cursor import Ledger
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.explorer import Explorer, Rules
-from explorer_hooks.explorer.generation import Generator
+from explorer_hooks.explorer.generation import Applied, Generator
 from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.records import Records
 from explorer_hooks.explorer.scoring import Scorer, scorer
@@ -81,7 +81,7 @@ def _explore(
     writer = opened.enter_context(ExperienceWriter(job, name))
     ledger = Ledger.opened(writer, training.digest, seed)
     explorer = Explorer(follower, ledger, _rules(file), Records(places.metrics(job, name)), stop)
-    generator = engine.generator(follower, f"{file.job.seed}/{name}/{ledger.cursor}")
+    generator = engine.generator(explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
     batches = Batches(
         training,
         seed or None,
@@ -140,8 +140,8 @@ class _Engine:
                 token=self._token,
             )
 
-    def generator(self, follower: Follower, seed: str) -> Generator:
-        """Return what makes groups with the engine of a follower."""
+    def generator(self, applied: Applied, seed: str) -> Generator:
+        """Return what makes groups with the engine; `applied` says which version work may be done with."""
         if self._section.kind == "transformers":
             return self._local(seed)
         section = self._section
@@ -159,9 +159,7 @@ class _Engine:
             section.retries,
             section.timeout if self._loads_meanwhile else _SETTLE,
         )
-        return Served(
-            calls, concurrency=section.concurrency, applied=lambda: follower.applied, stop=self._stop
-        )
+        return Served(calls, concurrency=section.concurrency, applied=applied, stop=self._stop)
 
     def _local_model(self, file: ExplorerFile) -> Any:
         from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch

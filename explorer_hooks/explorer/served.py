@@ -62,7 +62,7 @@ class Served(Generator):
     Args:
         calls: How it is asked.
         concurrency: Groups that are asked for at a time.
-        applied: The version that is applied and confirmed.
+        applied: The version that work may be done with.
         stop: Once true, what is in hand is given up.
     """
 

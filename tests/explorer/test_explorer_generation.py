@@ -422,7 +422,9 @@ def test_versions_that_work_may_be_done_with():
     assert version_of(Running("1.4", paused=True), (1, 4)) is None
     assert version_of(Running("1.3"), (1, 4)) is None
     assert version_of(Running(None), (1, 4)) is None
-    assert version_of(Running(None), None) == BEFORE_THE_FIRST
+    assert version_of(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
+    assert version_of(Running(None), None) is None
+    assert version_of(Running("1.4"), BEFORE_THE_FIRST) is None
     assert version_of(Running("1.4"), None) is None
     assert version_after(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
     assert version_after(Running(None), (1, 4)) is None
