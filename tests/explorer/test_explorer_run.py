@@ -318,17 +318,16 @@ class Engine(FakeVllm):
     """vLLM whose tokens say by which weights they were chosen; it may be restarted within a request."""
 
     def __init__(self):
-        self.requests, self.restart_at, self.unapplied = 0, None, 0
+        self.restarted, self.unapplied = False, 0
         super().__init__()
 
     def post_v1_completions(self, query, body):
         self.running.wait(LONG)
         with self.lock:
-            self.requests += 1
-            if self.requests == self.restart_at:
+            self.unapplied += self.restarted and self.label == "default"
+            if not self.restarted and self.label != "default":
                 self.boot()
-            restarted = self.restart_at is not None and self.requests > self.restart_at
-            self.unapplied += restarted and self.label == "default"
+                self.restarted = True
             step = 0 if self.label == "default" else int(self.label.partition(".")[2])
         ids = [step + 1] * 3
         values = {"token_logprobs": [-0.5] * 3, "tokens": ["x"] * 3}
@@ -349,12 +348,12 @@ def engine(directory, monkeypatch):
 def test_a_server_is_followed_and_a_restarted_one_is_brought_up_before_it_works(
     world, weights, file, engine, style
 ):
-    engine.restart_at = 7
     trainer = Trainer(world, weights, steps=6, style=style)
     server = ["--explorer.engine.kind=vllm", f"--explorer.engine.address={engine.address}"]
     why = explore(file, "e0", "--sync.style", style, "--explorer.engine.concurrency=1", *server)
     trainer.end()
     assert why == "the trainer has gone"
+    assert engine.restarted
     assert engine.unapplied == 0
     made = [one for batch in batches(world, "e0") for one in batch]
     for one in made:
