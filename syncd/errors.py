@@ -12,7 +12,6 @@ code  meaning
 4     timed out
 5     lock held by another daemon
 65    corrupt data
-69    an engine is dead: restart it
 74    I/O
 75    try again: a passing state, nothing was changed
 78    bad configuration

@@ -5,10 +5,11 @@ import shutil
 import threading
 
 import pytest
-from fake_hook import HALF, START, FakeHook, digest_of, tensors_of
+from fake_hook import HALF, START, FakeEngine, FakeHook, digest_of, tensors_of
 from followers import QUICK, Scene
 from jobs import shard_bytes, write_step
 
+import explorer_hooks.stage
 import syncd.synchronizer.member
 from explorer_hooks.errors import EngineDeadError
 from explorer_hooks.follower import Follower, FollowOptions
@@ -490,6 +491,28 @@ def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, label):
     serves(scene, 2)
 
 
+def test_a_paused_engine_that_nothing_fits_is_resumed_on_what_it_ran(scene):
+    scene.publish(1)
+    scene.publish(2)
+    scene.engine.label, scene.engine.paused, scene.engine.weights = "1.1", True, HALF
+    scene.engine.fails["prepare"] = 1
+    follower = scene.follow()
+    assert follower.turn(timeout=LONG).kind == "refused"
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    serves(scene, 1)
+    assert scene.presence().applied == (1, 1)
+
+
+def test_a_paused_engine_without_any_way_back_is_dead(scene):
+    scene.publish(1)
+    scene.engine.paused, scene.engine.weights = True, HALF
+    scene.engine.fails["prepare"] = 1
+    follower = scene.follow()
+    assert follower.turn(timeout=LONG).kind == "refused"
+    with pytest.raises(EngineDeadError):
+        follower.turn(timeout=LONG)
+
+
 def test_what_an_engine_runs_already_is_taken_over_and_gone_back_to(scene):
     scene.publish(1)
     scene.engine.label, scene.engine.weights = "1.1", digest_of(scene.payload(1))
@@ -544,9 +567,9 @@ class Meddling(LocalDisk):
         super().replace(path, data, via=via)
 
 
-def meddled(scene, disk, **options):
+def meddled(scene, disk, identity="e0", **options):
     """Return a follower over a disk of its own."""
-    sync = Synchronizer.open(scene.root, "explorer", "e0", disk=disk, poll=0.005)
+    sync = Synchronizer.open(scene.root, "explorer", identity, disk=disk, poll=0.005)
     tell = lambda level, name, fields: scene.told.append((name, fields))  # noqa: E731
     made = Follower(sync, scene.hook, FollowOptions(**{**QUICK, **options}), tell=tell)
     return scene._stack.enter_context(made)
@@ -565,6 +588,43 @@ def test_a_step_that_goes_while_it_is_copied_is_skipped_for_the_newest(scene, tm
     disk.meddle = overtake
     applied(follower, 2)
     assert scene.engine.log == ["prepare", "load", "commit"]
+
+
+class Counting(LocalDisk):
+    """Counts what is read of shards, by all followers together, from the job directory."""
+
+    def __init__(self):
+        self.count = 0
+
+    def read_at(self, path, offset, length):
+        data = super().read_at(path, offset, length)
+        self.count += len(data) if path.endswith(".safetensors") else 0
+        return data
+
+
+def test_engines_of_one_host_read_each_byte_of_the_job_once(scene, tmp_path):
+    disk, engines = Counting(), [FakeEngine() for _ in range(3)]
+    followers = []
+    for place, engine in enumerate(engines):
+        scene.hook = FakeHook(engine)
+        followers.append(meddled(scene, disk, f"e{place}", stage=str(tmp_path / "stage")))
+    total = 0
+    for step in (1, 2, 3):
+        total += sum(record.size for record in scene.publish(step, world_size=2).shards)
+        for follower in followers:
+            applied(follower, step)
+        assert disk.count == total
+        assert {engine.weights for engine in engines} == {digest_of(scene.payload(step))}
+    assert len({target.path for hook in (scene.hook,) for target in hook.prepared}) == 3
+
+
+def test_a_stage_without_room_is_done_without(scene, tmp_path, monkeypatch):
+    monkeypatch.setattr(explorer_hooks.stage.LocalDisk, "free", lambda *_: 0)
+    follower = scene.follow(stage=str(tmp_path / "stage"))
+    scene.publish(1)
+    applied(follower, 1)
+    assert scene.hook.prepared[0].path == scene.payload(1)
+    assert ("stage_full" in scene.names(), scene.presence().leases) == (True, (1,))
 
 
 def test_a_presence_that_cannot_be_written_is_no_reason_to_touch_the_engine(scene):
