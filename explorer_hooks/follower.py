@@ -151,11 +151,18 @@ class Follower:
             if last.kind in _LAST or last.pair in self._driver.attempts.given_up:
                 return last
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> Outcome:
+    def is_current(self) -> bool:
+        """Say whether the engine runs what the policy names."""
+        return self.applied is not None and choose(self._policy, self._situation()) is None
+
+    def run(
+        self, stop: Callable[[], bool] = lambda: False, hear: Callable[[Outcome], None] | None = None
+    ) -> Outcome:
         """Take turns until it is told to stop, the trainer has gone, or the policy wants nothing more.
 
         Args:
             stop: Asked often. A load that has begun is finished first.
+            hear: Given each outcome but those of turns in which nothing happened.
 
         Returns:
             The last outcome.
@@ -170,6 +177,8 @@ class Follower:
             except StorageError as error:
                 self._telling.event("error", "storage_failed", reason=str(error), hint=error.hint)
                 outcome = Outcome("nothing", reason=str(error))
+            if hear is not None and outcome.kind != "nothing":
+                hear(outcome)
             if stop() or self._is_last(outcome):
                 return outcome
 
@@ -241,7 +250,7 @@ class Follower:
         pair = choose(self._policy, now)
         if pair is not None:
             return self._versions.find(pair)
-        if now.again and self._driver.can_go_back:
+        if now.again and now.newest and not self._driver.attempts.resting and self._driver.can_go_back:
             self._driver.bring_back()
             return None
         return self._end(now)

@@ -56,8 +56,8 @@ class Driver:
 
     @property
     def can_go_back(self) -> bool:
-        """Say whether the last good version is still here."""
-        return self._loading.good is not None
+        """Say whether there is anything to be done for an engine that no version can be loaded into."""
+        return self._loading.good is not None or self.engine.is_suspect
 
     def close(self) -> None:
         """Let go of the last good version; the engine keeps running."""
@@ -115,18 +115,18 @@ class Driver:
 
     def bring_back(self) -> None:
         """Put the engine back on the last good version, where there is nothing else for it."""
-        good = self._loading.good
-        assert good is not None
         with contextlib.suppress(EngineDeadError):  # the engine's own state says it
             self._loading.recover(self._versions.pair)
-            if self.engine.is_reachable and (self.engine.is_suspect or self.engine.applied != good.pair):
-                self.engine.die(EngineDeadError(f"the engine does not go back to {good.target.label}"))
-        if self.engine.applied == good.pair:
-            self.position = good.pair
+        good, engine = self._loading.good, self.engine
+        label = good.target.label if good else None
+        is_back = not engine.is_suspect and (good is None or engine.applied == good.pair)
+        if engine.is_reachable and engine.dead is None and is_back:
+            self.position = engine.applied
+            self._telling.event("info", "brought_back", version=label)
+        elif engine.is_reachable and good is not None and engine.dead is None:
+            engine.die(EngineDeadError(f"the engine does not go back to {label}"))
+        if good is not None and is_back:
             self._loading.keep(good)
-            self._telling.event("info", "brought_back", version=good.target.label)
-        else:
-            self._telling.event("error", "not_brought_back", reason=self.engine.reason)
         self.settle()
 
     def _loaded(self, wanted: Version | int, timings: Timings) -> Placed:

@@ -66,4 +66,5 @@ class Engine:
 
     def die(self, error: EngineDeadError) -> None:
         """Note that it cannot be brought back."""
+        error.hint = error.hint or "restart the engine"
         self.applied, self.reason, self.dead = None, str(error), error

@@ -88,12 +88,17 @@ class Loading:
     def recover(self, newest: Pair | None) -> None:
         """Bring the engine back to the last good version, and ask it what it runs then.
 
-        An engine that has gone meanwhile counts as half loaded until it is loaded again.
+        An engine that has gone meanwhile counts as half loaded until it is loaded again. So does one whose last
+        good version was removed while this process was stopped for too long: the newest may still save it.
 
         Raises:
             EngineDeadError: It cannot be brought back.
         """
         self._engine.is_suspect = True
+        if self.good is not None and not self.good.is_there():
+            self.close()
+            self._engine.ask(newest)
+            return
         try:
             self._hook.abort(self.good.target if self.good else None)
         except EngineUnreachableError as error:

@@ -1,6 +1,7 @@
 """From a version to what an engine can load from this host: leased, checked, and staged where asked."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -38,6 +39,11 @@ class Placed:
     def staged_at(self) -> str | None:
         """Return the directory of the copy."""
         return self._staged.path if self._staged else None
+
+    def is_there(self) -> bool:
+        """Say whether it can still be loaded: the leases of who was silent for too long are void."""
+        target = self.target
+        return target.version.kind == "remote" or os.path.isdir(target.path)
 
     def settle(self) -> None:
         """Give the lease back where a copy keeps the version."""
@@ -92,7 +98,7 @@ class Placing:
         """Keep what an engine runs already, so that a failed load can go back to it; None if it has gone."""
         with contextlib.ExitStack() as lease, contextlib.suppress(SyncdError, OSError):
             leased = lease.enter_context(self.sync.lease(pair))
-            payload = _payload(leased)
+            payload = _payload(leased.manifest)
             staged = (
                 self.stage.find(self._source(leased, payload)) if self.stage and leased.manifest else None
             )
@@ -129,7 +135,7 @@ class Placing:
         return self._native(leased, leased.manifest, timings)
 
     def _native(self, leased: Leased, manifest: Manifest, timings: Timings) -> "_Found":
-        payload = _payload(leased)
+        payload = _payload(leased.manifest)
         staged = self._staged(self._source(leased, payload), timings)
         try:
             with timings.part("verify"):
@@ -199,11 +205,17 @@ class _Payload:
         return sum(record.size for record in (*self.shards, *self.files))
 
 
-def _payload(leased: Leased) -> _Payload:
-    if leased.manifest is None or leased.version.kind == "remote":
+def payload_records(manifest: Manifest) -> tuple[FileRecord, ...]:
+    """Return the files that an engine loads of a step; names are relative to the directory that it loads."""
+    payload = _payload(manifest)
+    return *payload.shards, *payload.files
+
+
+def _payload(manifest: Manifest | None) -> _Payload:
+    if manifest is None or manifest.kind == "remote":
         return _Payload()
-    prefix = f"{leased.manifest.payload}/"
-    return _Payload(_below(leased.manifest.shards, prefix), _below(leased.manifest.files, prefix))
+    prefix = f"{manifest.payload}/"
+    return _Payload(_below(manifest.shards, prefix), _below(manifest.files, prefix))
 
 
 def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]:

@@ -63,7 +63,10 @@ class FakeEngine:
         self.paused = True
         self.weights = HALF
         self._maybe("load", LoadFailedError)
-        self.weights = digest_of(path)
+        try:
+            self.weights = digest_of(path)
+        except OSError as error:
+            raise LoadFailedError(str(error)) from error
 
     def commit(self, label):
         self._maybe("commit", LoadFailedError)
