@@ -8,6 +8,7 @@ from explorer_hooks.base import Hook, HookOptions, Running, Target, TensorMeta
 from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
 from explorer_hooks.hooks.attempt import Attempt, require_loadable
 from explorer_hooks.hooks.gate import Gate
+from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.importing import FORM, imported
 from syncd.errors import ConfigError
 
@@ -59,23 +60,22 @@ class TransformersHook(Hook):
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for what an import path names: a model, something with one as `model`, or a function of these.
+        """Return a hook for what an import path names: a model, what has one as `model`, or a function of these.
 
-        Settings: `direct` and `cast`, yes or no.
+        Settings: `direct` and `cast`, true or false.
         """
         if not options.address:
             raise ConfigError(
                 "the transformers hook needs an import path", hint=f"--hook transformers={FORM}"
             )
-        flags = {name: _flag(name, options.settings.get(name, "yes")) for name in ("direct", "cast")}
-        if unknown := sorted(options.settings.keys() - flags):
-            raise ConfigError(
-                f"the transformers hook has no setting {unknown[0]}", hint=f"known: {', '.join(flags)}"
-            )
+        settings = Settings(cls.name, options.settings)
+        direct, cast = settings.flag("direct", default=True), settings.flag("cast", default=True)
+        settings.done()
         found = imported(options.address)
         if isinstance(found, cls):
             return found
-        return cls(_model_of(found, options.address), timeout=options.timeout, **flags)
+        model = _model_of(found, options.address)
+        return cls(model, timeout=options.timeout, direct=direct, cast=cast)
 
     @contextmanager
     def generating(self) -> Iterator[str | None]:
@@ -104,7 +104,7 @@ class TransformersHook(Hook):
         self._attempt.prepare()
 
     def load(self, target: Target) -> None:
-        """Wait for generations in flight, and read the version into the parameters; generations wait until `commit`."""
+        """Wait for generations in flight, and read the version in; new generations wait until `commit`."""
         self._gate.shut()
         self._attempt.load()
         self._fill(target)
@@ -174,9 +174,3 @@ def _model_of(found: Any, address: str) -> "torch.nn.Module":
         if callable(found):
             found = found()
     raise ConfigError(f"{address} is no model, has none and returns none", hint=f"--hook transformers={FORM}")
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ConfigError(f"{name} is yes or no, not {text!r}", hint=f"--hook-option {name}=no")
-    return text == "yes"

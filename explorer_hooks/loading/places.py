@@ -1,4 +1,4 @@
-"""Where tensors are read to: parameters that exist, and the little memory that bytes pass through on their way there."""
+"""Where tensors are read to: parameters that exist, and the little memory that bytes pass through on their way."""
 
 import ctypes
 import mmap
@@ -97,6 +97,7 @@ def bounce(size: int, *, pinned: bool) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
+@torch.inference_mode()
 def put(tensor: torch.Tensor, dtype: str, part: Part, content: torch.Tensor) -> None:
     """Copy one part of a tensor from where it was read to, cast and brought to its device where it must be.
 
@@ -114,6 +115,6 @@ def put(tensor: torch.Tensor, dtype: str, part: Part, content: torch.Tensor) -> 
         tensor.view(-1)[start : start + elements.numel()].copy_(elements)
         return
     for block in blocks(tuple(tensor.shape), start, start + elements.numel()):
-        target = tensor[block.index][block.start : block.stop]
+        target = tensor[block.within][block.start : block.stop]
         target.copy_(elements[: target.numel()].view(target.shape))
         elements = elements[target.numel() :]

@@ -84,9 +84,9 @@ def _element(tensor: Tensor) -> int:
 
 
 class Block(NamedTuple):
-    """Elements that lie side by side in row-major order: `tensor[index][start:stop]`, or `tensor[index]` if 0-dim."""
+    """Elements that lie side by side in row-major order: `tensor[within][start:stop]`."""
 
-    index: tuple[int, ...]
+    within: tuple[int, ...]
     start: int
     stop: int
 
@@ -117,7 +117,7 @@ def blocks(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
 def _within_row(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
     row, first = divmod(start, math.prod(shape[1:]))
     for block in blocks(shape[1:], first, first + stop - start):
-        yield Block((row, *block.index), block.start, block.stop)
+        yield Block((row, *block.within), block.start, block.stop)
 
 
 class Fit(NamedTuple):

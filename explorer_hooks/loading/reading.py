@@ -1,7 +1,7 @@
 """The thin shell of loading: reads pieces with threads, hashes them in order, and copies what did not go straight.
 
 A file that is in the page cache is read right into the parameters. One that is not is read past the cache, through
-aligned memory of a few MiB: a page that is read once is not worth a place there, and the device is asked for more at once.
+aligned memory of a few MiB: a page that is read once is not worth a place there, and the device is asked for more.
 """
 
 import ctypes
@@ -67,8 +67,8 @@ class Job:
         offered: What each tensor of the files is, by name.
         unused: Names of the files that are not taken.
         verify: Whether each file is hashed and compared with its digest.
-        direct: Whether files that are not in the page cache are read past it. Not where several processes of a host read
-            the same file: each would read it from the device.
+        direct: Whether files that are not in the page cache are read past it. Not where several processes of a host
+            read the same file: each would read it from the device.
         threads: How many read.
     """
 
@@ -257,8 +257,9 @@ class _Reader:
     def _finish(self, state: Hasher | None) -> None:
         future, slot = self._pending.popleft()
         future.result()
-        for one in slot.views if state else ():
-            state.update(one)
+        if state is not None:
+            for one in slot.views:
+                state.update(one)
         slot.views = []
         self._free.append(slot)
 

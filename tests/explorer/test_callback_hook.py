@@ -3,15 +3,16 @@
 import contextlib
 import os
 import threading
+from typing import ClassVar
 
 import pytest
 from hook_contract import Bed, HookContract, bounded, load
+from jobs import shard_bytes
 from targets import target_of
 
 from explorer_hooks.base import HookOptions, Running
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
 from explorer_hooks.hooks.callback import CallbackHook
-from jobs import shard_bytes
 from syncd.errors import ConfigError
 
 START = b"start"
@@ -120,7 +121,7 @@ class TestOneThatSaysWhatItRuns(HookContract):
 class QuietBed(OwnBed):
     """Only `load` is given; the hook remembers the rest."""
 
-    cannot = {
+    cannot: ClassVar = {
         **dict.fromkeys(("gone", "hung", "restart", "pause"), "there is nobody to ask what the engine runs"),
         "fail_commit": "there is no function that commits",
         "reopen": "the label is kept by the hook that committed it",

@@ -1,4 +1,4 @@
-"""Loading into tensors that exist: real files, read through the page cache and past it, of every kind that torch has."""
+"""Loading into tensors that exist: real files, read through the page cache and past it, of all kinds of torch."""
 
 import os
 import threading
@@ -81,7 +81,7 @@ def test_all_tensors_are_filled(tmp_path, way, shards, verified):
     assert all(same(tensors[name], weights[name]) for name in weights)
     require_way(loaded, way, shards)
     size = sum(record.size for record in target.shards)
-    assert loaded.bytes == (sum(map(lambda one: one.nbytes, weights.values())) if verified else size)
+    assert loaded.bytes == (sum(one.nbytes for one in weights.values()) if verified else size)
 
 
 @pytest.mark.parametrize("padding", range(1, 8))

@@ -1,4 +1,4 @@
-"""The plan of a load: every byte of a shard once, no element cut in two, nothing longer than what it passes through."""
+"""The plan of a load: every byte of a shard once, no element cut in two, nothing longer than its buffer."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from syncd.protocol.safetensors import DTYPE_BITS, parse_header
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+names = st.sets(st.sampled_from(NAMES))
 tensors = st.dictionaries(
     st.sampled_from(NAMES), st.tuples(st.sampled_from(["F32", "BF16", "U8", "F64"]), shapes), max_size=6
 )
@@ -42,7 +43,7 @@ def test_every_byte_goes_where_it_belongs_and_once(described, padding, limit, wa
     assert all(piece.length == sum(part.length for part in piece.parts) for piece in pieces)
     assert all(0 < piece.length <= limit for piece in pieces)
     reached = 0
-    filled = {name: 0 for name in described}
+    filled = dict.fromkeys(described, 0)
     for piece in pieces:
         assert piece.offset >= reached
         assert piece.offset == reached or not whole
@@ -86,10 +87,10 @@ def test_blocks_are_the_range_in_order(shape, data):
     stop = data.draw(st.integers(start, count))
     found = []
     for block in blocks(shape, start, stop):
-        depth = len(block.index)
+        depth = len(block.within)
         inner = math.prod(shape[depth + 1 :])
-        base = sum(at * math.prod(shape[level + 1 :]) for level, at in enumerate(block.index))
-        assert all(at < length for at, length in zip(block.index, shape, strict=False))
+        base = sum(at * math.prod(shape[level + 1 :]) for level, at in enumerate(block.within))
+        assert all(at < length for at, length in zip(block.within, shape, strict=False))
         assert 0 <= block.start < block.stop <= shape[depth]
         found += range(base + block.start * inner, base + block.stop * inner)
     assert found == list(range(start, stop))

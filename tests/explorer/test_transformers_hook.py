@@ -3,7 +3,9 @@
 import contextlib
 import sys
 import threading
+import time
 import types
+from typing import ClassVar
 
 import pytest
 
@@ -28,11 +30,11 @@ from syncd.errors import ConfigError  # noqa: E402
 PROMPT = torch.tensor([[1, 5, 3, 2, 8]])
 
 
-def tiny(seed, dtype=torch.float32):
+def tiny(seed, dtype=torch.float32, width=16):
     """Return a model whose head is tied to its embedding, as small ones are."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=32, hidden_size=width, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True,
     )  # fmt: skip
     return Qwen2ForCausalLM(config).to(dtype).eval()
@@ -48,7 +50,7 @@ def seed_of(pair):
 
 
 class ModelBed(Bed):
-    cannot = {
+    cannot: ClassVar = {
         **dict.fromkeys(("gone", "hung"), "the engine is this process"),
         **dict.fromkeys(("restart", "reopen"), "model and hook live and die together"),
         "pause": "only the hook itself pauses generations",
@@ -71,8 +73,7 @@ class ModelBed(Bed):
         place = self.directory / f"{pair[0]}.{pair[1]}-{shards}"
         size = "1MB" if shards == 1 else "5KB"
         tiny(seed_of(pair)).save_pretrained(place, max_shard_size=size)
-        found = target_of(place, pair, verified=False)
-        return found
+        return target_of(place, pair, verified=False)
 
     def runs(self, target):
         expected = tiny(0 if target is None else seed_of(target.version.pair))
@@ -136,8 +137,11 @@ def test_a_version_in_half_precision_is_cast(bed, hook, tmp_path):
     tiny(4, torch.bfloat16).save_pretrained(tmp_path / "half")
     target = target_of(tmp_path / "half", (1, 4), verified=False)
     load(hook, target)
-    expected = tiny(4, torch.bfloat16).float()
+    expected = tiny(4)
+    for parameter in expected.parameters():
+        parameter.data = parameter.data.bfloat16().float()
     assert torch.equal(log_probs(bed.model), log_probs(expected))
+    assert {meta.dtype for meta in target.tensors.values()} == {"BF16"}
     assert hook.tensors() == target.tensors
 
 
@@ -151,9 +155,7 @@ def test_a_hook_that_must_not_cast_says_what_its_model_is(tmp_path):
 
 def test_another_model_is_refused_and_nothing_changes(bed, hook, tmp_path):
     before = log_probs(bed.model)
-    config = bed.model.config
-    config.hidden_size, config.num_hidden_layers = 32, 1
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "other")
+    tiny(1, width=32).save_pretrained(tmp_path / "other")
     with pytest.raises(RefusedError, match="does not fit the model"):
         hook.prepare(target_of(tmp_path / "other", (1, 1)))
     assert torch.equal(log_probs(bed.model), before)
@@ -199,9 +201,8 @@ def test_no_generation_sees_two_versions(bed, hook):
         while not over.is_set():
             with hook.generating() as label:
                 seen.add(label)
-                for _ in range(3):
-                    if not torch.equal(log_probs(bed.model), references[label]):
-                        wrong.append(label)
+                found = [log_probs(bed.model) for _ in range(3)]
+                wrong.extend(label for one in found if not torch.equal(one, references[label]))
 
     threads = [threading.Thread(target=generate) for _ in range(2)]
     for thread in threads:
@@ -263,7 +264,7 @@ def test_a_generation_may_begin_another_inside_while_a_load_waits(bed, hook):
         loading = threading.Thread(target=hook.load, args=(target,))
         loading.start()
         while not hook.current_version().paused:
-            pass
+            time.sleep(0.001)
         with hook.generating() as label:
             assert label is None
     loading.join()
