@@ -204,7 +204,6 @@ cat *.out
         SYNCD_IMAGE="/images/syncd.sif",
     )
     assert "srun: forcing job termination" not in said, "daemon and explorers ended by themselves"
-    assert said.count("Exited with exit code") == 1, "the trainer, with 75"
     more = f"--job.dir {tmp_path}/job --engine.seed 1"
     assert (tmp_path / "trainers").read_text() == f" train c.toml {more}\n1 train c.toml {more}\n", said
     explorers = (tmp_path / "explorers").read_text().splitlines()
