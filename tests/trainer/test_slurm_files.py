@@ -100,6 +100,8 @@ job_is 1 Restarts=2
     assert version is not None
     assert version.step == STEPS
     assert STEPS in sealed(str(disturbed))
+    said = (tmp_path / "trainer-1.out").read_text()
+    assert "srun: forcing job termination" not in said, "the daemon ended by itself"
     steps = [json.loads(line)["step"] for line in (disturbed / "metrics.jsonl").read_text().splitlines()]
     record_line(
         f"Slurm: 2 requeues, {len(steps)} steps trained for {STEPS}, state and weights as undisturbed"
@@ -201,6 +203,7 @@ cat *.out
         PATH=stubs,
         SYNCD_IMAGE="/images/syncd.sif",
     )
+    assert "srun: forcing job termination" not in said, "daemon and explorers ended by themselves"
     more = f"--job.dir {tmp_path}/job --engine.seed 1"
     assert (tmp_path / "trainers").read_text() == f" train c.toml {more}\n1 train c.toml {more}\n", said
     explorers = (tmp_path / "explorers").read_text().splitlines()
