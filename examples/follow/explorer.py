@@ -80,7 +80,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("job", help="the job directory, which exists")
     parser.add_argument("--name", required=True, help="unique among the explorers of the job")
     parser.add_argument("--stage", help="one copy a host, shared by all explorers on it: /dev/shm/syncd")
-    parser.add_argument("--pause", type=float, default=0.2, help="seconds to wait for a version between batches")
+    parser.add_argument(
+        "--pause", type=float, default=0.2, help="seconds to wait for a version between batches"
+    )
     return parser.parse_args()
 
 

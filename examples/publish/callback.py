@@ -40,18 +40,18 @@ class PublishWeights(TrainerCallback):
         self._job, self._every, self._dtype, self._companions = job, every, dtype, companions or {}
         self._published = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Say that this trainer lives, and get ready to write."""
         self._saver = StepSaver(Job.at(self._job), args.process_index, args.world_size, dtype=self._dtype)
         self._sync = Synchronizer.open(self._job, "trainer") if args.process_index == 0 else None
         self._published = state.global_step
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, *_: Any, model: Any = None, **__: Any) -> None:
         """Publish if it is due; the save before this one has ended by then, or its error is raised here."""
         if state.global_step % self._every == 0:
             self._publish(state.global_step, model)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, *_: Any, model: Any = None, **__: Any) -> None:
         """Publish the last step, wait until it is durable, and say that this trainer has ended."""
         self._publish(state.global_step, model)
         self._saver.close()

@@ -1,8 +1,8 @@
 """transformers' Trainer that publishes its steps: one line, `callbacks=[PublishWeights(...)]`.
 
-    python examples/arithmetic/make.py /tmp/base
-    syncd watch JOB &
-    python examples/publish/transformers_trainer.py JOB --model /tmp/base/model --steps 4 --every 2
+python examples/arithmetic/make.py /tmp/base
+syncd watch JOB &
+python examples/publish/transformers_trainer.py JOB --model /tmp/base/model --steps 4 --every 2
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Programs as processes forked from one that has imported what they need: importing torch is most of what they cost."""
+"""Programs as processes forked from one that has imported torch: the import is most of what they cost."""
 
 import multiprocessing
 import os

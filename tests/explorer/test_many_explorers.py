@@ -1,4 +1,4 @@
-"""Sixteen explorers in processes of their own; one is killed and one is stopped for a while, each in the middle of a load."""
+"""Sixteen explorers in processes of their own: one is killed and one stopped for a while, each within a load."""
 
 import contextlib
 import json
@@ -42,13 +42,15 @@ class Run:
     def _explore(self, stack, name):
         more = ("--hang-at", str(HANG_AT)) if name in (KILLED, STOPPED) else ("--hold", "0.05")
         program = (f"{TESTS}/programs/explore.py", self.root, name, self.path(name))
-        return self._start(stack, name, *program, "--ttl", str(TTL), "--poll", "0.05", "--limit", "100", *more)
+        return self._start(
+            stack, name, *program, "--ttl", str(TTL), "--poll", "0.05", "--limit", "100", *more
+        )
 
     def _start(self, stack, name, *argv):
-        log = stack.enter_context(open(f"{self.place}/{name}.log", "wb"))
         environment = os.environ | {"PYTHONPATH": os.path.dirname(TESTS)}
         command = [sys.executable, *argv]
-        made = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        with open(f"{self.place}/{name}.log", "wb") as log:
+            made = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
         stack.callback(made.kill)
         return made
 
@@ -89,7 +91,8 @@ class Run:
     def until(self, condition):
         deadline = time.monotonic() + _LONG
         while not condition():
-            assert time.monotonic() < deadline and self.daemon.poll() is None, self.report()
+            assert time.monotonic() < deadline, self.report()
+            assert self.daemon.poll() is None, self.report()
             time.sleep(0.02)
 
     def report(self):
@@ -116,6 +119,7 @@ def test_one_killed_and_one_stopped_of_sixteen_hold_nobody_up(tmp_path, record_l
 
 def strike(run):
     """Publish until both victims are in the middle of a load; kill one, stop the other; return what they lease."""
+
     def hangs(name):
         return len(run.lines(name, "load")) >= HANG_AT
 
@@ -142,7 +146,9 @@ def last_of(run, dead, asleep):
         return not {dead, asleep} & set(checker.steps(run.root))
 
     run.until(is_over)
-    run.until(lambda: all(len(run.lines(name, "runs")) > applied[name] + 2 or run.publish() for name in OTHERS))
+    run.until(
+        lambda: all(len(run.lines(name, "runs")) > applied[name] + 2 or run.publish() for name in OTHERS)
+    )
 
 
 def finish(run):
@@ -201,5 +207,5 @@ def check_time_outs(run, events, record_line):
     assert published, "others went on before the stopped one counted as dead"
     record_line(
         f"16 explorers, {run.step} versions: the killed one counted as dead after {died[KILLED] - load:.1f} s, "
-        f"the stopped one after {died[STOPPED] - load:.1f} s (ttl {TTL:g} s); {len(published)} versions went out meanwhile"
+        f"the stopped one after {died[STOPPED] - load:.1f} s (ttl {TTL:g} s); {len(published)} versions meanwhile"
     )

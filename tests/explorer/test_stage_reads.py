@@ -1,4 +1,4 @@
-"""Eight engines on a host with one stage: what they read of the job's mount, counted at the system calls of each process."""
+"""Eight engines on a host with one stage: what they read of the job, counted at the system calls of each."""
 
 import contextlib
 import os
@@ -66,7 +66,9 @@ def follow(place, stage, engines, steps):
             stack.callback(started[-1].kill)
         for step in range(1, steps + 1):
             trainer.set_model_state_dict({"w": np.full(SHAPE, step, np.float32)}, step)
-            trainer.wait_for(lambda step=step: all(has(place, number, step) for number in range(engines)), _LONG)
+            trainer.wait_for(
+                lambda step=step: all(has(place, number, step) for number in range(engines)), _LONG
+            )
         trainer.close()
         assert [one.wait(_LONG) for one in started] == [0] * engines
         daemon.terminate()
