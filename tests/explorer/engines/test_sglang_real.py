@@ -101,13 +101,17 @@ class SglangRealBed(RealBed):
 
 
 @pytest.fixture(scope="module")
+def python():
+    return python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
+
+
+@pytest.fixture(scope="module")
 def start_directory(tmp_path_factory):
     return tiny_model.write_model(str(tmp_path_factory.mktemp("start")))
 
 
 @pytest.fixture(scope="module")
-def engine(start_directory, tmp_path_factory):
-    python = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
+def engine(python, start_directory, tmp_path_factory):
     argv = [python, "-m", "sglang.launch_server", "--model-path", start_directory, *FLAGS]
     engine = EngineProcess(argv, ENV, tmp_path_factory.mktemp("sglang") / "log", "/model_info")
     engine.start()
