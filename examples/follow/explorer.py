@@ -10,7 +10,7 @@ explorer ends when the trainer has gone and its last version is applied. Any num
 """
 
 import argparse
-from itertools import count
+from itertools import count, pairwise
 
 import torch
 from safetensors.torch import load_file
@@ -59,7 +59,7 @@ def roll_out(model: torch.nn.Module, batch: int, number: int, version: tuple[int
         found = torch.log_softmax(model(torch.tensor(tokens[-1])), -1)
         tokens.append(int(torch.multinomial(found.exp(), 1)))
         logprobs.append(float(found[tokens[-1]]))
-    right = sum((one + 1) % VOCABULARY == other for one, other in zip(tokens, tokens[1:], strict=False))
+    right = sum((one + 1) % VOCABULARY == other for one, other in pairwise(tokens))
     generation, step = version
     return Experience(
         tokens=tokens,

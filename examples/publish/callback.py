@@ -2,9 +2,9 @@
 
     trainer = GRPOTrainer(..., callbacks=[PublishWeights("/ckpt/job", every=1)])
 
-Steps are written behind the training, by each rank its share of the tensors; what blocks is one copy in memory. A step
-directory loads with `from_pretrained` once the tokenizer's files are given as `companions`. With DDP and FSDP2 each
-rank has the callback, as it is; it does not gather what DeepSpeed's ZeRO-3 has spread.
+Steps are written behind the training, by each rank its share of the tensors; what blocks is one copy in memory. The
+directory of a step loads with `from_pretrained`. With DDP and FSDP2 each rank has the callback, as it is; it does not
+gather what DeepSpeed's ZeRO-3 has spread.
 """
 
 import uuid
@@ -46,12 +46,12 @@ class PublishWeights(TrainerCallback):
         self._sync = Synchronizer.open(self._job, "trainer") if args.process_index == 0 else None
         self._published = state.global_step
 
-    def on_step_end(self, args: Any, state: Any, *_: Any, model: Any = None, **__: Any) -> None:
+    def on_step_end(self, _: Any, state: Any, __: Any, model: Any = None, **___: Any) -> None:
         """Publish if it is due; the save before this one has ended by then, or its error is raised here."""
         if state.global_step % self._every == 0:
             self._publish(state.global_step, model)
 
-    def on_train_end(self, args: Any, state: Any, *_: Any, model: Any = None, **__: Any) -> None:
+    def on_train_end(self, _: Any, state: Any, __: Any, model: Any = None, **___: Any) -> None:
         """Publish the last step, wait until it is durable, and say that this trainer has ended."""
         self._publish(state.global_step, model)
         self._saver.close()
