@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from explorer_hooks.base import Hook
     from explorer_hooks.follower import FollowOptions, Outcome
 
+_CREDENTIAL = "hook-token"
+"""What systemd/syncd-follow@.service calls the token; used where neither option says otherwise."""
+
+_TOKEN_SIZE = 1 << 16
 _LEVELS = ("debug", "info", "warning", "error")
 _SECONDS = click.FloatRange(min=0, max=1e9)
 
@@ -58,6 +62,9 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     help="What is checked of a version before the engine is touched; what is staged is checked byte by byte.",
 )
 @click.option("--token-env", metavar="VAR", help="Environment variable that holds the engine's token.")
+@click.option(
+    "--token-file", metavar="FILE", help="File that holds it; systemd's credential `hook-token` unless given."
+)
 @click.option(
     "--timeout", type=_SECONDS, default=300.0, show_default=True, metavar="S", help="Of one request or load."
 )
@@ -143,14 +150,36 @@ def _options(given: Mapping[str, Any]) -> "FollowOptions":
 def _hook(argv: tuple[str, ...], given: Mapping[str, Any]) -> "Hook":
     from explorer_hooks.finding import open_hook  # noqa: PLC0415
 
-    token, settings = _token(given["token_env"]), given["settings"]
+    token, settings = _token(given["token_env"], given["token_file"]), given["settings"]
     return open_hook(given["hook"], argv=argv, settings=settings, timeout=given["timeout"], token=token)
 
 
-def _token(variable: str | None) -> str | None:
+def _token(variable: str | None, file: str | None) -> str | None:
+    if variable is not None and file is not None:
+        raise UsageError("the token is given twice: --token-env and --token-file")
+    if file is not None:
+        return _read_token(file)
     if variable is None:
-        return None
+        return _credential()
     token = os.environ.get(variable)
     if not token:
         raise ConfigError(f"the environment has no {variable}", hint=f"export {variable}=...")
+    return token
+
+
+def _credential() -> str | None:
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = f"{directory}/{_CREDENTIAL}"
+    return _read_token(path) if directory and os.path.isfile(path) else None
+
+
+def _read_token(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.read(_TOKEN_SIZE).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"the token cannot be read: {why}", path=path, hint=f"ls -l {path}") from None
+    if not token:
+        raise ConfigError("the file of the token is empty", path=path, hint=f"ls -l {path}")
     return token

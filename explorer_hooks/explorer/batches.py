@@ -109,7 +109,8 @@ class Batches:
         shape: What a batch is made of.
         stop: Once true, what is in hand is given up.
         meanwhile: Called now and then while groups are being made.
-        usable: Waits until the engine may be given work; false where it was told to stop.
+        usable: Waits until the engine may be given work, and asks the engine itself first where it is called with
+            true; returns false where it was told to stop.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Batches:
         *,
         stop: Callable[[], bool],
         meanwhile: Callable[[], None],
-        usable: Callable[[], bool],
+        usable: Callable[[bool], bool],
     ) -> None:
         self._tasks, self._seed, self._ledger, self._tokens = tasks, seed, ledger, tokens
         self._generator, self._scorer, self._shape = generator, scorer, shape
@@ -148,13 +149,15 @@ class Batches:
         done: dict[tuple[int, int], list[Experience]] = {}
         unfinished: list[Taken] = []
         fruitless = 0
-        while not self._stop() and self._usable():
+        while not self._stop() and self._usable(fruitless > 0):
             unfinished += islice(coming, max(self._shape.groups - len(done) - len(unfinished), 0))
             if not unfinished:
                 batch.experiences = [one for _, group in sorted(done.items()) for one in group]
                 return batch
             left = self._round(unfinished, batch, done)
-            fruitless = fruitless + 1 if len(left) == len(unfinished) else 0
+            if len(left) < len(unfinished):
+                fruitless = 0
+            fruitless += bool(left)
             if fruitless == MAX_FRUITLESS:
                 raise EngineDeadError(f"the engine makes no rollouts: {self._problem}")
             unfinished = left

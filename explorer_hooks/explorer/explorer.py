@@ -110,13 +110,18 @@ class Explorer:
         self._finish()
         return over
 
-    def usable(self) -> bool:
+    def usable(self, suspect: bool = False) -> bool:  # noqa: FBT001, FBT002 - what is handed on is a fact
         """Wait until the engine may be given work; return whether it may, false once it is told to stop.
+
+        Args:
+            suspect: Whether the engine did not do its work: it is asked first what it runs.
 
         Raises:
             EngineDeadError: It is dead, or did not come back in time.
         """
         end = time.monotonic() + self._rules.timeout
+        if suspect and not self._stop():
+            self._noted(self.follower.turn(0.0), evaluate=False)
         while not self._stop():
             if self._is_ready():
                 return True
@@ -135,6 +140,14 @@ class Explorer:
         if self._rules.style is SyncStyle.FULLY_ASYNC and now - self._looked >= _LOOK:
             self._looked = now
             self._noted(self.follower.turn(0.0), evaluate=False)
+
+    def permitted(self) -> "Pair | None":
+        """Return the version that work may be done with; None while the engine has none. Any thread may ask."""
+        applied = self.follower.applied
+        if applied is not None:
+            return applied
+        # An engine that runs no version is what it was started with, which only counts before the first one.
+        return BEFORE_THE_FIRST if self._published is None else None
 
     # --- one decision -----------------------------------------------------------------------------------------
 
@@ -204,7 +217,7 @@ class Explorer:
         self._look()
         if not self.follower.may_work():
             return False
-        return self.follower.applied is not None or self._published is None
+        return self.permitted() is not None
 
     def _look(self) -> None:
         """Read the published version; a new generation is a way back, from which batches count anew."""

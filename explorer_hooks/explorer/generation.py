@@ -83,7 +83,7 @@ class Generator(ABC):
 
 
 Applied = Callable[[], Pair | None]
-"""Says which pair is applied and confirmed now; None for none."""
+"""Says which version work may be done with now: the applied one, or `BEFORE_THE_FIRST`; None for none."""
 
 
 def version_of(running: Running, applied: Pair | None) -> Pair | None:
@@ -91,13 +91,12 @@ def version_of(running: Running, applied: Pair | None) -> Pair | None:
 
     Args:
         running: What the engine says of itself.
-        applied: What the follower has had confirmed; None before the first version.
+        applied: What work may be done with: what the follower has had confirmed, or `BEFORE_THE_FIRST`.
     """
-    if running.paused:
+    if running.paused or applied is None:
         return None
-    if applied is None:
-        return BEFORE_THE_FIRST if running.pair is None else None
-    return applied if running.pair == applied else None
+    expected = None if applied == BEFORE_THE_FIRST else applied
+    return applied if running.pair == expected else None
 
 
 def version_after(running: Running, first: Pair) -> Pair | None:

@@ -15,7 +15,7 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.cursor import Ledger
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.explorer import Explorer, Rules
-from explorer_hooks.explorer.generation import Generator
+from explorer_hooks.explorer.generation import Applied, Generator
 from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.records import Records
 from explorer_hooks.explorer.scoring import Scorer, scorer
@@ -29,11 +29,15 @@ from explorer_hooks.hooks.http import Server
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
+from syncd.synchronizer.styles import SyncStyle
 
 if TYPE_CHECKING:
     from explorer_hooks.base import Hook
 
 _ASK = 10.0
+_SETTLE = 2.0
+"""Seconds that a group waits for an engine on no applied version where nobody loads one meanwhile."""
+
 _LOG = structlog.get_logger()
 
 
@@ -77,7 +81,7 @@ def _explore(
     writer = opened.enter_context(ExperienceWriter(job, name))
     ledger = Ledger.opened(writer, training.digest, seed)
     explorer = Explorer(follower, ledger, _rules(file), Records(places.metrics(job, name)), stop)
-    generator = engine.generator(follower, f"{file.job.seed}/{name}/{ledger.cursor}")
+    generator = engine.generator(explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
     batches = Batches(
         training,
         seed or None,
@@ -121,6 +125,7 @@ class _Engine:
     def __init__(self, file: ExplorerFile, tokens: Tokens, stop: Stop) -> None:
         self._section, self._tokens, self._stop = file.explorer.engine, tokens, stop
         self._token = _token(self._section.token_env)
+        self._loads_meanwhile = file.sync.style is SyncStyle.FULLY_ASYNC
         self.name: str = self._section.kind
         self.hook: Hook
         if self._section.kind == "transformers":
@@ -135,8 +140,8 @@ class _Engine:
                 token=self._token,
             )
 
-    def generator(self, follower: Follower, seed: str) -> Generator:
-        """Return what makes groups with the engine of a follower."""
+    def generator(self, applied: Applied, seed: str) -> Generator:
+        """Return what makes groups with the engine; `applied` says which version work may be done with."""
         if self._section.kind == "transformers":
             return self._local(seed)
         section = self._section
@@ -152,11 +157,9 @@ class _Engine:
             section.model or served_model(server),
             self.hook.current_version,
             section.retries,
-            section.timeout,
+            section.timeout if self._loads_meanwhile else _SETTLE,
         )
-        return Served(
-            calls, concurrency=section.concurrency, applied=lambda: follower.applied, stop=self._stop
-        )
+        return Served(calls, concurrency=section.concurrency, applied=applied, stop=self._stop)
 
     def _local_model(self, file: ExplorerFile) -> Any:
         from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch

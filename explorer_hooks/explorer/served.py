@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Iterated
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ TICK = 0.05
 _BACKOFF, _LONGEST = 0.5, 15.0
 _SETTLE = 0.1
 """Seconds between two questions to an engine that is being loaded."""
+
+_CONFIRM = 2.0
+"""Seconds between an engine's new version and its confirmation, at most; a longer difference is a restart."""
 
 _TOO_MANY, _SERVER_ERROR, _TIMED_OUT = 429, 500, 408
 
@@ -58,7 +62,7 @@ class Served(Generator):
     Args:
         calls: How it is asked.
         concurrency: Groups that are asked for at a time.
-        applied: The version that is applied and confirmed.
+        applied: The version that work may be done with.
         stop: Once true, what is in hand is given up.
     """
 
@@ -128,12 +132,13 @@ class Served(Generator):
 
     def _first(self, given_up: threading.Event) -> "tuple[int, int] | None":
         """Return the version that work begins with; while it is being loaded, wait for it."""
-        for _ in range(max(int(self._calls.settle / _SETTLE), 1)):
-            applied = self._applied()
-            found = version_of(self._calls.running(), applied)
-            if found is not None or given_up.wait(_SETTLE):
+        begin = time.monotonic()
+        while True:
+            running = self._calls.running()
+            found = version_of(running, self._applied())
+            patience = self._calls.settle if running.paused else min(self._calls.settle, _CONFIRM)
+            if found is not None or time.monotonic() - begin > patience or given_up.wait(_SETTLE):
                 return found
-        return None
 
     def _asked(self, ask: Ask, given_up: threading.Event) -> tuple[Rollout, ...]:
         """Ask until there is an answer, a bounded number of times.

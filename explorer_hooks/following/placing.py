@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from explorer_hooks import checks
 from explorer_hooks.base import Target
@@ -106,7 +106,8 @@ class Placing:
             disk = LocalDisk() if staged else self.sync.job.disk
             shards = payload.shards
             tensors = checks.read_tensors(disk, path, shards)
-            target = Target(leased.version, path, shards, tensors, verified=staged is not None)
+            version = self._loadable(leased)
+            target = Target(version, path, shards, tensors, verified=staged is not None)
             return Placed(_Found(target, payload.size, staged), lease.pop_all())
         return None
 
@@ -122,8 +123,13 @@ class Placing:
             raise self._lost(leased, error) from None
 
     def _examined(self, leased: Leased, timings: Timings) -> "_Found":
-        version, disk = leased.version, self.sync.job.disk
+        version, disk = self._loadable(leased), self.sync.job.disk
         checks.check_kind(version, self.kinds)
+        if version is not leased.version:
+            with timings.part("verify"):
+                checks.read_foreign(disk, version, leased.path, self.kinds)
+            # Nothing is said of its dtypes: a start model often has wider ones than what is published of it.
+            return _Found(Target(version, leased.path))
         if version.kind == "remote":
             return _Found(Target(version, leased.path))
         if leased.manifest is None:
@@ -133,6 +139,18 @@ class Placing:
         with timings.part("verify"):
             checks.check_sizes(disk, self.sync.job.step(version.step), leased.manifest)
         return self._native(leased, leased.manifest, timings)
+
+    def _loadable(self, leased: Leased) -> Version:
+        """Return the version as the hook is given it.
+
+        A remote version that is a directory here, such as the model that a run began with, is weights to
+        hooks that know nothing of remote ones.
+        """
+        version = leased.version
+        is_directory = version.kind == "remote" and os.path.isabs(leased.path) and os.path.isdir(leased.path)
+        if is_directory and "remote" not in self.kinds and "weights" in self.kinds:
+            return replace(version, kind="weights", layout="huggingface")
+        return version
 
     def _native(self, leased: Leased, manifest: Manifest, timings: Timings) -> "_Found":
         payload = _payload(leased.manifest)

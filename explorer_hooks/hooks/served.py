@@ -152,7 +152,7 @@ class ServedHook(Hook):
         self._touched = self._paused_by_us = False
 
     def _reload_again(self, last_good: Target) -> None:
-        """Load twice: the first may be mixed with what the failed load had buffered, only the second begins afresh."""
+        """Load twice: the first may be mixed with what the failed load had buffered, the second is not."""
         with contextlib.suppress(LoadFailedError):
             self._reload_touching(last_good)
         self._reload_touching(last_good)

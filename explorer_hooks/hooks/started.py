@@ -1,8 +1,8 @@
 """Whether a version fits the directory that an engine was started from.
 
-An engine behind HTTP does not say which tensors it holds, and one that meets a wrong shape dies of it. What it was
-started from tells enough: a version of the same model has the same parameters with the same shapes. Dtypes may differ,
-since engines convert; so may names that only some checkpoints of a model carry.
+An engine behind HTTP does not say which tensors it holds, and one that meets a wrong shape dies of it. What it
+was started from tells enough: a version of the same model has the same parameters with the same shapes. Dtypes may
+differ, since engines convert; so may names that only some checkpoints of a model carry.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The files for systemd that come with syncd: where they are, and what they become on this machine.
 
 They are data (`systemd/` of the source tree, `share/syncd/systemd` of an installation) and valid as they are where
-`/usr/bin/syncd` and the user `syncd` exist. Every file that is written says in its first line what the rest of it was,
-so that one that nobody has changed since can be replaced by a newer one.
+`/usr/bin/syncd` and the user `syncd` exist. Every file that is written says in its first line what the rest of it
+was, so that one that nobody has changed since can be replaced by a newer one.
 """
 
 import importlib.metadata

@@ -55,7 +55,7 @@ def _exists(pid: int) -> bool:
 
 
 def _started(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot, `_ENDED` of a zombie, `_UNSEEN` if it is not shown."""
+    """Return when a process started, in ticks since boot; `_ENDED` for a zombie, `_UNSEEN` if it is not shown."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             after_name = file.read().rpartition(")")[2].split()

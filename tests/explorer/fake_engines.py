@@ -1,7 +1,7 @@
 """Engines that keep what real ones were measured to do: half loads, stale caches, labels lost at a restart, death.
 
-Each answers a prompt with a fingerprint of the weights that it was computed with. A prompt that was answered before is
-answered from the cache until somebody resets it, as by real engines.
+Each answers a prompt with a fingerprint of the weights that it was computed with. A prompt that was answered before
+is answered from the cache until somebody resets it, as by real engines.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 
-from fake_servers import Answer, FakeServer, Vanish
+from fake_servers import Answer, FakeServer, VanishError
 
 START = {"model.a": b"start-a", "model.b": b"start-b"}
 MAX_REQUEST = 2.0
@@ -79,6 +79,8 @@ class FakeEngine(FakeServer):
     def take(self, directory):
         """Read a directory into the weights; what was written before an error stays."""
         whole = {}
+        if self.damaged:
+            raise RuntimeError("parameters are on the meta device")
         if not os.path.isdir(directory):
             raise FileNotFoundError(f"cannot find model weights with `{directory}`")
         names = [name for name in sorted(os.listdir(directory)) if name.endswith(".safetensors")]
@@ -145,8 +147,6 @@ class FakeVllm(FakeEngine):
     def post_collective_rpc(self, query, body):
         assert body["method"] == "reload_weights"
         try:
-            if self.damaged:
-                raise RuntimeError("parameters are on the meta device")
             self.take(body["kwargs"]["weights_path"])
         except Exception as error:
             raise Answer(
@@ -204,7 +204,7 @@ class FakeSglang(FakeEngine):
             if self.survives:
                 return self._failed(f"Failed to update weights: {error}.\nRolling back to original weights.")
             self.stop_soon()
-            raise Vanish from error
+            raise VanishError from error
         self.versions_at.append((body["weight_version"], fingerprint(self.weights)))
         self.label = body["weight_version"]
         if body["flush_cache"]:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 
-class Answer(Exception):
+class Answer(Exception):  # noqa: N818 - a reply, good or bad
     """Ends a request with a status and a body."""
 
     def __init__(self, status, body=b"", headers=()):
@@ -17,12 +17,12 @@ class Answer(Exception):
         self.headers = headers
 
 
-class Vanish(Exception):
+class VanishError(Exception):
     """Ends a request by closing its connection: the process behind it has died."""
 
 
 class FakeServer:
-    """Routes requests to methods: `GET /is_paused` is `get_is_paused(query, body)`; what it returns is the JSON answer.
+    """Routes requests to methods: `GET /is_paused` is `get_is_paused(query, body)`, which returns the answer.
 
     Attributes:
         seen: Every request in order, `METHOD path?query`, with its body.
@@ -96,8 +96,9 @@ class FakeServer:
             raise Answer(404, {"detail": "Not Found"})
         return route(dict(parse_qsl(url.query)), body)
 
-    def refuses(self, path, authorization):
-        return self.token is not None and authorization != f"Bearer {self.token}"
+    def authorize(self, given):
+        if self.token is not None and given != f"Bearer {self.token}":
+            raise Answer(401, {"error": "Unauthorized"})
 
 
 class _Listener(ThreadingHTTPServer):
@@ -121,10 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.server.fake
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
-            if fake.refuses(self.path, self.headers.get("Authorization")):
-                raise Answer(401, {"error": "Unauthorized"})
+            fake.authorize(self.headers.get("Authorization"))
             given = fake.routed(method, self.path, json.loads(raw) if raw else None)
-        except Vanish:
+        except VanishError:
             self.close_connection = True
             return
         except Answer as answer:

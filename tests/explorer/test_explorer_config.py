@@ -53,7 +53,13 @@ def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(write, tmp_pat
 
 
 def test_the_command_line_counts_more(write, tmp_path):
-    more = ["--explorer.engine.kind=vllm", "--explorer.engine.address", "http://h:1", "--explorer.groups", "3"]
+    more = [
+        "--explorer.engine.kind=vllm",
+        "--explorer.engine.address",
+        "http://h:1",
+        "--explorer.groups",
+        "3",
+    ]
     file = load_file(write(), [*more, "--explorer.evaluation.tasks=t.jsonl", "--explorer.name", "7"])
     assert (file.explorer.engine.kind, file.groups, file.explorer.name) == ("vllm", 3, "7")
     assert file.explorer.evaluation.tasks.endswith("/t.jsonl")
@@ -63,10 +69,16 @@ def test_the_command_line_counts_more(write, tmp_path):
     ("more", "said"),
     [
         ("taks = 'x'", ["unknown key explorer.taks", "did you mean explorer.tasks?"]),
-        ("[explorer.engine]\nadress = 'x'", ["unknown key explorer.engine.adress", "explorer.engine.address"]),
+        (
+            "[explorer.engine]\nadress = 'x'",
+            ["unknown key explorer.engine.adress", "explorer.engine.address"],
+        ),
         ("[explorer.sampling]\nmax_token = 3", ["did you mean explorer.sampling.max_tokens?"]),
         ("[sync]\nintervall = 3", ["unknown key sync.intervall", "sync.interval"]),
-        ("[explorer.sampling]\nmax_tokens = '3'", ['explorer.sampling.max_tokens = "3" is not a whole number']),
+        (
+            "[explorer.sampling]\nmax_tokens = '3'",
+            ['explorer.sampling.max_tokens = "3" is not a whole number'],
+        ),
         ("[explorer.engine]\nkind = 'tgi'", ["one of transformers, vllm, sglang"]),
         ("[explorer.engine]\nkind = 'vllm'", ["needs explorer.engine.address"]),
         ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
@@ -95,7 +107,7 @@ def test_all_problems_are_said_at_once(write):
 
 
 def test_a_file_without_the_table_says_what_is_missing(write):
-    with pytest.raises(ConfigError, match="explorer.tasks is missing"):
+    with pytest.raises(ConfigError, match=r"explorer\.tasks is missing"):
         load_file(write(LEAST.partition("[explorer]")[0]))
 
 
@@ -154,7 +166,8 @@ def test_decisions():
 
 
 @pytest.mark.parametrize(
-    ("interval", "offset", "due"), [(1, 0, [1, 2, 3, 4, 5, 6]), (2, 0, [2, 4, 6]), (2, 1, [3, 5]), (3, 2, [5])]
+    ("interval", "offset", "due"),
+    [(1, 0, [1, 2, 3, 4, 5, 6]), (2, 0, [2, 4, 6]), (2, 1, [3, 5]), (3, 2, [5])],
 )
 def test_when_a_version_is_due(interval, offset, due):
     synced, found = 0, []

@@ -23,7 +23,7 @@ from syncd.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))
 
-from tiny_model import make_model  # noqa: E402
+from tiny_model import make_model
 
 LONG = 60.0
 
@@ -204,9 +204,7 @@ class Engine:
     def generator(self, server, *, retries=2, settle=5.0, timeout=LONG, concurrency=4):
         asked = Server(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
         calls = Calls(asked, "policy", lambda: self.running, retries, settle)
-        return Served(
-            calls, concurrency=concurrency, applied=lambda: self.applied, stop=lambda: self.told
-        )
+        return Served(calls, concurrency=concurrency, applied=lambda: self.applied, stop=lambda: self.told)
 
 
 ASKS = [Ask([1, 2, number], 3, 6, 1.0) for number in range(6)]
@@ -424,7 +422,9 @@ def test_versions_that_work_may_be_done_with():
     assert version_of(Running("1.4", paused=True), (1, 4)) is None
     assert version_of(Running("1.3"), (1, 4)) is None
     assert version_of(Running(None), (1, 4)) is None
-    assert version_of(Running(None), None) == BEFORE_THE_FIRST
+    assert version_of(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
+    assert version_of(Running(None), None) is None
+    assert version_of(Running("1.4"), BEFORE_THE_FIRST) is None
     assert version_of(Running("1.4"), None) is None
     assert version_after(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
     assert version_after(Running(None), (1, 4)) is None

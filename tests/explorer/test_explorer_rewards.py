@@ -1,4 +1,4 @@
-"""Rewards: final answers and when two are the same; functions of one's own in processes that may hang, die and lie."""
+"""Rewards: final answers and when two are the same; functions of one's own that hang, die and lie."""
 
 import time
 
@@ -146,7 +146,7 @@ def test_info_is_plain_data():
     assert score_of({"reward": 1, "set": {1}}).info == {"set": "{1}"}
 
 
-FUNCTIONS = '''
+FUNCTIONS = """
 import os, time
 
 def score(prompt, response, task):
@@ -160,7 +160,7 @@ def score(prompt, response, task):
     if response == "nan":
         return float("nan")
     return {"reward": float(response), "task": task["id"], "prompt": prompt}
-'''
+"""
 
 
 @pytest.fixture

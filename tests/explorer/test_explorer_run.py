@@ -1,4 +1,4 @@
-"""`explorer run` with a real daemon: styles, evaluation, pacing, and its end, in this process and as one of its own."""
+"""`explorer run` with a real daemon: styles, evaluation, pacing and its end, here and as processes of its own."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli import environment
+from fake_engines import FakeVllm
 from synchronizers import LONG, Threads, World
 
 from explorer_hooks.explorer import places as own
@@ -122,7 +123,13 @@ class Trainer:
     """Takes batches in the order in which they come, and publishes as the styles say."""
 
     def __init__(self, world, weights, *, steps, style="fixed", interval=2, batches=1):
-        self.world, self.weights, self.steps, self.style, self.interval = world, weights, steps, style, interval
+        self.world, self.weights, self.steps, self.style, self.interval = (
+            world,
+            weights,
+            steps,
+            style,
+            interval,
+        )
         self.batches, self.error, self.step, self.synced = batches, None, 0, 0
         self.thread = threading.Thread(target=self._run)
         self.ready = threading.Event()
@@ -135,7 +142,7 @@ class Trainer:
                 self.ready.set()
                 while self.step < self.steps:
                     self._turn(sync)
-        except BaseException as error:  # told by `end`
+        except BaseException as error:  # noqa: BLE001 - told by `end`
             self.error = error
             self.ready.set()
 
@@ -173,7 +180,8 @@ def eventually(condition, bound=LONG):
 
 
 def total(world):
-    return sum(len(places.numbers(world.job, places.batches(world.job, name))) for name in places.explorers(world.job))
+    job = world.job
+    return sum(len(places.numbers(job, places.batches(job, name))) for name in places.explorers(job))
 
 
 def batches(world, name):
@@ -278,9 +286,7 @@ def test_a_finite_number_of_epochs_ends_with_a_short_batch(world, weights, file,
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps({"prompt": f"{n}+1=", "id": f"t{n}"}) + "\n" for n in range(3)))
     trainer = Trainer(world, weights, steps=2)
-    why = explore(
-        file, "e0", "--explorer.tasks", str(few), "--explorer.epochs", "1", "--explorer.ahead", "4"
-    )
+    why = explore(file, "e0", "--explorer.tasks", str(few), "--explorer.epochs", "1", "--explorer.ahead", "4")
     trainer.end()
     assert why == "all tasks are done"
     found = [one.task for batch in batches(world, "e0") for one in batch]
@@ -303,6 +309,59 @@ def test_groups_whose_reward_fails_are_dropped_and_others_take_their_place(world
     assert {one.reward for one in made} == {0.5}
     assert all(one.info["score"] == {"even": True} for one in made)
     assert sum(line["dropped"].get("reward", 0) for line in records(own.metrics(world.job, "e0"))) > 0
+
+
+# --- with a server --------------------------------------------------------------------------------------------
+
+
+class Engine(FakeVllm):
+    """vLLM whose tokens say by which weights they were chosen; it may be restarted within a request."""
+
+    def __init__(self):
+        self.restarted, self.unapplied = False, 0
+        super().__init__()
+
+    def post_v1_completions(self, query, body):
+        self.running.wait(LONG)
+        with self.lock:
+            self.unapplied += self.restarted and self.label == "default"
+            if not self.restarted and self.label != "default":
+                self.boot()
+                self.restarted = True
+            step = 0 if self.label == "default" else int(self.label.partition(".")[2])
+        ids = [step + 1] * 3
+        values = {"token_logprobs": [-0.5] * 3, "tokens": ["x"] * 3}
+        choice = {"text": str(step), "token_ids": ids, "logprobs": values, "finish_reason": "length"}
+        return {"choices": [choice] * body["n"]}
+
+
+@pytest.fixture
+def engine(directory, monkeypatch):
+    monkeypatch.setattr("explorer_hooks.explorer.served.pause", lambda attempt: 0.01)
+    made = Engine()
+    made.started_from = f"{directory}/model"
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("style", ["fixed", "fully_async"])
+def test_a_server_is_followed_and_a_restarted_one_is_brought_up_before_it_works(
+    world, weights, file, engine, style
+):
+    trainer = Trainer(world, weights, steps=6, style=style)
+    server = ["--explorer.engine.kind=vllm", f"--explorer.engine.address={engine.address}"]
+    why = explore(file, "e0", "--sync.style", style, "--explorer.engine.concurrency=1", *server)
+    trainer.end()
+    assert why == "the trainer has gone"
+    assert engine.restarted
+    assert engine.unapplied == 0
+    made = [one for batch in batches(world, "e0") for one in batch]
+    for one in made:
+        by = one.tokens[-1] - 1
+        assert one.step == by or one.info["versions"] == [f"1.{one.step}", f"1.{by}"]
+    assert len({one.step for one in made}) > 1
+    groups = [one.group for one in made][::SIZE]
+    assert len(set(groups)) == len(groups)
 
 
 # --- as a process -------------------------------------------------------------------------------------------------

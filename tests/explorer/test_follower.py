@@ -264,6 +264,18 @@ def test_kinds_that_a_hook_cannot_load_are_refused(scene, running):
     untouched(scene, running, running.turn(timeout=LONG), "remote", "weights")
 
 
+def test_a_remote_version_that_is_a_directory_is_loaded_as_weights(scene, running, tmp_path):
+    # What a run that begins again without a checkpoint publishes: the model that it started from.
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "model.safetensors").write_bytes(shard_bytes({"w": (2, 2)}))
+    with Synchronizer.open(scene.root) as sync:
+        sync.set_model_state_dict(str(tmp_path / "start"), 2)
+    scene.tick()
+    applied(running, 2)
+    assert scene.engine.weights == digest_of(tmp_path / "start")
+    assert scene.presence().applied == (1, 2)
+
+
 def test_a_uri_goes_to_a_hook_that_takes_it(scene):
     hook = FakeHook(scene.engine, frozenset({"remote"}))
     follower = scene.follow(hook=hook)

@@ -169,8 +169,8 @@ def test_a_redirect_is_not_followed(fake, status):
         fake.replies["/health"] = Answer(status, headers=[("Location", to)])
         with pytest.raises(ConfigError, match=to):
             server(fake.address).ask("/health")
+        fake.replies["/pause"] = Answer(status, headers=[("Location", to)])
         with pytest.raises(ConfigError):
-            fake.replies["/pause"] = Answer(status, headers=[("Location", to)])
             server(fake.address).tell("/pause", hint="")
         assert other.seen == []
     finally:
@@ -187,7 +187,7 @@ def test_a_refused_token_is_a_wrong_configuration(fake, status):
 
 def test_an_endpoint_that_is_not_there_says_how_to_start_the_engine(fake):
     for call in (lambda one: one.ask("/is_paused"), lambda one: one.tell("/pause", hint="")):
-        with pytest.raises(ConfigError, match="/pause|/is_paused") as error:
+        with pytest.raises(ConfigError, match=r"/pause|/is_paused") as error:
             call(server(fake.address))
         assert error.value.hint == MISSING
 

@@ -187,7 +187,7 @@ def test_an_engine_that_restarted_after_a_failed_first_load_runs_what_it_was_sta
 
 def test_development_endpoints_that_are_off_say_which_variable_to_set(bed, hook):
     bed.engine.dev_mode = False
-    for call in (hook.current_version, lambda: hook._pause()):
+    for call in (hook.current_version, hook._pause):
         with pytest.raises(ConfigError) as error:
             call()
         assert "VLLM_SERVER_DEV_MODE=1" in error.value.hint

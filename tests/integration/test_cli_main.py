@@ -88,7 +88,7 @@ def test_help_of_each_verb_shows_an_example(shell, verb):
     done = shell(verb, "--help")
     assert done.code == 0
     examples = done.out.split("Example")[1]
-    assert re.search(rf"^ +(seen=.*\n.*)?.*syncd {verb} /", examples, re.MULTILINE)
+    assert re.search(rf"^ +(seen=.*\n.*)?.*syncd {verb} [/-]", examples, re.MULTILINE)
     assert "\\b" not in done.out
 
 

@@ -41,7 +41,8 @@ Where=/ckpt
 Type=none
 Options=bind
 END
-printf '[Service]\\nWatchdogSec=2\\nTimeoutAbortSec=1\\nRestartSec=0.1\\n' >/etc/systemd/system/syncd@.service.d/quick.conf
+printf '[Service]\\nWatchdogSec=2\\nTimeoutAbortSec=1\\nRestartSec=0.1\\n' \\
+  >/etc/systemd/system/syncd@.service.d/quick.conf
 echo 'SYNCD_OPTIONS=--metrics-port 9400 --log-format json' >/etc/syncd/syncd@ckpt-job.env
 # What `systemctl enable` does for multi-user.target.
 ln -s /etc/systemd/system/syncd@.service /etc/systemd/system/bed.target.wants/UNIT
@@ -308,7 +309,7 @@ def test_without_root_the_user_unit_does_the_same(machine, by_hand):
 
 
 def test_a_follower_has_its_settings_and_its_secret_where_there_is_one(machine, job):
-    show = """/bin/sh -c 'echo "options: $*; secret: <$(cat $CREDENTIALS_DIRECTORY/hook-token)>"; exec sleep 600' sh"""
+    show = """/bin/sh -c 'echo "options: $*; secret: <$(cat $CREDENTIALS_DIRECTORY/hook-token)>"; sleep 600' sh"""
     drop_in = f"[Service]\nExecStart=\nExecStart={show} $SYNCD_FOLLOW_OPTIONS\n"
     machine.write("/etc/systemd/system/syncd-follow@.service.d/show.conf", drop_in)
     machine.write(

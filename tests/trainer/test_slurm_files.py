@@ -1,4 +1,4 @@
-"""The shipped sbatch files on a real Slurm: two nodes, the daemon as a step, warned, drained, requeued, resumed exactly."""
+"""The shipped sbatch files on a real Slurm of two nodes: warned, drained, requeued, resumed exactly."""
 
 import json
 import os
@@ -29,7 +29,10 @@ wait_for() { # SECONDS COMMAND...: until it succeeds
   done
 }
 job_is() { [[ $(scontrol show job "$1" | grep -o "$2") ]]; }
-at_once() { scontrol update jobid="$1" StartTime=now 2>/dev/null || :; }
+at_once() { # a requeued job would wait two minutes
+  wait_for 60 job_is "$1" JobState=PENDING
+  wait_for 60 scontrol update jobid="$1" StartTime=now
+}
 lines() { (($(cat OUT/job/metrics.jsonl 2>/dev/null | wc -l) >= $1)); }
 cd OUT
 """
@@ -49,7 +52,12 @@ def in_bed(bed, place, script, limit=480, **environment):
     own = {"PATH": path, "LIMIT": str(limit), "OMP_NUM_THREADS": "1", **ENVIRONMENT, **environment}
     text = HELPERS.replace("OUT", str(place)) + script
     done = subprocess.run(
-        [bed, "bash", "-euc", text], capture_output=True, text=True, check=False, timeout=limit + 60, env=kept | own
+        [bed, "bash", "-euc", text],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit + 60,
+        env=kept | own,
     )
     assert done.returncode == 0, (done.stdout[-6000:], done.stderr[-3000:])
     return done.stdout
@@ -79,7 +87,7 @@ at_once 1
 wait_for 150 lines 10
 scontrol update nodename=n1 state=drain reason=test
 scontrol requeue 1
-wait_for 120 job_is 1 JobState=PENDING
+wait_for 60 job_is 1 JobState=PENDING
 scontrol update nodename=n1 state=resume
 at_once 1
 wait_for 150 job_is 1 JobState=COMPLETED
@@ -92,8 +100,12 @@ job_is 1 Restarts=2
     assert version is not None
     assert version.step == STEPS
     assert STEPS in sealed(str(disturbed))
+    said = (tmp_path / "trainer-1.out").read_text()
+    assert "srun: forcing job termination" not in said, "the daemon ended by itself"
     steps = [json.loads(line)["step"] for line in (disturbed / "metrics.jsonl").read_text().splitlines()]
-    record_line(f"Slurm: 2 requeues, {len(steps)} steps trained for {STEPS}, state and weights as undisturbed")
+    record_line(
+        f"Slurm: 2 requeues, {len(steps)} steps trained for {STEPS}, state and weights as undisturbed"
+    )
 
 
 STUBS = {
@@ -140,8 +152,8 @@ sbatch --array 0-2%2 {FILES}/explorers.sbatch c.toml {tmp_path}/job --explorer.g
 started() {{ (($(grep -c run explorers 2>/dev/null) >= $1)); }}
 left() {{ grep -qx "left $1" explorers; }}
 wait_for 60 started 2
-# What --signal=TERM@60 does at the end of the time of one: the next of the array takes its place.
-scancel --signal=TERM 1_0
+# What --signal=B:TERM@60 does at the end of the time of one: the next of the array takes its place.
+scancel --signal=TERM --batch 1_0
 wait_for 60 left 0
 wait_for 60 started 3
 touch gone
@@ -156,6 +168,23 @@ wait_for 60 job_is 1 'JobState=COMPLETED'
     ]
 
 
+def test_explorers_stay_for_a_trainer_that_is_queued_again(bed, tmp_path, stubs):
+    in_bed(
+        bed,
+        tmp_path,
+        f"""
+sbatch --wrap 'sleep 400'
+touch gone  # the trainer has left: an explorer ends by itself
+sbatch --array 7 --export ALL,TRAINER_JOB=1 {FILES}/explorers.sbatch c.toml {tmp_path}/job
+started() {{ (($(grep -c run explorers 2>/dev/null) >= $1)); }}
+wait_for 60 started 2
+scancel 1
+wait_for 60 job_is 2 JobState=COMPLETED
+""",
+        PATH=stubs,
+    )
+
+
 def test_trainer_and_explorers_of_one_heterogeneous_job_are_requeued_together(bed, tmp_path, stubs):
     said = in_bed(
         bed,
@@ -166,7 +195,7 @@ both() {{ (($(wc -l <explorers) >= $1 && $(wc -l <trainers) >= $1)); }}
 wait_for 60 both 1
 scancel --signal=USR2 --batch 1
 wait_for 60 job_is 1 Restarts=1
-at_once 1; at_once 1+1
+at_once 1; scontrol update jobid=1+1 StartTime=now || :
 wait_for 120 both 2
 wait_for 60 job_is 1 JobState=COMPLETED
 cat *.out
@@ -174,6 +203,7 @@ cat *.out
         PATH=stubs,
         SYNCD_IMAGE="/images/syncd.sif",
     )
+    assert "srun: forcing job termination" not in said, "daemon and explorers ended by themselves"
     more = f"--job.dir {tmp_path}/job --engine.seed 1"
     assert (tmp_path / "trainers").read_text() == f" train c.toml {more}\n1 train c.toml {more}\n", said
     explorers = (tmp_path / "explorers").read_text().splitlines()

@@ -5,10 +5,13 @@ import http.client
 import json
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 
 import tiny_model
+from engine_process import ROOT
 from hook_contract import Bed
 from jobs import start
 from targets import target_of
@@ -179,3 +182,23 @@ def applied_next(follower, pair, limit=LIMIT):
             return outcome
         assert outcome.kind in {"nothing", "applied"}, outcome
     raise AssertionError(f"{pair} was not applied")
+
+
+def cut_off(job, step):
+    """Take the last bytes of a shard away."""
+    path = job.shard(step, 1)
+    os.truncate(path, os.path.getsize(path) - 100)
+
+
+def taken_away(job, step):
+    """Remove a shard."""
+    os.remove(job.shard(step, 1))
+
+
+def killed_before_resume(job, hook, address):
+    """Let a follower load a version and be killed before it resumes the engine; return how it ended."""
+    program = f"{os.path.dirname(__file__)}/dying_follower.py"
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    return subprocess.run(
+        [sys.executable, program, job.root, hook, address], env=env, timeout=300, check=False
+    ).returncode

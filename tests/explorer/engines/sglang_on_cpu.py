@@ -17,16 +17,26 @@ _OPERATORS = tuple(
 _declared = []
 
 
+class _Absent:
+    """A name of the package: it may be imported and looked into, never called."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{self._name}.{name}")
+
+    def __call__(self, *_args, **_kwargs):
+        raise NotImplementedError(f"{self._name} needs an accelerator")
+
+
 class _Missing(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-
-        def call(*_args, **_kwargs):
-            raise NotImplementedError(f"{self.__name__}.{name} needs an accelerator")
-
-        call.__name__ = name
-        return call
+        return _Absent(f"{self.__name__}.{name}")
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -11,7 +11,21 @@ import pytest
 import tiny_model
 from engine_process import EngineProcess, python_of
 from hook_contract import HookContract
-from real_bed import CLOSE, LIMIT, Clients, RealBed, RealJob, applied_next, asked, awaited, seed_of, told
+from real_bed import (
+    CLOSE,
+    LIMIT,
+    Clients,
+    RealBed,
+    RealJob,
+    applied_next,
+    asked,
+    awaited,
+    cut_off,
+    killed_before_resume,
+    seed_of,
+    taken_away,
+    told,
+)
 
 from explorer_hooks.hooks.sglang import SGLangHook
 
@@ -87,13 +101,17 @@ class SglangRealBed(RealBed):
 
 
 @pytest.fixture(scope="module")
+def python():
+    return python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
+
+
+@pytest.fixture(scope="module")
 def start_directory(tmp_path_factory):
     return tiny_model.write_model(str(tmp_path_factory.mktemp("start")))
 
 
 @pytest.fixture(scope="module")
-def engine(start_directory, tmp_path_factory):
-    python = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
+def engine(python, start_directory, tmp_path_factory):
     argv = [python, "-m", "sglang.launch_server", "--model-path", start_directory, *FLAGS]
     engine = EngineProcess(argv, ENV, tmp_path_factory.mktemp("sglang") / "log", "/model_info")
     engine.start()
@@ -163,13 +181,27 @@ def test_a_version_of_another_model_is_refused_before_the_engine_is_touched(bed,
         assert bed.distance(0 if first else seed_of((1, 1))) < CLOSE
 
 
-def test_what_a_dead_follower_left_paused_is_brought_back(bed, job):
+@pytest.mark.parametrize("damage", [cut_off, taken_away])
+def test_a_damaged_shard_is_refused_before_the_engine_is_touched(bed, job, damage):
+    job.publish(1)
+    with job.follower(bed.open(), retries=0) as follower:
+        applied_next(follower, (1, 1))
+        pauses = bed.process.heard("POST /pause_generation")
+        job.publish(2)
+        damage(job, 2)
+        outcome = follower.turn(LIMIT)
+        assert (outcome.kind, outcome.pair) == ("refused", (1, 2))
+        assert bed.process.heard("POST /pause_generation") == pauses
+        assert bed.distance(seed_of((1, 1))) < CLOSE
+
+
+def test_a_follower_killed_between_pause_and_resume_is_succeeded_by_one_that_brings_the_engine_back(bed, job):
     answered, begun = [], threading.Event()
     client = threading.Thread(target=lambda: answered.append(bed.stream([7] * 20, 400, begun=begun)))
+    job.publish(1)
     client.start()
     assert begun.wait(LIMIT)
-    hook = bed.open()
-    hook.load(bed.target((1, 1)))
+    assert killed_before_resume(job, "sglang", bed.process.address) == -9
     assert bed.is_paused()
     job.publish(2)
     with job.follower(bed.open()) as follower:

@@ -1,17 +1,26 @@
 """Real vLLM on the CPU: what it answers after each load is compared with transformers, never with a status code."""
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import threading
 
 import pytest
 import tiny_model
-from engine_process import ROOT, python_of
+from engine_process import python_of
 from hook_contract import HookContract
-from real_bed import CLOSE, LIMIT, Clients, RealJob, applied_next, awaited, seed_of, told
+from real_bed import (
+    CLOSE,
+    LIMIT,
+    Clients,
+    RealJob,
+    applied_next,
+    awaited,
+    cut_off,
+    killed_before_resume,
+    seed_of,
+    taken_away,
+    told,
+)
 from targets import target_of
 from vllm_process import VllmRealBed, vllm
 
@@ -97,15 +106,6 @@ def test_a_stale_cache_would_have_been_seen(bed):
     assert bed.runs(target)
 
 
-def cut_off(job, step):
-    path = job.shard(step, 1)
-    os.truncate(path, os.path.getsize(path) - 100)
-
-
-def taken_away(job, step):
-    os.remove(job.shard(step, 1))
-
-
 @pytest.mark.parametrize("damage", [cut_off, taken_away])
 def test_a_damaged_shard_is_refused_before_the_engine_is_touched(bed, job, damage):
     job.publish(1)
@@ -153,12 +153,7 @@ def test_a_follower_killed_between_pause_and_resume_is_succeeded_by_one_that_bri
     job.publish(1)
     client.start()
     assert begun.wait(LIMIT)
-    program = f"{os.path.dirname(__file__)}/dying_follower.py"
-    env = {**os.environ, "PYTHONPATH": ROOT}
-    died = subprocess.run(
-        [sys.executable, program, job.root, "vllm", bed.process.address], env=env, timeout=300, check=False
-    )
-    assert died.returncode == -9
+    assert killed_before_resume(job, "vllm", bed.process.address) == -9
     assert bed.is_paused()
     job.publish(2)
     with job.follower(bed.open()) as follower:
