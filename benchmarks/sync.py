@@ -247,9 +247,7 @@ _COLUMNS = ("gather", "write", "visibility", "stage", "verify", "pause", "load",
 
 def _print(figures: dict[str, Any]) -> None:
     print(", ".join(f"{key} {value}" for key, value in figures["machine"].items()))
-    print(
-        f"{figures['bytes'] / (1 << 30):.3f} GiB in {figures['tensors']} tensors; seconds, medians (total: least-most)"
-    )
+    print(f"{figures['bytes'] / (1 << 30):.3f} GiB in {figures['tensors']} tensors; seconds, medians")
     for count, found in figures["readers"].items():
         print(f"\n{f'{count} readers':<14}" + "".join(f"{name:>11}" for name in _COLUMNS))
         for name, rounds in found.items():

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from explorer_hooks.base import Target
+from explorer_hooks.base import Running, Target
 from explorer_hooks.follower import Follower, FollowOptions
 from explorer_hooks.hooks.transformers import TransformersHook
 
@@ -53,9 +53,9 @@ def _serve(pipe: Connection, place: Path, stage: str, number: int, shapes: Param
 
 
 class _Hook(TransformersHook):
-    """Notes how long a load waits for what is being generated."""
+    """Notes how long a load waits for what is being generated, and when it has said last what it runs."""
 
-    pause = 0.0
+    pause = said = 0.0
 
     def load(self, target: Target) -> None:
         self._began = time.monotonic()
@@ -64,6 +64,11 @@ class _Hook(TransformersHook):
     def _fill(self, target: Target) -> None:
         self.pause = time.monotonic() - self._began
         super()._fill(target)
+
+    def current_version(self) -> Running:
+        running = super().current_version()
+        self.said = time.monotonic()
+        return running
 
 
 class Reader:
@@ -111,16 +116,16 @@ class Reader:
 
     def _follow(self, contestant: str) -> dict[str, Any]:
         outcome = self._followers[contestant].turn(_LONG)
-        ended = time.monotonic()
         assert outcome.kind == "applied", outcome
-        took, pause = outcome.timings, self._hooks[contestant].pause
+        took, hook = outcome.timings, self._hooks[contestant]
         return {
             "stage": took.get("stage", 0.0),
             "verify": took["verify"] + took["prepare"],
-            "pause": pause,
-            "load": took["load"] - pause,
+            "pause": hook.pause,
+            "load": took["load"] - hook.pause,
             "confirm": took["confirm"],
-            "ended": ended,
+            # The copy that is not needed any more is removed after that, while the engine works.
+            "ended": hook.said,
         }
 
     def _poll(self, contestant: str) -> dict[str, Any]:

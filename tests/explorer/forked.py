@@ -22,7 +22,7 @@ def start(log, environment, *argv):
     """Start a program, `FILE ...` or `-m MODULE ...`, and return its process; what it says goes to a file."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
-    process = context.Process(target=_become, args=(log, environment, argv), daemon=True)
+    process = context.Process(target=_become, args=(log, environment, argv))
     process.start()
     return process
 
