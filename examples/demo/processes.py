@@ -109,10 +109,8 @@ def end(process: Process) -> None:
 
 def shown(command: list[str]) -> str:
     """Return a command as one would type it here."""
-    words = ["syncd" if word == "-m" else word for word in command]
-    if command[0] == sys.executable and command[1] == "-m":
-        words = [command[2], *command[3:]]
-    elif command[0] == sys.executable:
-        words = ["python", *command[1:]]
-    here = str(ROOT)
-    return " ".join(word.replace("explorer_hooks", "explorer").replace(here + "/", "") for word in words)
+    program, first, *rest = command
+    own = program == sys.executable
+    words = rest if own and first == "-m" else ["python", first, *rest]
+    line = " ".join(words).replace(f"{ROOT}/", "")
+    return line.replace("explorer_hooks ", "explorer ", 1) if own else line
