@@ -128,6 +128,8 @@ def _written(path: Path, config: job.Config) -> Path:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="where everything goes; removed first")
+    parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
+    parser.add_argument("--steps", type=int, default=job.GRPO_STEPS, help="of reinforcement")
     parser.add_argument(
         "--plain", dest="show", action="store_const", const=_now_and_then, help="no live display"
     )

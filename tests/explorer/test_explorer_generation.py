@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_servers import Answer, FakeServer, Vanish
+from fake_servers import Answer, FakeServer, VanishError
 
 from explorer_hooks.base import Running
 from explorer_hooks.errors import EngineUnreachableError
@@ -261,10 +261,10 @@ def refuse(status):
 
 
 def vanish():
-    raise Vanish
+    raise VanishError
 
 
-@pytest.mark.parametrize("reply", [refuse(500), refuse(503), refuse(429), vanish], ids=repr)
+@pytest.mark.parametrize("reply", [refuse(500), refuse(503), refuse(429), vanish], ids=["500", "503", "429", "vanish"])
 def test_what_may_pass_is_tried_again(server, reply):
     failing(server, reply, 2)
     assert [one.problem for one in made(Engine().generator(server))] == [""] * len(ASKS)

@@ -17,14 +17,16 @@ ROOT = os.path.realpath(f"{os.path.dirname(__file__)}/../../..")
 
 
 def python_of(variable, default):
-    """Return the interpreter of an engine's environment, or skip with what to run."""
+    """Return the interpreter of an engine's environment, or skip the whole module with what to run."""
     target = default.partition("/")[0].removeprefix(".venv-")
     given = os.environ.get(variable)
     if given is None and "PYTEST_XDIST_WORKER" in os.environ:
-        pytest.skip(f"a real engine needs the machine for itself: run make test-{target}")
+        pytest.skip(
+            f"a real engine needs the machine for itself: run make test-{target}", allow_module_level=True
+        )
     python = given or f"{ROOT}/{default}"
     if not os.access(python, os.X_OK):
-        pytest.skip(f"no {python}: run make test-{target}, or set {variable}")
+        pytest.skip(f"no {python}: run make test-{target}, or set {variable}", allow_module_level=True)
     return python
 
 

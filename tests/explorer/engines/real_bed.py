@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-import tiny_model
+import small_qwen
 from engine_process import ROOT
 from hook_contract import Bed
 from jobs import start
@@ -73,7 +73,7 @@ class RealBed(Bed):
     def target(self, pair, *, shards=1):
         directory = f"{self.root}/versions/{pair[0]}.{pair[1]}-{shards}"
         if not os.path.isdir(directory):
-            tiny_model.write_shards(directory, seed_of(pair), shards)
+            small_qwen.write_shards(directory, seed_of(pair), shards)
         return target_of(directory, pair)
 
     def runs(self, target):
@@ -83,7 +83,7 @@ class RealBed(Bed):
         """Return how far the engine's log-probs are from transformers', for a prompt that it knows by default."""
         prompt = prompt or list(range(10, 110))
         tokens, found = self.answer(prompt)
-        wanted = tiny_model.expected(seed, [*prompt, *tokens], len(tokens))
+        wanted = small_qwen.expected(seed, [*prompt, *tokens], len(tokens))
         return max(abs(one - other) for one, other in zip(found, wanted, strict=True))
 
     def answer(self, prompt, count=8):
@@ -112,7 +112,7 @@ class RealJob:
 
     def publish(self, step, *, shards=2, change=None):
         """Publish the version of a step; its seed is that of generation 1."""
-        source = tiny_model.write_shards(f"{self.root}-sources/{step}", seed_of((1, step)), shards, change)
+        source = small_qwen.write_shards(f"{self.root}-sources/{step}", seed_of((1, step)), shards, change)
         publish_directory(self.job, step, source)
         awaited(lambda: self.published() == step)
 

@@ -8,7 +8,7 @@ import threading
 from typing import ClassVar
 
 import pytest
-import tiny_model
+import small_qwen
 from engine_process import EngineProcess, python_of
 from hook_contract import HookContract
 from real_bed import (
@@ -28,6 +28,8 @@ from real_bed import (
 )
 
 from explorer_hooks.hooks.sglang import SGLangHook
+
+PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -102,12 +104,12 @@ class SglangRealBed(RealBed):
 
 @pytest.fixture(scope="module")
 def python():
-    return python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
+    return PYTHON
 
 
 @pytest.fixture(scope="module")
 def start_directory(tmp_path_factory):
-    return tiny_model.write_model(str(tmp_path_factory.mktemp("start")))
+    return small_qwen.write_model(str(tmp_path_factory.mktemp("start")))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import time
 from typing import ClassVar
 
 import pytest
-import tiny_model
+import small_qwen
 from engine_process import python_of
 from hook_contract import HookContract, load
 from real_bed import CLOSE, LIMIT, asked, seed_of, told
@@ -17,6 +17,8 @@ from explorer_hooks.base import HookOptions
 from explorer_hooks.errors import LoadFailedError
 from explorer_hooks.hooks.adapters import in_use
 from explorer_hooks.hooks.lora import LoraHook
+
+PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -48,7 +50,7 @@ class AdapterRealBed(VllmRealBed):
     def target(self, pair, *, shards=1):
         directory = f"{self.root}/versions/{pair[0]}.{pair[1]}"
         if not os.path.isdir(directory):
-            tiny_model.write_adapter(directory, seed_of(pair))
+            small_qwen.write_adapter(directory, seed_of(pair))
         return target_of(directory, pair, kind="lora")
 
     def runs(self, target):
@@ -57,13 +59,13 @@ class AdapterRealBed(VllmRealBed):
         return label == (target and target.label) and self.is_far(target) < CLOSE
 
     def is_far(self, target):
-        model = tiny_model.model_of(0)
+        model = small_qwen.model_of(0)
         if target is not None:
-            model = tiny_model.model_with_adapter(seed_of(target.version.pair))
+            model = small_qwen.model_with_adapter(seed_of(target.version.pair))
         name = "policy" if target is None else f"policy-{target.label}"
         prompt = list(range(10, 110))
         choice = self.completed(prompt, 8, model=name, logprobs=1, return_token_ids=True)
-        wanted = tiny_model.expected(model, [*prompt, *choice["token_ids"]], 8)
+        wanted = small_qwen.expected(model, [*prompt, *choice["token_ids"]], 8)
         return max(abs(a - b) for a, b in zip(choice["logprobs"]["token_logprobs"], wanted, strict=True))
 
     def is_paused(self):
@@ -72,10 +74,9 @@ class AdapterRealBed(VllmRealBed):
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    python = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
-    start = tiny_model.write_model(str(tmp_path_factory.mktemp("start")))
+    start = small_qwen.write_model(str(tmp_path_factory.mktemp("start")))
     log = tmp_path_factory.mktemp("vllm") / "log"
-    engine = vllm(python, start, log, *FLAGS, VLLM_ALLOW_RUNTIME_LORA_UPDATING="True")
+    engine = vllm(PYTHON, start, log, *FLAGS, VLLM_ALLOW_RUNTIME_LORA_UPDATING="True")
     engine.start()
     yield engine
     engine.kill()

@@ -5,7 +5,7 @@ import statistics
 import threading
 
 import pytest
-import tiny_model
+import small_qwen
 from engine_process import python_of
 from hook_contract import HookContract
 from real_bed import (
@@ -27,17 +27,19 @@ from vllm_process import VllmRealBed, vllm
 from explorer_hooks.base import Running
 from explorer_hooks.errors import EngineDeadError, LoadFailedError
 
+PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def python():
-    return python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
+    return PYTHON
 
 
 @pytest.fixture(scope="module")
 def start_directory(tmp_path_factory):
-    return tiny_model.write_model(str(tmp_path_factory.mktemp("start")))
+    return small_qwen.write_model(str(tmp_path_factory.mktemp("start")))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +175,7 @@ def test_a_restarted_engine_comes_to_the_newest_version_before_it_takes_work(bed
         assert ready.read_text().split() == ["1.1"]
         hook = bed.open()
         good = target_of(f"{job.job.step(1)}/actor", (1, 1))
-        wrong = target_of(tiny_model.write_shards(str(tmp_path / "wrong"), 5, 2, wrong_shape), (1, 9))
+        wrong = target_of(small_qwen.write_shards(str(tmp_path / "wrong"), 5, 2, wrong_shape), (1, 9))
         with pytest.raises(LoadFailedError):
             hook.load(wrong)
         with pytest.raises(EngineDeadError) as error:
