@@ -144,6 +144,7 @@ def logs(place):
     return "\n".join(ends)
 
 
+@pytest.mark.fault("the version is set before the weights are loaded")
 @pytest.mark.parametrize("style", STYLES)
 def test_trainer_and_explorers_end_by_themselves_at_their_last_step(tmp_path, style):
     """1 trainer, a fast and a slow explorer, interval 2, 8 steps."""
