@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import socket
+import time
 from collections import defaultdict
 
 import checker
@@ -72,9 +73,9 @@ def program(place, name, *argv, **more):
         made.join(30)
 
 
-def ended(process):
-    """Wait until a process has ended, bounded; return its exit code."""
-    process.join(LIMIT)
+def ended(process, deadline):
+    """Wait until a process has ended, bounded; return its exit code, None if it has not."""
+    process.join(max(deadline - time.monotonic(), 0.0))
     return process.exitcode
 
 
@@ -85,6 +86,7 @@ def run(place, style):
     with open(f"{place}/job.toml", "w", encoding="ascii") as file:
         file.write(CONFIG.format(job=job, style=style, interval=INTERVAL, steps=STEPS))
     shared = ("--style", style, "--interval", str(INTERVAL), "--steps", str(STEPS), "--limit", str(LIMIT))
+    deadline = time.monotonic() + LIMIT
     with contextlib.ExitStack() as running:
         start = lambda *argv, **more: running.enter_context(program(place, *argv, **more))  # noqa: E731
         daemon = start("daemon", "-m", "syncd", "watch", job, "--keep-last", "99")
@@ -93,9 +95,9 @@ def run(place, style):
         for name, pause in PAUSES.items():
             explore = (f"{TESTS}/programs/explore.py", job, name, f"{place}/{name}.journal")
             started[name] = start(name, *explore, *shared, "--pause", str(pause))
-        codes = {name: ended(one) for name, one in started.items()}
+        codes = {name: ended(one, deadline) for name, one in started.items()}
         daemon.terminate()
-        return codes | {"daemon": ended(daemon)}
+        return codes | {"daemon": ended(daemon, time.monotonic() + 30)}
 
 
 def free_port():
