@@ -1,0 +1,79 @@
+"""What tests of the broadcast share: a job, its daemon, a trainer and explorers as processes of their own."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+TRAINER = f"{ROOT}/tests/trainer"
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([ROOT, TRAINER, f"{TRAINER}/engines", f"{TRAINER}/engines/installed"]),
+    "OMP_NUM_THREADS": "1",
+}
+LONG = 120.0
+SIZES = {"vocab": 8192, "width": 16}
+"""Half a megabyte: three buckets of a quarter each, so that one of them is in the middle."""
+
+
+class Processes:
+    """Processes over one job, each ended at the end whatever happens."""
+
+    def __init__(self, job):
+        self.job, self.all = str(job), {}
+        os.makedirs(self.job, exist_ok=True)
+        with open(f"{self.job}/sizes.json", "w", encoding="ascii") as file:
+            json.dump(SIZES, file)
+
+    def start(self, name, *command):
+        with open(f"{self.job}.{name}.log", "ab") as log:
+            self.all[name] = subprocess.Popen(
+                [sys.executable, *map(str, command)], env=os.environ | ENVIRONMENT, stdout=log, stderr=log
+            )
+        return self.all[name]
+
+    def daemon(self):
+        return self.start(
+            "daemon", "-m", "syncd", "watch", self.job, "--keep-last", "3", "--trash-grace", "0"
+        )
+
+    def trainer(self, style, steps, members, *options):
+        return self.start("trainer", f"{HERE}/programs/send.py", self.job, style, steps, members, *options)
+
+    def explorer(self, identity, style, last, fault=""):
+        return self.start(identity, f"{HERE}/programs/receive.py", self.job, identity, style, last, fault)
+
+    def ended(self, name, timeout=LONG):
+        code = self.all[name].wait(timeout)
+        assert code == 0, f"{name} ended with {code}: {self.log(name)}"
+
+    def log(self, name):
+        with open(f"{self.job}.{name}.log", encoding="utf-8", errors="replace") as file:
+            return file.read()[-4000:]
+
+    def result(self, name):
+        with open(f"{self.job}.{name}.json", encoding="ascii") as file:
+            return json.load(file)
+
+    def until(self, condition, timeout=LONG):
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, "\n".join(self.log(name) for name in self.all)
+            time.sleep(0.02)
+
+    def shut(self):
+        for process in self.all.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+
+def left_over(job):
+    """Return the documents of groups that are still there."""
+    found = []
+    for directory, _, names in os.walk(f"{job}/.syncd/rendezvous"):
+        found += [f"{directory}/{name}" for name in names]
+    return found

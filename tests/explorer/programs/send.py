@@ -1,0 +1,98 @@
+"""A trainer of one rank that broadcasts, by the real loop and the tiny engine.
+
+send.py JOB STYLE STEPS MEMBERS [FAULT]         begins once so many explorers are there
+
+It writes, into JOB.trainer.json, how each broadcast ended and the digest of its weights. A fault is PHASE:SIGNAL.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import torch
+from receive import digest
+from trainers import make_trainer, small_config, write_experiences
+
+from syncd.synchronizer import RunningStatus, Synchronizer
+from trainer.transports import group, nccl
+
+LONG = 120.0
+
+
+def arm(fault):
+    """Have a phase of the second round end this process, or stop it for good."""
+    phase, _, name = fault.partition(":")
+    number, seen = getattr(signal, name), []
+
+    def hit():
+        seen.append(phase)
+        if len(seen) == 2:
+            os.kill(os.getpid(), number)
+
+    def before(owner, attribute):
+        original = getattr(owner, attribute)
+        setattr(owner, attribute, lambda *args, **named: (hit(), original(*args, **named))[1])
+
+    if phase == "joining":
+        seen.append(phase)
+        before(nccl.Broadcaster, "_form")
+    elif phase == "joined":
+        before(nccl.Broadcaster, "_pour")
+    elif phase == "bucket":
+        calls, send = [], group.Root.send
+
+        def counted(*args, **named):
+            calls.append(1)
+            if len(calls) % 5 == 3:
+                hit()
+            return send(*args, **named)
+
+        group.Root.send = counted
+    elif phase == "confirming":
+        before(Synchronizer, "end_round")
+    else:
+        raise SystemExit(f"no phase is called {phase!r}")
+
+
+def main(job, style, steps, members, fault="", timeout="20", pause="0.0"):
+    torch.set_num_threads(1)
+    with open(f"{job}/sizes.json", encoding="ascii") as file:
+        sizes = json.load(file)
+    write_experiences(job, int(steps) + 4)
+    config = small_config(
+        job,
+        engine={"options": sizes | {"pause": float(pause)}},
+        sync={
+            "method": "nccl",
+            "style": style,
+            "dtype": "keep",
+            "ready_timeout": float(timeout),
+            "broadcast_timeout": float(timeout),
+        },
+        trainer={"total_steps": int(steps)},
+        data={"end_when_left": False},
+    )
+    if fault:
+        arm(fault)
+    ends = []
+    send = nccl.Broadcaster.send
+    nccl.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
+    with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
+        ready = sync.get_explorer_status_counts
+        sync.wait_for(
+            lambda: sum(n for s, n in ready().items() if s is not RunningStatus.STOPPED) >= int(members)
+        )
+        made, _ = make_trainer(config, sync)
+        made.prepare()
+        options = made.engine._broadcaster._options
+        object.__setattr__(options, "bucket", 128 << 10)
+        code = made.train()
+        made.shutdown()
+        weights = digest(made.engine.model)
+    with open(f"{job}.trainer.json", "w", encoding="ascii") as file:
+        json.dump({"ends": ends, "digest": weights, "code": code}, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
