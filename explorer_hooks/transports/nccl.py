@@ -137,9 +137,9 @@ class Receiver:
             member = self._joined(told, deadline)
             tensors, checksum = self._pour(member, told, deadline)
             self._sync.acknowledge_round(member.offer, told, checksum)
-            if self._sync.follow_round(told, max(deadline.left(), 0.0)):
-                return Received(told, tensors)
-            self._drop()
+            if not self._sync.follow_round(told, max(deadline.left(), 0.0)):
+                raise TryAgainError("the trainer has given the broadcast up, or says nothing")  # noqa: TRY301
+            return Received(told, tensors)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step comes through files
             self._give_up(told, error)
         return None

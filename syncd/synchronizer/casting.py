@@ -35,6 +35,9 @@ from syncd.synchronizer.grouping import GROUP, Grouping
 from syncd.synchronizer.styles import NOTHING
 from syncd.synchronizer.waiting import Wait
 
+_SOON = 5.0
+"""Seconds within which a round follows its agreement; a trainer that takes longer has failed."""
+
 
 class Casting(Following, Grouping):
     """Control plane of one broadcast after the other."""
@@ -137,11 +140,6 @@ class Casting(Following, Grouping):
         self._ahead = Ahead(received.step, received.attempt, received.generation)
         explorer.change(info={**explorer.presence.info, AHEAD: asdict(self._ahead)})
 
-    @property
-    def ahead(self) -> Ahead | None:
-        """Return what this explorer runs that it has not yet seen published."""
-        return self._ahead
-
     @public
     def confirm_published(self) -> bool:
         """Confirm what is run once it is published; say whether nothing is left to confirm."""
@@ -166,30 +164,46 @@ class Casting(Following, Grouping):
         with explorer.asking() as asked:
             try:
                 what = f"waiting for weights after {current}"
-                return (yield from self._until(lambda: self._came(current, asked), timeout, what))[0]
+                came = (yield from self._until(lambda: self._came(current, asked), timeout, what))[0]
             except TimedOutError:
-                pass
+                came = None
+        if isinstance(came, Round):
+            return came
         # The ask is withdrawn. What the trainer was about to write when it still stood lands within a look.
         yield self.pace.next()
-        self.trainers.look()
-        return self._round_for(asked)
+        return (yield from self._late_round(asked)) or came
 
     def _came(self, current: int, asked: int) -> tuple[Round | Version | None] | None:
         answers = self._answers(asked)
-        self.trainers.look()
         found = self._round_for(asked)
         if found is not None:
             return (found,)
+        if self._is_agreed(asked):
+            return None
         # The version is read after the answer: what was announced before the answer is not missed.
         version = self._glance()
         if self._news(current, version) is not None:
             return (version,)
         return (None,) if any(has_caught_up(version, trainer) for trainer in answers) else None
 
+    def _late_round(self, asked: int) -> Wait[Round | None]:
+        """Wait for the round of an agreement that names an ask which is withdrawn by now."""
+        found = self._round_for(asked)
+        if found is None and self._is_agreed(asked):
+            with contextlib.suppress(TimedOutError):
+                look = lambda: self._round_for(asked)  # noqa: E731
+                return (yield from self._until(look, _SOON, "waiting for the round"))
+        return found
+
     def _round_for(self, asked: int) -> Round | None:
-        rounds = [round_of(trainer.info) for trainer in self.trainers.last().values()]
+        rounds = [round_of(trainer.info) for trainer in self.trainers.living().values()]
         me = self.identity or ""
         return next((one for one in rounds if one is not None and one.is_of(me, asked)), None)
+
+    def _is_agreed(self, asked: int) -> bool:
+        """Say whether the trainer counts on this explorer: its round follows at once."""
+        living = self.trainers.living().values()
+        return any(agreed_asks(one).get(self.identity or "") == asked for one in living)
 
     def _outcome(self, received: Round) -> bool | None:
         for trainer in self.trainers.living().values():
@@ -198,7 +212,7 @@ class Casting(Following, Grouping):
                 return None if told.state == OPEN else told.state == COMMITTED
         return False
 
-    def following_round(self, received: Round, timeout: float) -> Wait[bool]:
+    def following_round(self, received: Round, timeout: float | None = None) -> Wait[bool]:
         """Wait until the trainer says whether a round counts; False where it does not say so in time."""
         try:
             look = lambda: self._outcome(received)  # noqa: E731

@@ -1,10 +1,7 @@
 """What tests of the broadcast share: a job, its daemon, a trainer and explorers as processes of their own."""
 
-import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -22,17 +19,14 @@ SIZES = {"vocab": 8192, "width": 16}
 class Processes:
     """Processes over one job, each ended at the end whatever happens."""
 
-    def __init__(self, job):
-        self.job, self.all = str(job), {}
+    def __init__(self, job, nursery):
+        self.job, self.all, self._nursery = str(job), {}, nursery
         os.makedirs(self.job, exist_ok=True)
         with open(f"{self.job}/sizes.json", "w", encoding="ascii") as file:
             json.dump(SIZES, file)
 
     def start(self, name, *command):
-        with open(f"{self.job}.{name}.log", "ab") as log:
-            self.all[name] = subprocess.Popen(
-                [sys.executable, *map(str, command)], env=os.environ | ENVIRONMENT, stdout=log, stderr=log
-            )
+        self.all[name] = self._nursery.start(f"{self.job}.{name}.log", *command)
         return self.all[name]
 
     def daemon(self):
@@ -66,9 +60,8 @@ class Processes:
 
     def shut(self):
         for process in self.all.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
+            process.kill()
+            process.wait(LONG)
 
 
 def left_over(job):

@@ -1,14 +1,22 @@
 """Broadcasts between real processes: the trainer's loop, explorers, a daemon; gloo on this host."""
 
 import pytest
-from broadcasts import Processes, left_over
+from broadcasts import ENVIRONMENT, Processes, left_over
+from nursery import Nursery
 
 STEPS = 5
 
 
+@pytest.fixture(scope="module")
+def nursery():
+    made = Nursery(ENVIRONMENT)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def processes(tmp_path):
-    made = Processes(tmp_path / "job")
+def processes(tmp_path, nursery):
+    made = Processes(tmp_path / "job", nursery)
     yield made
     made.shut()
 

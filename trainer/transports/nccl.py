@@ -15,11 +15,11 @@ from typing import Any
 import structlog
 import torch
 
-from syncd.errors import ConfigError, CorruptDataError, SyncdError, TimedOutError, TryAgainError
+from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError
 from syncd.protocol.buckets import Plan, make_plan
 from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.disk import SystemClock
-from syncd.protocol.presence import Presence
+from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
 from syncd.synchronizer import Synchronizer
@@ -95,6 +95,7 @@ class Broadcaster:
         self._group: _Group | None = None
         self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
         self._failures = self._skip = 0
+        self._late: set[str] = set()
         if sync is not None:
             sync.end_group()  # what an earlier start left
             sync.take_part(options.backend)
@@ -149,16 +150,15 @@ class Broadcaster:
     def _begin(
         self, sync: Synchronizer, step: int, attempt: str, plan: Plan, opened: list[Round]
     ) -> tuple[Round, Deadline] | None:
-        members = sync.broadcast_members(self._options.backend)
+        members = self._expected(sync)
         if not members:
             self._drop()
             return None
-        address = self._address(members)
-        if (
-            sync.ready_to_nccl_sync("trainer", step, self._options.ready_timeout, members=set(members))
-            is None
-        ):
-            raise TimedOutError(f"not all of {', '.join(sorted(members))} were ready")
+        address, wait = self._address(members), self._options.ready_timeout
+        if sync.ready_to_nccl_sync("trainer", step, wait, members=set(members)) is None:
+            self._late = {name for name, one in self._living(sync).items() if not _asks(one)}
+            self._log.info("explorers_not_ready", step=step, late=sorted(self._late))
+            return None
         asks, deadline = sync.agreed_members(), Deadline(self._clock, self._options.timeout)
         kept = self._keeps(asks, plan)
         if not kept:
@@ -171,6 +171,15 @@ class Broadcaster:
         if not kept:
             self._form(sync, self._group, deadline)
         return opened[0], deadline
+
+    def _living(self, sync: Synchronizer) -> dict[str, Presence]:
+        return sync.broadcast_members(self._options.backend)
+
+    def _expected(self, sync: Synchronizer) -> dict[str, Presence]:
+        """Return the explorers that are waited for: not those that were late, until they ask."""
+        living = self._living(sync)
+        self._late = {name for name in self._late if name in living and not _asks(living[name])}
+        return {name: one for name, one in living.items() if name not in self._late}
 
     def _keeps(self, asks: Mapping[str, int], plan: Plan) -> bool:
         group = self._group
@@ -306,6 +315,10 @@ def _as_planned(plan: Plan, pieces: Iterable[Any]) -> Iterator[Any]:
         yield piece, content
     if count != len(plan.places):
         raise CorruptDataError(f"the export has {count} tensors where it had {len(plan.places)}")
+
+
+def _asks(explorer: Presence) -> bool:
+    return explorer.status is RunningStatus.REQUIRE_SYNC
 
 
 def _bytes_of(piece: Piece, device: torch.device) -> torch.Tensor:
