@@ -13,7 +13,7 @@ ENVIRONMENT = {
 }
 LONG = 120.0
 SIZES = {"vocab": 8192, "width": 16}
-"""Half a megabyte: three buckets of a quarter each, so that one of them is in the middle."""
+"""Half a megabyte: five buckets, so that some are in the middle."""
 
 
 class Processes:
@@ -37,8 +37,8 @@ class Processes:
     def trainer(self, style, steps, members, *options):
         return self.start("trainer", f"{HERE}/programs/send.py", self.job, style, steps, members, *options)
 
-    def explorer(self, identity, style, last, fault=""):
-        return self.start(identity, f"{HERE}/programs/receive.py", self.job, identity, style, last, fault)
+    def explorer(self, identity, style, last, *options):
+        return self.start(identity, f"{HERE}/programs/receive.py", self.job, identity, style, last, *options)
 
     def ended(self, name, timeout=LONG):
         code = self.all[name].wait(timeout)

@@ -1,9 +1,11 @@
 """An explorer of its own process that takes part in broadcasts.
 
-receive.py JOB IDENTITY STYLE LAST [FAULT]      runs until it has step LAST, confirmed; then says what it has
+receive.py JOB IDENTITY STYLE LAST [FAULT [UNTIL]]      runs until it has step LAST, confirmed
+
+or, with UNTIL gone, until the trainer has gone.
 
 It writes, into JOB.IDENTITY.json, the way each step came and the digest of its parameters at the end. A fault is
-PHASE:SIGNAL: at that phase of the second round that it takes part in, it sends itself the signal.
+PHASE:SIGNAL:NUMBER: at that phase of its broadcast of that number it sends itself the signal.
 """
 
 import json
@@ -23,6 +25,7 @@ from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
 
 LONG = 120.0
+BUCKETS = 5
 
 
 def digest(model):
@@ -33,43 +36,78 @@ def digest(model):
     return state.hexdigest()
 
 
-def arm(fault):
-    """Have a phase of the second round end this process, or stop it for good."""
-    phase, _, name = fault.partition(":")
-    number, seen = getattr(signal, name), []
+class Fault:
+    """Has one phase of a broadcast end this process, or stop it.
 
-    def hit(*_args):
-        seen.append(phase)
-        if len(seen) == 2:
-            os.kill(os.getpid(), number)
+    Args:
+        text: PHASE:SIGNAL:NUMBER; which broadcast it is, from 1.
+    """
 
-    def before(owner, attribute):
+    def __init__(self, text):
+        self.phase, name, number = text.split(":")
+        self._signal, self._left = getattr(signal, name), int(number)
+
+    def hit(self):
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), self._signal)
+
+    def before(self, owner, attribute):
+        """Let it strike before a method is called."""
         original = getattr(owner, attribute)
-        setattr(owner, attribute, lambda *args, **named: (hit(), original(*args, **named))[1])
+        setattr(owner, attribute, lambda *args, **named: (self.hit(), original(*args, **named))[1])
 
-    if phase == "joining":
-        # There is one group as a rule: the first time that it is joined counts.
-        seen.append(phase)
-        before(nccl.Receiver, "_fitting")
-    elif phase == "joined":
-        before(nccl.Receiver, "_pour")
-    elif phase == "bucket":
-        calls, receive = [], group.Member.receive
+    def midst(self, owner, attribute, buckets):
+        """Let it strike before the second bucket of each broadcast."""
+        original, calls = getattr(owner, attribute), []
 
         def counted(*args, **named):
             calls.append(1)
-            if len(calls) % 5 == 3:
-                hit()
-            return receive(*args, **named)
+            if len(calls) % buckets == 2:
+                self.hit()
+            return original(*args, **named)
 
-        group.Member.receive = counted
-    elif phase == "confirming":
-        before(Synchronizer, "acknowledge_round")
+        setattr(owner, attribute, counted)
+
+
+def arm(text):
+    """Have a fault strike."""
+    fault = Fault(text)
+    if fault.phase == "asked":
+        fault.before(nccl.Receiver, "_receive")
+    elif fault.phase == "joined":
+        fault.before(nccl.Member, "__init__")
+    elif fault.phase == "bucket":
+        fault.midst(group.Member, "receive", BUCKETS)
+    elif fault.phase == "confirming":
+        fault.before(Synchronizer, "acknowledge_round")
+    elif fault.phase == "shape":
+        nccl.Receiver._parameters = property(lambda self: {}, lambda self, value: None)
     else:
-        raise SystemExit(f"no phase is called {phase!r}")
+        raise SystemExit(f"no phase is called {fault.phase!r}")
+
+
+def sockets():
+    """Return the sockets that this process holds, once what was aborted has had its time."""
+    deadline = time.monotonic() + LONG
+    while found := [name for name in map(_link, os.listdir("/proc/self/fd")) if name.startswith("socket:")]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return found
+
+
+def _link(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return ""
 
 
 def load_files(sync, model, version):
+    if version.kind == "remote":
+        sync.confirm(version)  # the model that everybody started with: nothing of it is checked here
+        return
     with sync.lease(version) as leased:
         tensors = {}
         for name in sorted(os.listdir(leased.path)):
@@ -82,7 +120,7 @@ def load_files(sync, model, version):
     sync.confirm(version)
 
 
-def explore(job, identity, style, last, fault=""):
+def explore(job, identity, style, last, fault="", until="gone"):
     torch.set_num_threads(1)
     with open(f"{job}/sizes.json", encoding="ascii") as file:
         sizes = json.load(file)
@@ -93,7 +131,9 @@ def explore(job, identity, style, last, fault=""):
         if fault:
             arm(fault)
         print("ready", flush=True)
-        while step < int(last) and sync.trainer_requires_weight_sync() is not None:
+        while step < int(last):
+            if until == "gone" and sync.trainer_requires_weight_sync() is None:
+                break
             if style == "fully_async" and not receiver.wanted():
                 came = sync.get_latest_version()
                 came = came if came and came.step > step else None
@@ -115,7 +155,7 @@ def explore(job, identity, style, last, fault=""):
         applied = sync._member.presence.applied
         receiver.close()
     with open(f"{job}.{identity}.json", "w", encoding="ascii") as file:
-        json.dump({"ways": ways, "applied": applied, "digest": digest(model)}, file)
+        json.dump({"ways": ways, "applied": applied, "digest": digest(model), "sockets": sockets()}, file)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
 send.py JOB STYLE STEPS MEMBERS [FAULT]         begins once so many explorers are there
 
-It writes, into JOB.trainer.json, how each broadcast ended and the digest of its weights. A fault is PHASE:SIGNAL.
+It writes, into JOB.trainer.json, how each broadcast ended and the digest of its weights. Faults are as there.
 """
 
 import json
-import os
-import signal
 import sys
 
 import torch
-from receive import digest
+from receive import BUCKETS, Fault, digest, sockets
 from trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
@@ -20,49 +18,29 @@ from trainer.transports import group, nccl
 LONG = 120.0
 
 
-def arm(fault):
-    """Have a phase of the second round end this process, or stop it for good."""
-    phase, _, name = fault.partition(":")
-    number, seen = getattr(signal, name), []
-
-    def hit():
-        seen.append(phase)
-        if len(seen) == 2:
-            os.kill(os.getpid(), number)
-
-    def before(owner, attribute):
-        original = getattr(owner, attribute)
-        setattr(owner, attribute, lambda *args, **named: (hit(), original(*args, **named))[1])
-
-    if phase == "joining":
-        seen.append(phase)
-        before(nccl.Broadcaster, "_form")
-    elif phase == "joined":
-        before(nccl.Broadcaster, "_pour")
-    elif phase == "bucket":
-        calls, send = [], group.Root.send
-
-        def counted(*args, **named):
-            calls.append(1)
-            if len(calls) % 5 == 3:
-                hit()
-            return send(*args, **named)
-
-        group.Root.send = counted
-    elif phase == "confirming":
-        before(Synchronizer, "end_round")
+def arm(text):
+    """Have a fault strike."""
+    fault = Fault(text)
+    if fault.phase == "asked":
+        fault.before(nccl.Broadcaster, "_offer")
+    elif fault.phase == "joined":
+        fault.before(nccl.Broadcaster, "_form")
+    elif fault.phase == "bucket":
+        fault.midst(group.Root, "send", BUCKETS)
+    elif fault.phase == "confirming":
+        fault.before(Synchronizer, "end_round")
     else:
-        raise SystemExit(f"no phase is called {phase!r}")
+        raise SystemExit(f"no phase is called {fault.phase!r}")
 
 
-def main(job, style, steps, members, fault="", timeout="20", pause="0.0"):
+def main(job, style, steps, members, fault="", timeout="20"):
     torch.set_num_threads(1)
     with open(f"{job}/sizes.json", encoding="ascii") as file:
         sizes = json.load(file)
     write_experiences(job, int(steps) + 4)
     config = small_config(
         job,
-        engine={"options": sizes | {"pause": float(pause)}},
+        engine={"options": sizes},
         sync={
             "method": "nccl",
             "style": style,
@@ -91,7 +69,7 @@ def main(job, style, steps, members, fault="", timeout="20", pause="0.0"):
         made.shutdown()
         weights = digest(made.engine.model)
     with open(f"{job}.trainer.json", "w", encoding="ascii") as file:
-        json.dump({"ends": ends, "digest": weights, "code": code}, file)
+        json.dump({"ends": ends, "digest": weights, "code": code, "sockets": sockets()}, file)
 
 
 if __name__ == "__main__":
