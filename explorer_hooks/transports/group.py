@@ -1,4 +1,4 @@
-"""An explorer's end of a broadcast's own process group, beside whatever `torch.distributed` has: gloo or NCCL."""
+"""An explorer's end of a broadcast's own process group, beside whatever `torch.distributed` has."""
 
 import contextlib
 import socket
@@ -42,20 +42,23 @@ class Member:
 
     def __init__(self, offer: Offer, identity: str, deadline: Deadline) -> None:
         self.offer = offer
-        rank, left = offer.members.index(identity) + 1, timedelta(seconds=max(deadline.left(), 0.001))
+        rank, left = offer.members.index(identity) + 1, timedelta(seconds=_left(deadline))
         with _told("the group was not formed"):
             own = _own_address(offer.address, offer.port)
             reached = _DIST.TCPStore(offer.address, offer.port, None, False, left, wait_for_workers=False)  # noqa: FBT003
             store = _DIST.PrefixStore(offer.secret, reached)
-            self._group: Any = _make_group(store, offer.backend, rank, offer.world_size, own, left)
+            self._group: Any = _make_group(store, rank, offer.world_size, own, left)
 
     def receive(self, bucket: torch.Tensor, deadline: Deadline) -> Any:
-        """Begin to receive a bucket; it is not there before `finish`."""
-        if deadline.left() <= 0:
-            raise TimedOutError("the broadcast has taken its time")
+        """Begin to receive a bucket; it is not there before `finish`.
+
+        Raises:
+            GroupError: The group is broken.
+            TimedOutError: The deadline has passed.
+        """
         options = _DIST.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        options.timeout = timedelta(seconds=deadline.left())
+        options.timeout = timedelta(seconds=_left(deadline))
         with _told("a bucket was not received"):
             return self._group.broadcast([bucket], options)
 
@@ -80,8 +83,7 @@ def finish(work: Any, deadline: Deadline, goes_on: Callable[[], bool]) -> None:
     """
     asked = time.monotonic()
     while not work.is_completed():
-        if deadline.left() <= 0:
-            raise TimedOutError("the broadcast has taken its time")
+        _left(deadline)
         if time.monotonic() - asked > _LOOK_FURTHER:
             if not goes_on():
                 raise GroupError("the trainer has given the broadcast up")
@@ -91,9 +93,7 @@ def finish(work: Any, deadline: Deadline, goes_on: Callable[[], bool]) -> None:
         work.wait()
 
 
-def _make_group(store: Any, backend: str, rank: int, size: int, address: str, left: timedelta) -> Any:
-    if backend == "nccl":
-        return _DIST.ProcessGroupNCCL(store, rank, size, left)
+def _make_group(store: Any, rank: int, size: int, address: str, left: timedelta) -> Any:
     options = _DIST.ProcessGroupGloo._Options()  # noqa: SLF001 - no other says where it listens
     options._timeout = left  # noqa: SLF001
     options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
@@ -107,6 +107,13 @@ def _own_address(address: str, port: int) -> str:
         probe.connect((address, port))
         own: str = probe.getsockname()[0]
         return own
+
+
+def _left(deadline: Deadline) -> float:
+    left = deadline.left()
+    if left <= 0:
+        raise TimedOutError(f"the broadcast has not ended within {deadline.seconds:g} s")
+    return left
 
 
 def _abort(group: Any) -> None:

@@ -39,6 +39,8 @@ TORCH = {
 }  # fmt: skip
 """What torch calls each dtype of safetensors."""
 
+BACKEND = "gloo"
+
 _UNDER_WAY = 2
 """Buckets that are received at once: the trainer sends as many."""
 
@@ -67,25 +69,20 @@ class Receiver:
     Args:
         sync: The explorer's synchronizer.
         parameters: What the model holds by name: `model.state_dict()`; several names may share memory.
-        backend: gloo or nccl: the trainer's.
-        device: Where to receive; that of the parameters for nccl.
     """
 
     def __init__(
         self,
         sync: Synchronizer,
         parameters: Mapping[str, torch.Tensor],
-        *,
-        backend: str = "gloo",
-        device: torch.device | None = None,
     ) -> None:
         self._sync, self._parameters = sync, dict(parameters)
-        self._device, self._clock = device or torch.device("cpu"), SystemClock()
+        self._clock = SystemClock()
         self._log = structlog.get_logger()
         self._member: Member | None = None
         self._plan: Plan | None = None
         self._memory: torch.Tensor | None = None
-        sync.take_part(backend)
+        sync.take_part(BACKEND)
 
     def turn(self, current: int, timeout: float) -> Received | Version | None:
         """Wait for newer weights, whichever way they come.
@@ -203,7 +200,7 @@ class Receiver:
     def _room(self, size: int) -> torch.Tensor:
         if self._memory is None or self._memory.numel() != size:
             self._memory = None
-            self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
+            self._memory = torch.empty(size, dtype=torch.uint8)
         return self._memory
 
     def _give_up(self, told: Round, error: BaseException) -> None:
@@ -226,5 +223,5 @@ def _lacking(parameters: Mapping[str, torch.Tensor], sent: Collection[str]) -> s
 
 
 def _view(bucket: torch.Tensor) -> memoryview:
-    content: Any = bucket.cpu().numpy()
+    content: Any = bucket.numpy()
     return memoryview(content)

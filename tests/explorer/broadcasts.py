@@ -1,7 +1,9 @@
 """What tests of the broadcast share: a job, its daemon, a trainer and explorers as processes of their own."""
 
+import importlib
 import json
 import os
+import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -26,6 +28,8 @@ class Processes:
             json.dump(SIZES, file)
 
     def start(self, name, *command):
+        with open(f"{self.job}.{name}.log", "ab"):
+            pass
         self.all[name] = self._nursery.start(f"{self.job}.{name}.log", *command)
         return self.all[name]
 
@@ -70,3 +74,12 @@ def left_over(job):
     for directory, _, names in os.walk(f"{job}/.syncd/rendezvous"):
         found += [f"{directory}/{name}" for name in names]
     return found
+
+
+def write_experiences(job, steps):
+    """Write what so many steps train on."""
+    sys.path.append(TRAINER)
+    try:
+        importlib.import_module("trainers").write_experiences(job, steps)
+    finally:
+        sys.path.remove(TRAINER)

@@ -186,7 +186,6 @@ class FileEngine(TrainEngineWrapper):
     def _made_broadcaster(self) -> Broadcaster:
         context, sync = self.context, self.context.config.sync
         options = Options(
-            "nccl" if context.device.type == "cuda" else "gloo",
             sync.address,
             sync.bucket_mib << 20,
             sync.ready_timeout,
@@ -198,7 +197,6 @@ class FileEngine(TrainEngineWrapper):
             options,
             dtype=DTYPES[sync.dtype],
             tied=self.tied,
-            device=context.device,
             check_finite=sync.check_finite,
         )
 

@@ -1,4 +1,4 @@
-"""The broadcast's own process group, at its root, beside whatever `torch.distributed` has: gloo or NCCL."""
+"""The broadcast's own process group, at its root, beside whatever `torch.distributed` has. It is gloo's."""
 
 import contextlib
 import socket
@@ -55,7 +55,7 @@ class Root:
             )
         self._group: Any = None
 
-    def form(self, backend: str, world_size: int, secret: str, deadline: Deadline) -> None:
+    def form(self, world_size: int, secret: str, deadline: Deadline) -> None:
         """Connect to all members.
 
         Raises:
@@ -63,11 +63,20 @@ class Root:
         """
         with _told("the group was not formed"):
             store = _DIST.PrefixStore(secret, self._store)
-            self._group = make_group(store, backend, 0, world_size, self.address, deadline)
+            self._group = _make_group(store, world_size, self.address, deadline)
 
     def send(self, bucket: torch.Tensor, deadline: Deadline) -> Any:
-        """Begin to send a bucket; it must not change before `finish`."""
-        return begin(self._group, bucket, deadline)
+        """Begin to send a bucket; it must not change before `finish`.
+
+        Raises:
+            GroupError: The group is broken.
+            TimedOutError: The deadline has passed.
+        """
+        options = _DIST.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        options.timeout = timedelta(seconds=_left(deadline))
+        with _told("a bucket was not sent"):
+            return self._group.broadcast([bucket], options)
 
     def abort(self) -> None:
         """End the group at once, whatever is under way; what waits in it ends by its own time."""
@@ -76,30 +85,13 @@ class Root:
             Thread(target=_abort, args=[group], name="broadcast-abort", daemon=True).start()
 
 
-def make_group(store: Any, backend: str, rank: int, world_size: int, address: str, deadline: Deadline) -> Any:
+def _make_group(store: Any, world_size: int, address: str, deadline: Deadline) -> Any:
     """Return a process group of its own; all its waits end at the deadline."""
-    left = timedelta(seconds=max(deadline.left(), 0.001))
-    if backend == "nccl":
-        return _DIST.ProcessGroupNCCL(store, rank, world_size, left)
+    left = timedelta(seconds=_left(deadline))
     options = _DIST.ProcessGroupGloo._Options()  # noqa: SLF001 - no other says where it listens
     options._timeout = left  # noqa: SLF001
     options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
-    return _DIST.ProcessGroupGloo(store, rank, world_size, options)
-
-
-def begin(group: Any, bucket: torch.Tensor, deadline: Deadline) -> Any:
-    """Begin the broadcast of a bucket from rank 0.
-
-    Raises:
-        GroupError: The group is broken.
-    """
-    if deadline.left() <= 0:
-        raise TimedOutError("the broadcast has taken its time")
-    options = _DIST.BroadcastOptions()
-    options.rootRank = options.rootTensor = 0
-    options.timeout = timedelta(seconds=deadline.left())
-    with _told("a bucket was not sent"):
-        return group.broadcast([bucket], options)
+    return _DIST.ProcessGroupGloo(store, 0, world_size, options)
 
 
 def finish(work: Any, deadline: Deadline) -> None:
@@ -110,11 +102,17 @@ def finish(work: Any, deadline: Deadline) -> None:
         TimedOutError: It is not, in time.
     """
     while not work.is_completed():
-        if deadline.left() <= 0:
-            raise TimedOutError("the broadcast has taken its time")
+        _left(deadline)
         time.sleep(_LOOK)
     with _told("a bucket was not sent"):
         work.wait()
+
+
+def _left(deadline: Deadline) -> float:
+    left = deadline.left()
+    if left <= 0:
+        raise TimedOutError(f"the broadcast has not ended within {deadline.seconds:g} s")
+    return left
 
 
 def _abort(group: Any) -> None:

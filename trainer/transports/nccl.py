@@ -31,6 +31,9 @@ from trainer.transports.export import Export, Piece, Walk
 from trainer.transports.finite import check_finite
 from trainer.transports.group import Root, finish
 
+BACKEND = "gloo"
+"""Between GPUs too: what is sent passes through main memory."""
+
 LOOPBACK = "127.0.0.1"
 MOST_SKIPPED = 63
 
@@ -40,14 +43,12 @@ class Options:
     """How to broadcast.
 
     Args:
-        backend: gloo or nccl.
         address: Where the group's store listens when members are on other hosts; empty: nowhere.
         bucket: Bytes that are sent at once.
         ready_timeout: Seconds that the trainer waits for all members to be ready.
         timeout: Seconds that everything after that may take.
     """
 
-    backend: str
     address: str = ""
     bucket: int = 256 << 20
     ready_timeout: float = 60.0
@@ -72,7 +73,6 @@ class Broadcaster:
         options: How.
         dtype: What floating-point tensors are cast to; None keeps each as it is.
         tied: Names of tensors to leave out.
-        device: Where buckets are: of this rank's weights.
         check_finite: Whether NaN and infinity are refused.
     """
 
@@ -84,12 +84,10 @@ class Broadcaster:
         *,
         dtype: torch.dtype | None = torch.bfloat16,
         tied: Collection[str] = (),
-        device: torch.device | None = None,
         check_finite: bool = True,
     ) -> None:
         self._ranks, self._sync, self._options = ranks, sync, options
         self._dtype, self._tied, self._check = dtype, tied, check_finite
-        self._device = device or torch.device("cpu")
         self._clock, self._log = SystemClock(), structlog.get_logger()
         self._plan: Plan | None = None
         self._group: _Group | None = None
@@ -98,7 +96,7 @@ class Broadcaster:
         self._late: set[str] = set()
         if sync is not None:
             sync.end_group()  # what an earlier start left
-            sync.take_part(options.backend)
+            sync.take_part(BACKEND)
 
     def send(self, step: int, attempt: str, export: Export) -> bool:
         """Send a step to the explorers that take part, and say whether all of them have it.
@@ -108,7 +106,11 @@ class Broadcaster:
             attempt: The save that writes the same weights to files.
             export: What the engine exports; it can be walked twice.
         """
-        plan = self._planned(export)
+        try:
+            plan = self._planned(export)
+        except CorruptDataError as error:  # on all ranks
+            self._log.warning("broadcast_impossible", step=step, reason=str(error))
+            return False
         opened = self._open(step, attempt, plan) if self._sync is not None else None
         if not self._ranks.broadcast(opened is not None):
             return False
@@ -117,7 +119,10 @@ class Broadcaster:
         if opened is not None:
             sent = self._carry_out(opened, walk)
         walk.finish()
-        return self._ranks.broadcast(sent)
+        if not self._ranks.broadcast(sent):
+            self._plan = None  # tensors may have changed; all ranks plan at once, for it may be a collective
+            return False
+        return True
 
     def close(self) -> None:
         """End the group."""
@@ -173,7 +178,7 @@ class Broadcaster:
         return opened[0], deadline
 
     def _living(self, sync: Synchronizer) -> dict[str, Presence]:
-        return sync.broadcast_members(self._options.backend)
+        return sync.broadcast_members(BACKEND)
 
     def _expected(self, sync: Synchronizer) -> dict[str, Presence]:
         """Return the explorers that are waited for: not those that were late, until they ask."""
@@ -191,12 +196,11 @@ class Broadcaster:
         self._drop()
         root, secret = Root(address, self._options.timeout), secrets.token_hex(16)
         metas = [(place.name, place.dtype, place.shape) for place in plan.places]
-        options = self._options
         offer = sync.setup_weight_sync_group(
             address,
             root.port,
             metas,
-            backend=options.backend,
+            backend=BACKEND,
             members=set(asks),
             bucket=plan.bucket,
             secret=secret,
@@ -207,7 +211,7 @@ class Broadcaster:
 
     def _form(self, sync: Synchronizer, group: _Group, deadline: Deadline) -> None:
         sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
-        group.root.form(group.offer.backend, group.offer.world_size, group.offer.secret, deadline)
+        group.root.form(group.offer.world_size, group.offer.secret, deadline)
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if all(is_here(member) for member in members.values()):
@@ -238,7 +242,7 @@ class Broadcaster:
         state, pending = hasher(), None
         for bucket in fill(group.plan, self._checked(walk), self._room(group.plan)):
             work = group.root.send(bucket, deadline)
-            state.update(view(bucket.cpu()))
+            state.update(view(bucket))
             if pending is not None:
                 finish(pending, deadline)
             pending = work
@@ -247,9 +251,9 @@ class Broadcaster:
 
     def _checked(self, walk: Walk) -> Iterator[tuple[Piece, torch.Tensor]]:
         for piece in walk:
-            content = _bytes_of(piece, self._device)
+            content = _bytes_of(piece)
             if self._check and content.numel():
-                _require_finite(piece, content)
+                check_finite(piece.spec.name, content, piece.dtype)
             yield piece, content
 
     def _room(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -259,14 +263,13 @@ class Broadcaster:
         return self._buffers
 
     def _empty(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.uint8, device=self._device)
+        return torch.zeros(size, dtype=torch.uint8)
 
     def _fail(self, step: int, told: Round | None, error: BaseException) -> None:
         """Give the group up, tell the members, and leave the fast path alone for a while."""
         assert self._sync is not None
         self._failures += 1
         self._skip = min(2 ** (self._failures - 1) - 1, MOST_SKIPPED)
-        self._plan = None  # tensors may have changed
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
         self._log.warning("broadcast_failed", step=step, reason=reason, skipped_next=self._skip)
         self._drop()
@@ -321,13 +324,7 @@ def _asks(explorer: Presence) -> bool:
     return explorer.status is RunningStatus.REQUIRE_SYNC
 
 
-def _bytes_of(piece: Piece, device: torch.device) -> torch.Tensor:
-    """Return the bytes of a tensor, cast; without a copy where it is what it becomes."""
-    whole = piece.tensor.to(device, piece.dtype).contiguous()
+def _bytes_of(piece: Piece) -> torch.Tensor:
+    """Return the bytes of a tensor in main memory, cast; without a copy where it is that already."""
+    whole = piece.tensor.to("cpu", piece.dtype).contiguous()
     return whole.reshape(-1).view(torch.uint8)
-
-
-def _require_finite(piece: Piece, content: torch.Tensor) -> None:
-    if content.is_cuda:
-        content = content.cpu()
-    check_finite(piece.spec.name, content, piece.dtype)
