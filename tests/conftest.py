@@ -1,5 +1,6 @@
 """Fixtures and records that all tests share."""
 
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,12 @@ def record_line(request):
     """Add a line to what is printed when the session ends: numbers that a reader of the log must find."""
     # A report's properties reach the process that prints, whichever one ran the test.
     return lambda line: request.node.user_properties.append((_MEASURED, line))
+
+
+def pytest_configure():
+    """Undo what a shell does to what it starts in the background: tests send Ctrl-C to processes they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report):
