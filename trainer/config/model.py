@@ -224,7 +224,7 @@ class SyncSection(Section):
     max_failures: Count = 3
     """Syncs in a row that may fail because of storage before the run ends with an error."""
     address: str = ""
-    """nccl: where explorers of other hosts reach rank 0; without it, only those of its own host take part."""
+    """nccl: the address of rank 0 for explorers; without one, loopback, and none reaches other hosts."""
     bucket_mib: Positive = 256
     """nccl: MiB that are sent at once; rank 0 keeps twice as much."""
     ready_timeout: Seconds = 60.0

@@ -43,7 +43,7 @@ class Options:
     """How to broadcast.
 
     Args:
-        address: Where the group's store listens when members are on other hosts; empty: nowhere.
+        address: Where the group's store listens; empty: on loopback, for members on this host.
         bucket: Bytes that are sent at once.
         ready_timeout: Seconds that the trainer waits for all members to be ready.
         timeout: Seconds that everything after that may take.
@@ -214,10 +214,10 @@ class Broadcaster:
         group.root.form(group.offer.world_size, group.offer.secret, deadline)
 
     def _address(self, members: Mapping[str, Presence]) -> str:
-        if all(is_here(member) for member in members.values()):
-            return LOOPBACK
         if self._options.address:
             return self._options.address
+        if all(is_here(member) for member in members.values()):
+            return LOOPBACK
         raise ConfigError(
             "explorers on other hosts cannot take part", hint="sync.address is the trainer's for them"
         )

@@ -33,7 +33,7 @@ def arm(text):
         raise SystemExit(f"no phase is called {fault.phase!r}")
 
 
-def main(job, style, steps, members, fault="", timeout="20"):
+def main(job, style, steps, members, fault="", timeout="20", address=""):
     torch.set_num_threads(1)
     with open(f"{job}/sizes.json", encoding="ascii") as file:
         sizes = json.load(file)
@@ -45,6 +45,7 @@ def main(job, style, steps, members, fault="", timeout="20"):
             "method": "nccl",
             "style": style,
             "dtype": "keep",
+            "address": address,
             "ready_timeout": float(timeout),
             "broadcast_timeout": float(timeout),
         },

@@ -1,31 +1,15 @@
 """Broadcasts between real processes: the trainer's loop, explorers, a daemon; gloo on this host."""
 
 import pytest
-from broadcasts import ENVIRONMENT, SIZES, Processes, left_over, write_experiences
-from nursery import Nursery
+from broadcasts import SIZES, left_over, write_experiences
 
-STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    made = Nursery(ENVIRONMENT)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def processes(tmp_path, nursery):
-    made = Processes(tmp_path / "job", nursery)
-    yield made
-    made.shut()
+STEPS = 4
 
 
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("style", ["fixed", "trainer_driven", "explorer_driven", "fully_async"])
 def test_all_end_by_themselves_on_the_same_weights(processes, style, members):
     names = [f"e{number}" for number in range(members)]
-    processes.daemon()
     for name in names:
         processes.explorer(name, style, STEPS)
     processes.trainer(style, STEPS, members)
@@ -56,6 +40,7 @@ group_size = 2
 method = "nccl"
 bucket_mib = 1
 [trainer]
+start_daemon = false
 nproc = 2
 total_steps = 3
 """

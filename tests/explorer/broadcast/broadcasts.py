@@ -7,7 +7,7 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 TRAINER = f"{ROOT}/tests/trainer"
 ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([ROOT, TRAINER, f"{TRAINER}/engines", f"{TRAINER}/engines/installed"]),

@@ -7,10 +7,11 @@ import itertools
 import os
 import random
 import signal
+import subprocess
+import sys
 
 import pytest
-from broadcasts import ENVIRONMENT, LONG, Processes, left_over
-from nursery import Nursery
+from broadcasts import ENVIRONMENT, HERE, LONG, left_over
 
 STEPS = 4
 TIMEOUT = "4"
@@ -18,13 +19,10 @@ PHASES = ("asked", "joined", "bucket", "confirming")
 DRAWN = int(os.environ.get("SYNCD_BROADCAST_FAULTS", "0"))
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
 FEW = [
-    ("explorer", "asked", "SIGKILL", 1),
-    ("explorer", "joined", "SIGSTOP", 1),
     ("explorer", "bucket", "SIGKILL", 2),
     ("explorer", "confirming", "SIGSTOP", 2),
     ("trainer", "joined", "SIGKILL", 1),
     ("trainer", "bucket", "SIGSTOP", 2),
-    ("trainer", "confirming", "SIGKILL", 2),
 ]
 
 
@@ -32,21 +30,6 @@ def drawn():
     draw = random.Random(SEED)
     every = list(itertools.product(("explorer", "trainer"), PHASES, ("SIGKILL", "SIGSTOP"), (1, 2)))
     return [draw.choice(every) for _ in range(DRAWN)] if DRAWN else FEW
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    made = Nursery(ENVIRONMENT)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def processes(tmp_path, nursery):
-    made = Processes(tmp_path / "job", nursery)
-    made.daemon()
-    yield made
-    made.shut()
 
 
 def check(processes, names, generations=(1,)):
@@ -107,6 +90,57 @@ def the_trainer_fails(processes, text, name):
 def stopped(pid):
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.fixture
+def apart():
+    """A network of its own, linked to this one: what runs a command in it, and both addresses."""
+    name = f"cast{os.getpid() % 10000}"
+    try:
+        ip("netns", "add", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    try:
+        try:
+            ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b", "netns", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no virtual links here: {error}")
+        ip("addr", "add", "10.213.7.1/30", "dev", f"{name}a")
+        ip("link", "set", f"{name}a", "up")
+        ip("-n", name, "addr", "add", "10.213.7.2/30", "dev", f"{name}b")
+        ip("-n", name, "link", "set", f"{name}b", "up")
+        yield name
+    finally:
+        ip("netns", "del", name)
+
+
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+
+
+def test_a_link_that_is_cut_leaves_the_step_to_files(processes, apart):
+    """The member is held in the midst of a broadcast, and goes on with the link cut: only files reach it."""
+    program = [sys.executable, f"{HERE}/programs/receive.py", processes.job, "e0", "fixed", str(STEPS)]
+    with open(f"{processes.job}.e0.log", "wb") as log:
+        member = subprocess.Popen(
+            ["ip", "netns", "exec", apart, *program, "bucket:SIGSTOP:2", "end"],
+            env=os.environ | ENVIRONMENT,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        processes.trainer("fixed", STEPS, 1, "", TIMEOUT, "10.213.7.1")
+        processes.until(lambda: stopped(member.pid))
+        ip("link", "set", f"{apart}a", "down")
+        member.send_signal(signal.SIGCONT)
+        processes.ended("trainer")
+        assert member.wait(LONG) == 0, processes.log("e0")
+    finally:
+        member.kill()
+        member.wait()
+    trained = check(processes, ("e0",))
+    assert trained["ends"][:2] == [[1, True], [2, False]]
+    assert {way for step, way in processes.result("e0")["ways"] if step > 1} == {"files"}
 
 
 def test_a_model_of_another_shape_takes_its_steps_from_files(processes):
