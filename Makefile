@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 WORKERS ?= 2
 # Most tests wait for files, mounts and machines: one worker more than there are cores.
 TEST_WORKERS ?= 3
@@ -10,10 +11,19 @@ SCHEDULES ?= 10000
 SEED ?= 1
 FAULTS ?= 100
 
-.PHONY: demo test test-gpu lint format soak broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-gpu test-vllm test-sglang lint format soak broadcast-faults bench learn clean
 
-demo: $(READY)
-	$(BIN)/python examples/demo.py
+# The whole loop: daemon, trainer, two explorers.
+demo: $(DEMO)
+	$(BIN)/python examples/demo/run.py
+
+# The same with a real vLLM server for each explorer, on the CPU: 3.4 GB more to install.
+demo-vllm: $(DEMO) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
+	$(BIN)/python examples/demo/run.py --engine vllm --out out/demo-vllm
+
+# The daemon alone, in half a minute.
+demo-daemon: $(DEMO)
+	$(BIN)/python examples/daemon_demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
@@ -21,6 +31,18 @@ test: $(READY)
 # The same loop on CUDA with NCCL, where there is a GPU.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+# Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
+test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
+	$(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
+		tests/explorer/engines/test_vllm_adapters_real.py $(PYTEST_ARGS)
+
+test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
+	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py $(PYTEST_ARGS)
+
+.venv-%/.ready: tests/explorer/engines/%.txt tests/explorer/engines/install_%.sh
+	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -38,7 +60,8 @@ soak: $(READY)
 
 # Broadcasts that break off at random phases, on either side, by SIGKILL and SIGSTOP.
 broadcast-faults: $(READY)
-	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) $(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
+	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) \
+		$(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/daemon.py
@@ -47,11 +70,16 @@ bench: $(READY)
 learn: $(READY)
 	$(BIN)/python benchmarks/learning.py --png docs/learning.png
 
+$(DEMO): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,explorer,plot]'
+	touch $@
+
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
-	touch $@
+	touch $@ $(DEMO)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are chosen.
 
     Args:
-        package: Where the commands are: `<package>.<verb>` has the command, under the same name.
+        package: Where the commands are: `<package>.<verb>` has the command, under the same name, `-` as `_`.
         verbs: Each verb with its line of help.
         others: The group of entry points by which other packages add verbs: name and command.
         **options: As click takes them.
@@ -74,7 +74,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a verb and return its command."""
         if cmd_name in self.own:
-            command = getattr(importlib.import_module(f"{self.package}.{cmd_name}"), cmd_name)
+            name = cmd_name.replace("-", "_")
+            command = getattr(importlib.import_module(f"{self.package}.{name}"), name)
         elif cmd_name in self.others:
             command = self.others[cmd_name].load()
         else:

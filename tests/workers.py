@@ -10,9 +10,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 GROUPS = {
     # A namespace of mounts keeps a file system alive whose power is cut meanwhile.
-    "mounts": r"test_powercut\.py::|::test_a_job_on_a_read_only_mount|::test_full_file_system|::test_s(run|lurm)",
+    "mounts": r"test_powercut\.py::|::test_a_job_on_a_read_only_mount|::test_full_file_system|::test_s(run|lurm)"
+    r"|test_slurm_files\.py::",
+    # One boot serves all of these.
+    "systemd": r"test_systemd\.py::",
     # What ranks of an engine found serves all of these, and starting them takes longer than anything else.
     "engines": r"tests/trainer/engines/",
+    # They are forked from one process that has imported torch.
+    "forked": r"tests/explorer/test_(matrix|examples|sync_benchmark)\.py::",
     "export of FSDP": r"test_export_fsdp\.py::",
     # One boot of a bed serves all tests of its version; more machines at a time than two only wait for each other.
     "NFS v4.2": r"::.*nfs.*\[vers=4\.2|test_nfs\.py::.*\[v4\.2",

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.jobfile.sections import DataSection
 from syncd.protocol.layout import Job
-from trainer.config.model import DataSection, JobConfig
+from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch, Strategy
 from trainer.experience.cursor import fields_of
 from trainer.experience.fifo import Fifo, Sampling

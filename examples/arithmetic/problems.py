@@ -93,3 +93,11 @@ def make_sft_data(path: str | Path, seed: int, count: int, sloppiness: float = S
             slip = chance.choice(_SLIPS) if chance.random() < sloppiness else 0
             row = {"prompt": problem.prompt, "response": str(int(problem.answer) + slip)}
             file.write(json.dumps(row) + "\n")
+
+
+def make_tasks(path: str | Path, split: Split) -> None:
+    """Write the problems of a split as JSONL with the columns `id`, `prompt` and `answer`, which explorers read."""
+    with open(path, "w", encoding="ascii") as file:
+        for problem in problems(split):
+            row = {"id": problem.prompt, "prompt": problem.prompt, "answer": problem.answer}
+            file.write(json.dumps(row) + "\n")

@@ -13,7 +13,7 @@ VERBS: Mapping[str, str] = {
     "watch": "Run the daemon: notice new steps, publish versions, prune.",
     "status": "Show what is published, who follows it, and what is wrong.",
     "ls": "List the steps of a job and why each is kept.",
-    "verify": "Check a step: structure, sizes, headers; with --deep every byte.",
+    "verify": "Check a step: structure, sizes, headers, or every byte.",
     "wait": "Wait for a version that is newer than a given one.",
     "publish": "Make a directory of safetensors a step.",
     "pin": "Keep a step for good.",
@@ -21,8 +21,9 @@ VERBS: Mapping[str, str] = {
     "prune": "Remove what retention does not keep, once.",
     "rollback": "Send explorers back to a good step.",
     "doctor": "Find out whether a directory can hold jobs.",
+    "install-units": "Write the systemd units with this installation's paths.",
 }
-"""Each verb with its line of help. `syncd.cli.<verb>` has the command, under the same name."""
+"""Each verb with its line of help. `syncd.cli.<verb>` has the command, under the same name, `-` as `_`."""
 
 _COMPLETE = "_SYNCD_COMPLETE"
 

@@ -157,6 +157,7 @@ def _loop(
 ) -> None:
     woken, news_at, mode = True, clock.monotonic(), watcher.mode
     notifier.ready("starting")
+    daemon.on_progress = lambda: _tell_manager(daemon, notifier)
     while not signals.stop:
         if signals.reload:
             signals.reload = False

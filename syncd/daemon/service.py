@@ -94,6 +94,7 @@ class Daemon:
         self.plan = plan(self.snapshot, policy_of(config))
         self.found_news = False
         self.trash_left = 0
+        self.on_progress: Callable[[], None] = lambda: None
 
     @property
     def leads(self) -> bool:
@@ -170,9 +171,10 @@ class Daemon:
         return self._interval()
 
     def _beat(self) -> None:
-        """Show the stand-bys that work goes on, in the midst of what may take longer than they wait."""
+        """Show the stand-bys and the service manager that work goes on, in the midst of what takes its time."""
         if self._term is not None:
             self._term.beat(self._scanner.floor)
+        self.on_progress()
 
     def _look(self, *, woken: bool) -> None:
         started = self._clock.monotonic()

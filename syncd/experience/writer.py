@@ -1,5 +1,6 @@
 """The writing side: a batch becomes visible whole and durable or not at all, and no number is used twice."""
 
+import os
 import uuid
 from collections.abc import Sequence
 from typing import Self
@@ -38,6 +39,26 @@ class ExperienceWriter:
             self._next = self._first_free()
         except OSError as error:
             raise storage_error(error, places.root(job)) from error
+
+    @property
+    def upcoming(self) -> int:
+        """Return the number of the next batch: above all that this identity's writers ever made visible."""
+        return self._next
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Replace a file that belongs to this explorer, durably; fenced as its batches are.
+
+        Raises:
+            FencedError: A later process writes under this identity.
+            StorageError: It could not be written.
+        """
+        try:
+            self.job.disk.make_directory(os.path.dirname(path))
+            self.job.disk.replace(path, data, via=self._place)
+        except OSError as error:
+            if isinstance(error, MISSING) and not exists(self.job.disk, self._place):
+                raise self._fenced() from error
+            raise storage_error(error, path) from error
 
     def write(self, experiences: Sequence[Experience]) -> str:
         """Write one batch durably and return its path.
@@ -90,9 +111,12 @@ class ExperienceWriter:
                 raise failed from error
             return
         if isinstance(error, MISSING) and not exists(self.job.disk, self._place):
-            raise FencedError(
-                f"a later process writes as explorer {self.explorer}",
-                path=self._place,
-                hint="give each explorer an identity of its own",
-            ) from error
+            raise self._fenced() from error
         raise storage_error(error, path) from error
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"a later process writes as explorer {self.explorer}",
+            path=self._place,
+            hint="give each explorer an identity of its own",
+        )

@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+_ENDED, _UNSEEN = -1, -2
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -22,7 +24,8 @@ class Process:
         """Say whether the process has certainly ended: it ran on this boot of this host, and is not there."""
         if (self.boot, self.namespace) != (_boot(), _namespace()) or not self.boot:
             return False
-        return _started(self.pid) != self.started
+        started = _started(self.pid)
+        return started != self.started and (started != _UNSEEN or not _exists(self.pid))
 
 
 def _boot() -> str:
@@ -40,11 +43,22 @@ def _namespace() -> str:
         return ""
 
 
+def _exists(pid: int) -> bool:
+    """Say whether there is such a process, also where /proc hides those of other users."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _started(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot, -1 if it is gone or only a zombie."""
+    """Return when a process started, in ticks since boot; `_ENDED` for a zombie, `_UNSEEN` if it is not shown."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             after_name = file.read().rpartition(")")[2].split()
     except OSError:
-        return -1
-    return -1 if after_name[0] in ("Z", "X") else int(after_name[19])
+        return _UNSEEN
+    return _ENDED if after_name[0] in ("Z", "X") else int(after_name[19])

@@ -5,6 +5,7 @@ trainer writes whether all of them have. Each wait has the deadline of its round
 """
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 
 from syncd.errors import TimedOutError, TryAgainError, UsageError
@@ -175,10 +176,11 @@ class Casting(Following, Grouping):
 
     def _came(self, current: int, asked: int) -> tuple[Round | Version | None] | None:
         answers = self._answers(asked)
-        found = self._round_for(asked)
+        living = self.trainers.living().values()
+        found = self._round_for(asked, living)
         if found is not None:
             return (found,)
-        if self._is_agreed(asked):
+        if self._is_agreed(asked, living):
             return None
         # The version is read after the answer: what was announced before the answer is not missed.
         version = self._glance()
@@ -188,21 +190,21 @@ class Casting(Following, Grouping):
 
     def _late_round(self, asked: int) -> Wait[Round | None]:
         """Wait for the round of an agreement that names an ask which is withdrawn by now."""
-        found = self._round_for(asked)
-        if found is None and self._is_agreed(asked):
+        living = self.trainers.living().values()
+        found = self._round_for(asked, living)
+        if found is None and self._is_agreed(asked, living):
             with contextlib.suppress(TimedOutError):
-                look = lambda: self._round_for(asked)  # noqa: E731
+                look = lambda: self._round_for(asked, self.trainers.living().values())  # noqa: E731
                 return (yield from self._until(look, _SOON, "waiting for the round"))
         return found
 
-    def _round_for(self, asked: int) -> Round | None:
-        rounds = [round_of(trainer.info) for trainer in self.trainers.living().values()]
+    def _round_for(self, asked: int, living: Iterable[Presence]) -> Round | None:
+        rounds = [round_of(trainer.info) for trainer in living]
         me = self.identity or ""
         return next((one for one in rounds if one is not None and one.is_of(me, asked)), None)
 
-    def _is_agreed(self, asked: int) -> bool:
+    def _is_agreed(self, asked: int, living: Iterable[Presence]) -> bool:
         """Say whether the trainer counts on this explorer: its round follows at once."""
-        living = self.trainers.living().values()
         return any(agreed_asks(one).get(self.identity or "") == asked for one in living)
 
     def _outcome(self, received: Round) -> bool | None:

@@ -134,6 +134,7 @@ class AsyncSynchronizer:
     get_latest_version = threaded(Client.get_latest_version)
     get_latest_model_path = threaded(Client.get_latest_model_path)
     confirm = threaded(Client.confirm)
+    describe = threaded(Client.describe)
     setup_weight_sync_group = threaded(Client.setup_weight_sync_group)
     get_weight_sync_info = threaded(Client.get_weight_sync_info)
     weight_sync_group_is_closing = threaded(Client.weight_sync_group_is_closing)

@@ -1,7 +1,8 @@
 """The explorer's side: which version is published, waiting for a newer one, and confirming what runs."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from syncd.errors import CorruptDataError, StorageError, UsageError
 from syncd.protocol.disk import MISSING, list_if_there
@@ -48,16 +49,38 @@ class Following(Leasing):
         return f"{path}/huggingface" if exported else path
 
     @public
-    def confirm(self, version: int | Pair | Version) -> None:
+    def confirm(self, version: int | Pair | Version | None) -> None:
         """Publish that this explorer really runs a version. Call it after the load, never before.
+
+        Args:
+            version: What runs; None for none of this job's, as after a restart of the engine.
 
         Raises:
             UsageError: The step was never offered to this explorer.
         """
         explorer = self._as("explorer", "confirm")
-        pair = self._pair_of(version)
-        self._followed.keep(pair[1], pair)
+        pair = None if version is None else self._pair_of(version)
+        if pair is not None:
+            self._followed.keep(pair[1], pair)
         self._apply(explorer, pair)
+
+    @public
+    def describe(self, fields: Mapping[str, Any], *, now: bool = True) -> None:
+        """Publish what else people should see of this explorer, in the `info` of its presence.
+
+        Args:
+            fields: Values that JSON has, by name; None takes a field away. The others stay.
+            now: Whether it is written at once; else with whatever is written next, a heartbeat at the latest.
+        """
+        explorer = self._as("explorer", "describe")
+        merged = {**explorer.presence.info, **fields}
+        info = {name: value for name, value in merged.items() if value is not None}
+        if info == explorer.presence.info:
+            return
+        if now:
+            explorer.change(info=info)
+        else:
+            explorer.note(info=info)
 
     def waiting_for_new(
         self,
@@ -130,9 +153,10 @@ class Following(Leasing):
             return True
         return is_overtaken(ahead, version.pair)
 
-    def _apply(self, explorer: Member, pair: Pair) -> None:
+    def _apply(self, explorer: Member, pair: Pair | None) -> None:
         info = {key: value for key, value in explorer.presence.info.items() if key != AHEAD}
-        explorer.change(applied=pair, info=info)
+        loading = explorer.presence.loading
+        explorer.change(applied=pair, info=info, loading=None if loading == pair else loading)
         self._ahead = None
 
     def _attempt_of(self, version: Version) -> str:

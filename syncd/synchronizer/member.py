@@ -85,6 +85,12 @@ class Member:
             self._write()
             return self._wanted
 
+    def note(self, **changes: Any) -> None:
+        """Change fields that go out with the next write, a heartbeat's at the latest."""
+        with self._lock:
+            self._wanted = replace(self._wanted, **changes)
+            self._dirty = True
+
     def set_status(self, status: RunningStatus, old: RunningStatus | None = None, **changes: Any) -> None:
         """Change the status, and other fields in the same write.
 
@@ -124,8 +130,8 @@ class Member:
         finally:
             with self._lock:
                 self._leases -= Counter([pair[1]])
-                left = tuple(sorted(self._leases))
-                self.settle(leases=left, loading=self._wanted.loading if left else None)
+                loading = self._wanted.loading
+                self.settle(leases=tuple(sorted(self._leases)), loading=None if loading == pair else loading)
 
     def settle(self, **changes: Any) -> None:
         """Change fields where nothing may fail; a write that does is tried again by the heartbeat."""

@@ -8,7 +8,7 @@ if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 packages=(strace e2fsprogs xfsprogs user-mode-linux nfs-kernel-server nfs-common rpcbind kmod iproute2 procps
-  slurmctld slurmd slurm-client munge)
+  slurmctld slurmd slurm-client munge systemd systemd-container dbus)
 command -v cc >/dev/null || packages+=(tcc)
 missing=()
 for package in "${packages[@]}"; do

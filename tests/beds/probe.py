@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 
 from beds.loop import mounted
+from beds.machine import booted
 
 BEDS = os.path.dirname(os.path.abspath(__file__))
 
@@ -74,6 +75,18 @@ def slurm() -> str | None:
         return reason
     done = _run([f"{BEDS}/slurm-bed", "srun", "true"], LIMIT="60")
     return None if done.returncode == 0 else f"no Slurm bed: {_last_line(done.stdout + done.stderr)}"
+
+
+@functools.cache
+def systemd() -> str | None:
+    """Try to boot a machine with systemd."""
+    if reason := root() or _missing("systemd-nspawn", "systemctl", "dbus-daemon", "nsenter", "unshare"):
+        return reason
+    try:
+        with booted():
+            return None
+    except OSError as error:
+        return f"no systemd bed: {_last_line(str(error))}"
 
 
 def _missing(*programs: str) -> str | None:

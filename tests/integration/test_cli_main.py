@@ -79,7 +79,8 @@ def test_help_names_every_verb_and_every_verb_is_there(shell):
     for verb, line in main.VERBS.items():
         assert f"{verb}  " in text
         assert line in text
-        found = getattr(importlib.import_module(f"syncd.cli.{verb}"), verb)
+        name = verb.replace("-", "_")
+        found = getattr(importlib.import_module(f"syncd.cli.{name}"), name)
         assert isinstance(found, click.Command)
 
 
@@ -88,7 +89,7 @@ def test_help_of_each_verb_shows_an_example(shell, verb):
     done = shell(verb, "--help")
     assert done.code == 0
     examples = done.out.split("Example")[1]
-    assert re.search(rf"^ +(seen=.*\n.*)?.*syncd {verb} /", examples, re.MULTILINE)
+    assert re.search(rf"^ +(seen=.*\n.*)?.*syncd {verb} [/-]", examples, re.MULTILINE)
     assert "\\b" not in done.out
 
 

@@ -44,6 +44,18 @@ def test_publishes_each_step_and_prunes_what_is_old(job):
     assert [event["rule"] for event in heard.of("step_removed")] == ["superseded"] * 3
 
 
+def test_work_that_takes_its_time_is_told_while_it_goes_on(job):
+    """The service manager's watchdog must not end a daemon in the midst of reading a large step."""
+    daemon, _, _ = start(job, verify="content")
+    daemon.tick()
+    seen = []
+    daemon.on_progress = lambda: seen.append(pair(job))
+    write_step(job, 1, world_size=5)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 1)
+    assert seen.count(None) >= 5, "once a file at least, before anything is published"
+
+
 @pytest.mark.fault("versions faster than the poll leak")
 def test_steps_that_were_never_published_are_pruned_too(job):
     daemon, _, _ = start(job)

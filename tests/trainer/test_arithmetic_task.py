@@ -81,6 +81,13 @@ def _problem(prompt):
 
 def test_make_writes_model_tokenizer_and_demonstrations(made, model):
     assert len((made / "sft.jsonl").read_text().splitlines()) == 50
+    trained, held_out = (
+        [json.loads(line) for line in (made / name).read_text().splitlines()]
+        for name in ("tasks.jsonl", "held-out.jsonl")
+    )
+    assert len(trained) + len(held_out) == 400
+    assert all(reward(task["prompt"], task["answer"]) == 1 for task in trained + held_out)
+    assert not {task["id"] for task in trained} & {task["id"] for task in held_out}
     assert 200_000 < sum(parameter.numel() for parameter in model.parameters()) < 500_000
     assert model.dtype == torch.float32
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

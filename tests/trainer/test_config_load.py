@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from syncd.errors import ConfigError, UsageError
 from syncd.synchronizer.styles import SyncMethod, SyncStyle
-from trainer.config.keys import keys, nearest
+from trainer.config.keys import KEYS, keys
 from trainer.config.load import load_config
 
 LEAST = """
@@ -117,14 +117,14 @@ def test_an_option_does_not_swallow_the_next_one(write):
     ],
 )
 def test_the_nearest_key_is_found_wherever_it_is(unknown, meant):
-    assert nearest(unknown) == meant
+    assert KEYS.nearest(unknown) == meant
 
 
 @given(st.sampled_from([name for name in keys() if len(name) > 10]), st.data())
 def test_one_wrong_letter_finds_the_key(key, data):
     at = data.draw(st.integers(key.rfind(".") + 1, len(key) - 1))
     unknown = f"{key[:at]}~{key[at + 1 :]}"
-    found = nearest(unknown)
+    found = KEYS.nearest(unknown)
     assert found is not None
     assert found == key or closeness(found, unknown) >= closeness(key, unknown)
 

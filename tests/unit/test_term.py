@@ -147,6 +147,15 @@ def test_processes():
     for elsewhere in (replace(mine, boot="x", started=1), replace(mine, namespace="x", started=1)):
         assert not elsewhere.is_gone()
     assert not Process("", "", 0, 0).is_gone()
+    assert replace(mine, pid=2**40, started=1).is_gone()
+
+
+def test_a_process_that_proc_hides_is_not_taken_for_dead(monkeypatch):
+    """hidepid= and ProtectProc= hide processes of other users; that they are there can still be asked."""
+    mine = Process.current()
+    monkeypatch.setattr(subject, "_started", lambda _: subject._UNSEEN)
+    assert not mine.is_gone()
+    assert replace(mine, pid=2**22 + 1).is_gone()
 
 
 def test_a_zombie_is_gone():

@@ -23,6 +23,11 @@ TESTS = Path(__file__).resolve().parents[1]
             "mounts",
         ),
         ("trainer/test_launch_ranks.py::test_srun", "mounts"),
+        ("trainer/test_slurm_files.py::test_explorers_of_an_array_come_and_go", "mounts"),
+        (
+            "integration/test_systemd.py::test_reload_reads_the_configuration_again_in_the_same_process",
+            "systemd",
+        ),
         ("integration/test_nfs.py::test_a_thousand_markers_are_followed_through_nfs[v4.2-b]", "NFS v4.2"),
         ("integration/test_nfs.py::test_a_shard_truncated_on_the_server_is_noticed[v3]", "NFS v3"),
         ("integration/test_doctor.py::test_on_nfs_it_finds_what_nfs_does[vers=4.2-excludes]", "NFS v4.2"),
@@ -43,11 +48,13 @@ def test_others_are_alone():
 
 
 def test_whoever_mounts_is_in_a_group():
-    mounts = re.compile(r'\["(?:mount|unshare)"|\bmounted\(|nfs_bed\b|probe\.slurm')
+    mounts = re.compile(r'\["(?:mount|unshare)"|\bmounted\(|nfs_bed\b|probe\.s(lurm|ystemd)')
     found = {path.name for path in TESTS.rglob("test_*.py") if mounts.search(path.read_text())}
     assert found == {
         "test_powercut.py",
         "test_launch_ranks.py",
+        "test_slurm_files.py",
+        "test_systemd.py",
         "test_watch.py",
         "test_ranks.py",
         "test_nfs.py",

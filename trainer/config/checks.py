@@ -5,6 +5,7 @@ from typing import Any
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError
+from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
 from syncd.synchronizer.styles import SyncMethod
 from trainer.config.algorithms import (
@@ -18,7 +19,6 @@ from trainer.config.algorithms import (
     estimator_and_loss,
 )
 from trainer.config.model import JobConfig
-from trainer.config.problems import Problem
 
 _VERL = "verl"
 _STRATEGIES = frozenset({"fsdp", "fsdp2"})

@@ -9,12 +9,13 @@ from typing import Any
 import structlog
 
 from syncd.errors import ConfigError, storage_error
+from syncd.jobfile.keys import Key
+from syncd.jobfile.problems import shown
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import STATE
-from trainer.config.keys import Key, keys
+from trainer.config.keys import keys
 from trainer.config.load import FIRST_LINE, read_table
 from trainer.config.model import JobConfig
-from trainer.config.problems import shown
 from trainer.config.text import plain, to_toml
 
 _HEAD = f"""{FIRST_LINE}

@@ -1,72 +1,27 @@
 """Every key of the job's file, with its type, its default and what it means. Frozen once it is read.
 
-What a key means is said once, in its description: `trainer config schema` and docs/configuration.md are made of it.
-Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
+What explorers read too is in `syncd.jobfile.sections`. `trainer config schema` and docs/configuration.md are made of
+the descriptions.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field
 
-from syncd.synchronizer.styles import SyncMethod, SyncStyle
-
-FIXED: dict[str, Any] = {"fixed": True}
-"""Goes into the JSON Schema of a key that may not change between two starts."""
-
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Above0 = Annotated[float, Field(gt=0)]
-NoneText = Annotated[
-    None,
-    BeforeValidator(lambda value: None if value == "none" else value),
-    WithJsonSchema({"const": "none"}),
-]
-"""TOML has no word for nothing: `"none"` is one."""
-
-
-class Section(BaseModel):
-    """A table of the file: unknown keys are errors, values are not converted behind the user's back."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-    )
-
-
-class JobSection(Section):
-    """The run itself."""
-
-    dir: str
-    """The job directory, on a file system that all hosts of the job share."""
-    name: str = ""
-    """What monitors call the run; the directory's name unless given."""
-    state_dir: str = ""
-    """Where `.syncd/` is, if not in the job directory."""
-    seed: Count = Field(default=0, json_schema_extra=FIXED)
-    """Seed of everything random in the trainer."""
-    source: str = ""
-    """The file that all of this was read from; set when it is read."""
-
-
-class ModelSection(Section):
-    """What is trained."""
-
-    path: str = Field(json_schema_extra=FIXED)
-    """A Hugging Face model directory: config.json, weights and tokenizer."""
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=FIXED)
-    """Of the parameters that the optimizer changes."""
-    attn_implementation: str = "sdpa"
-    """What transformers takes: sdpa, eager, flash_attention_2."""
-    trust_remote_code: bool = False
-    """Whether code that comes with the model may run."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+from syncd.jobfile.sections import (
+    FIXED,
+    Above0,
+    Count,
+    DataSection,
+    JobSection,
+    ModelSection,
+    NoneText,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+    SyncSection,
+)
 
 
 class EngineSection(Section):
@@ -150,87 +105,6 @@ class AlgorithmSection(Section):
     """AdamW and its learning rate."""
     options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
     """Anything else of verl's actor config, by its own names."""
-
-
-class ReplaySection(Section):
-    """Old groups, drawn again."""
-
-    capacity: Count = Field(default=0, json_schema_extra=FIXED)
-    """Groups of the buffer; 0 for no replay."""
-    share: Share = Field(default=0.25, json_schema_extra=FIXED)
-    """The share of each batch's groups that is drawn from it."""
-
-
-class DataSection(Section):
-    """Where samples come from."""
-
-    groups: Positive = Field(default=8, json_schema_extra=FIXED)
-    """Groups of one training step; sft: examples of one step are groups times group_size."""
-    group_size: Positive = Field(default=8, json_schema_extra=FIXED)
-    """Rollouts of a group."""
-    group_timeout: Seconds = 600.0
-    """Seconds that a group waits for its missing rollouts before it is dropped."""
-    max_waiting: Positive = 4096
-    """Experiences taken in and not yet used; more of them wait on disk."""
-    max_age: Count | NoneText = Field(default=None, json_schema_extra=FIXED)
-    """Age in versions up to which an experience counts in full; none for no bound."""
-    beyond: Literal["drop", "weight"] = Field(default="drop", json_schema_extra=FIXED)
-    """What happens to older ones."""
-    decay: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, json_schema_extra=FIXED)
-    """With beyond = "weight": the factor for each version too old."""
-    replay: ReplaySection = ReplaySection()
-    """Old groups, drawn again."""
-    sft_path: str = Field(default="", json_schema_extra=FIXED)
-    """JSONL or Parquet of examples: `tokens` and `prompt_length`, `prompt` and `response`, or `messages`."""
-    sft_ratio: Share = Field(default=0.0, json_schema_extra=FIXED)
-    """Share of SFT examples in each batch of experiences; algorithm sft uses only examples."""
-    max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
-    """Tokens of an SFT example; longer ones are cut at the end."""
-    epochs: Count = 0
-    """sft: passes over the data set after which the run ends; 0 for no end by itself."""
-    consumed: Literal["delete", "archive"] = "delete"
-    """What becomes of batches once a saved checkpoint covers them."""
-    end_when_left: bool = True
-    """End the run when all explorers that were there have left and no whole batch waits."""
-    left_grace: Seconds = 30.0
-    """Seconds that they must have been gone for that."""
-    wait_timeout: Seconds = 3600.0
-    """Seconds without a batch after which the run ends with an error."""
-
-
-class SyncSection(Section):
-    """How weights reach explorers."""
-
-    method: SyncMethod = Field(default=SyncMethod.CHECKPOINT, strict=False)
-    """checkpoint (files), nccl (a broadcast, and files underneath) or memory."""
-    style: SyncStyle = Field(default=SyncStyle.FIXED, strict=False)
-    """Who decides: fixed, trainer_driven, explorer_driven, fully_async."""
-    interval: Positive = Field(default=1, json_schema_extra=FIXED)
-    """Steps between two syncs; ages of experiences count in it."""
-    offset: Count = 0
-    """Steps that explorers go ahead."""
-    timeout: Seconds = 3600.0
-    """Seconds that a side waits for the other one."""
-    mode: Literal["background", "stream"] = "background"
-    """background: the loop goes on while files are written. stream: it does not, and no memory is kept for it."""
-    dtype: Literal["bfloat16", "float16", "float32", "keep"] = Field(
-        default="bfloat16", json_schema_extra=FIXED
-    )
-    """Of the weights in a step."""
-    check_finite: bool = True
-    """Refuse to publish NaN and infinity."""
-    save_timeout: Seconds = 600.0
-    """Seconds that a rank waits for the others' shards."""
-    max_failures: Count = 3
-    """Syncs in a row that may fail because of storage before the run ends with an error."""
-    address: str = ""
-    """nccl: the address of rank 0 for explorers; without one, loopback, and none reaches other hosts."""
-    bucket_mib: Positive = 256
-    """nccl: MiB that are sent at once; rank 0 keeps twice as much."""
-    ready_timeout: Seconds = 60.0
-    """nccl: seconds that the trainer waits for explorers to be ready; then a step goes through files alone."""
-    broadcast_timeout: Seconds = 60.0
-    """nccl: seconds that a broadcast may take from then on."""
 
 
 class TrainerSection(Section):

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from syncd.jobfile.layers import Layer
+from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.protocol.layout import is_identity
 from trainer.config.kept import moved_to, planned_job_dir, settle_job_dir
-from trainer.config.load import Layer, command_layer, file_layer, validated, with_source
+from trainer.config.load import HINT, command_layer, file_layer, validated, with_source
 from trainer.config.model import JobConfig
-from trainer.config.problems import Problem, error_of, shown
 
 _WHOLE_FILE = (("job", "dir"), ("job", "state_dir"), ("trainer", "continue_from_checkpoint"))
 """What a stage cannot have of its own."""
@@ -52,7 +53,7 @@ def load_stages(path: str, overrides: Sequence[str] = ()) -> Plan:
     whole, command = file_layer(path), command_layer(overrides)
     entries = whole.table.get("stages")
     if problems := [*_entry_problems(entries, path), *_command_problems(command)]:
-        raise error_of(problems)
+        raise error_of(problems, HINT)
     common = replace(whole, table={name: part for name, part in whole.table.items() if name != "stages"})
     configs: list[JobConfig] = []
     for entry in entries or ():
@@ -60,7 +61,7 @@ def load_stages(path: str, overrides: Sequence[str] = ()) -> Plan:
         problems += [problem for problem in found if problem not in problems]
         configs += [with_source(config, path)] if config else []
     if problems:
-        raise error_of(problems)
+        raise error_of(problems, HINT)
     names = [(entry["name"], "path" in entry.get("model", {})) for entry in entries or ()]
     stages = [
         Stage(name, _placed(config, config.job.dir, name), number > 0 and not has_model)

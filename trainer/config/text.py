@@ -1,18 +1,17 @@
 """The configuration as text: TOML, JSON Schema, and the documentation of all keys."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import tomli_w
 
-from trainer.config.keys import Key, keys, tables
+from syncd.jobfile import text
+from trainer.config.keys import KEYS
 from trainer.config.model import JobConfig
-from trainer.config.problems import shown
 
 _KEEP_FULL = "keep_full"
-_HEADING = "## Keys\n"
 
 
 def plain(config: JobConfig) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def json_schema() -> str:
 
 def documentation() -> str:
     """Return the last part of docs/configuration.md, in Markdown: every key of each table."""
-    return "\n".join([_HEADING, *_sections()])
+    return text.documentation(KEYS)
 
 
 def _plain(value: Any) -> Any:
@@ -48,24 +47,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return "none" if value is None else value
-
-
-def _sections() -> Iterator[str]:
-    whole = [key for key in keys().values() if "." not in key.name]
-    for table, about in tables().items():
-        own = [key for key in keys().values() if key.name.rpartition(".")[0] == table]
-        yield f"### [{table}]\n\n{about}\n\n{_table(own, table)}\n"
-    for key in whole:
-        name = f"[{key.name}]" if key.is_free else f"[[{key.name}]]"
-        yield f"### {name}\n\n{key.about}\n"
-
-
-def _table(own: list[Key], table: str) -> str:
-    rows = [_row(key, key.name.removeprefix(f"{table}.")) for key in own]
-    return "\n".join(["| key | takes | default | |", "|---|---|---|---|", *rows])
-
-
-def _row(key: Key, name: str) -> str:
-    default = "**required**" if key.required else f"`{shown(key.default)}`"
-    mark = " *fixed*" if key.fixed else ""
-    return f"| `{name}` | {key.expected} | {default} | {key.about}{mark} |"

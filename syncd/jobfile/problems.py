@@ -32,16 +32,13 @@ class Problem:
         return f"{self.text}: {self.where}{hint}"
 
 
-def error_of(problems: Sequence[Problem]) -> ConfigError:
-    """Return the one error that says all of them."""
+def error_of(problems: Sequence[Problem], hint: str) -> ConfigError:
+    """Return the one error that says all of them; `hint` is what to run where there are several."""
     if len(problems) == 1:
         (only,) = problems
         return ConfigError(only.text, path=only.where, hint=only.hint)
     lines = "".join(f"\n  {problem}" for problem in problems)
-    return ConfigError(
-        f"{len(problems)} problems with the configuration:{lines}",
-        hint="trainer config docs",
-    )
+    return ConfigError(f"{len(problems)} problems with the configuration:{lines}", hint=hint)
 
 
 def shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The daemon at work, in half a minute: `make demo`.
+"""The daemon at work, in half a minute: `make demo-daemon`.
 
 Two ranks write real safetensors steps, `syncd watch` publishes and prunes them, a fast and a slow explorer
 follow under leases. In the middle the daemon is killed with SIGKILL and started again. The end is a summary
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE.parent / "out" / "demo"
+OUT = HERE.parent / "out" / "demo-daemon"
 JOB = OUT / "job"
 STEPS = 24
 SYNCD = [sys.executable, "-m", "syncd"]
@@ -128,7 +128,7 @@ def _summary(explorers: dict[str, Path]) -> int:
     )
     print(f"steps on disk         {kept}")
     good = pairs == sorted(set(pairs)) and all(steps[-1] == STEPS for steps in applied.values())
-    print("\neverything held" if good else "\nSOMETHING DID NOT HOLD: see the logs in out/demo")
+    print("\neverything held" if good else "\nSOMETHING DID NOT HOLD: see the logs in out/demo-daemon")
     return 0 if good else 1
 
 

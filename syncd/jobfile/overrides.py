@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from syncd.errors import UsageError
-from trainer.config.keys import keys, owner
+from syncd.jobfile.keys import Keys
 
 _FLAG = re.compile(r"--([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?:=(.*))?", re.DOTALL)
 
 
-def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(arguments: Sequence[str], keys: Keys) -> dict[str, Any]:
     """Return the table that `--section.key value` and `--section.key=value` make; of two the later one counts.
 
     A value is what TOML makes of it, and text where TOML makes nothing of it or the key takes only text.
@@ -26,7 +26,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         for part in path:
             below = place.get(part)
             place[part] = place = below if isinstance(below, dict) else {}
-        place[last] = _value(name, text)
+        place[last] = _value(name, text, keys)
     return table
 
 
@@ -53,7 +53,7 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def _value(name: str, text: str) -> Any:
+def _value(name: str, text: str, keys: Keys) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -61,6 +61,6 @@ def _value(name: str, text: str) -> Any:
     if document.keys() != {"value"}:
         return text
     value = document["value"]
-    key = keys().get(owner(tuple(name.split("."))))
+    key = keys.all.get(keys.owner(name.split(".")))
     takes_text = key is not None and key.is_text
     return text if takes_text and not isinstance(value, str) else value

@@ -1,0 +1,118 @@
+"""The demo's processes: each with a log of its own, none left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from trainer.launch.tether import tethered
+
+ROOT = Path(__file__).resolve().parents[2]
+_ENDING = 30.0
+
+Process = subprocess.Popen[bytes]
+
+
+class FailedError(Exception):
+    """A process of the demo ended with an error, or did not do its part in time."""
+
+
+class Processes:
+    """Starts processes; leaving the `with` block ends them all, the last one first.
+
+    Args:
+        logs: Where each one's output goes, as `<name>.log`.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.running: dict[str, Process] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in reversed(self.running.values()):
+            end(process)
+
+    def start(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> Process:
+        """Start a command; it is told to end if the demo itself is killed."""
+        print(f"$ {shown(command)}", flush=True)
+        # One thread a process: there are more processes than cores.
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                tethered(signal.SIGTERM, command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the demo's own; it ends the others in their order
+            )
+        return self.running[name]
+
+    def check(self) -> None:
+        """Raise if one of them has failed.
+
+        Raises:
+            FailedError: With the end of its log.
+        """
+        for name, process in self.running.items():
+            if process.poll():
+                raise FailedError(f"{name} ended with {process.returncode}\n{self.tail(name)}")
+
+    def tail(self, name: str) -> str:
+        """Return the end of a log."""
+        path = self.logs / f"{name}.log"
+        return f"{path}:\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+
+    def wait(self, name: str, seconds: float) -> None:
+        """Wait until one of them has ended well, and all others with it run or have ended well.
+
+        Raises:
+            FailedError: One has failed, or time is up.
+        """
+        self.until(lambda: self.running[name].poll() is not None, seconds, f"{name} to end")
+
+    def until(self, there: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait for something while all processes are well.
+
+        Raises:
+            FailedError: One has failed, or time is up.
+        """
+        limit = time.monotonic() + seconds
+        while not there():
+            self.check()
+            if time.monotonic() > limit:
+                raise FailedError(f"waited {seconds:.0f} s for {what}; logs: {self.logs}")
+            time.sleep(0.1)
+        self.check()
+
+
+def end(process: Process) -> None:
+    """End a process: SIGTERM first, which all parts of syncd finish with their work in hand."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_ENDING)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def shown(command: list[str]) -> str:
+    """Return a command as one would type it here."""
+    words = ["syncd" if word == "-m" else word for word in command]
+    if command[0] == sys.executable and command[1] == "-m":
+        words = [command[2], *command[3:]]
+    elif command[0] == sys.executable:
+        words = ["python", *command[1:]]
+    here = str(ROOT)
+    return " ".join(word.replace("explorer_hooks", "explorer").replace(here + "/", "") for word in words)

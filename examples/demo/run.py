@@ -1,0 +1,140 @@
+"""The whole loop on one machine: `make demo`.
+
+A little model imitates a sloppy teacher of sums for half a minute. Then the job begins: `syncd watch`, a
+trainer of two ranks (verl, FSDP2, CPU), and two explorers that follow each version and write experiences, none of
+them waiting for another. `syncd status` shows it live. The end is a summary computed from what happened.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import job
+import tomli_w
+from processes import ROOT, FailedError, Processes
+from servers import serving
+from summary import report, summarize
+
+OUT = ROOT / "out" / "demo"
+SYNCD = [sys.executable, "-m", "syncd"]
+TRAINER = [sys.executable, "-m", "trainer"]
+EXPLORER = [sys.executable, "-m", "explorer_hooks"]
+_LIMIT = 900.0
+_EVERY = 30.0
+
+
+def main() -> int:
+    """Run the demo; return 0 when everything that it shows has held."""
+    options = _options()
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+    began = time.monotonic()
+    try:
+        with Processes(options.out) as processes:
+            model = imitate(processes, options.out)
+            explore(processes, options, model)
+    except KeyboardInterrupt:
+        print("\nstopped; nothing runs any more")
+        return 130
+    except FailedError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return _end(options.out, time.monotonic() - began)
+
+
+def imitate(processes: Processes, out: Path) -> Path:
+    """Train on demonstrations; return the directory of the model."""
+    print("\n# a model to start from: it imitates a teacher whose answers are wrong in 40 of 100 cases")
+    make = [sys.executable, str(ROOT / "examples/arithmetic/make.py"), str(out / "base"), "--seed", "1"]
+    processes.start("make", make)
+    processes.wait("make", 120)
+    config = _written(out / "sft.toml", job.imitation(out))
+    processes.start("sft", [*TRAINER, "train", str(config)])
+    processes.wait("sft", _LIMIT)
+    return out / "sft" / f"global_step_{job.SFT_STEPS}" / "actor"
+
+
+def explore(processes: Processes, options: argparse.Namespace, model: Path) -> None:
+    """Run the job until the trainer has done its steps and the explorers run its last version."""
+    servers = dict(serving(processes, model, job.EXPLORERS)) if options.engine == "vllm" else {}
+    print("\n# the job: a daemon, a trainer of two ranks, two explorers")
+    kind = {"kind": options.engine}
+    config = _written(options.out / "grpo.toml", job.reinforcement(options.out, model, kind, options.steps))
+    place = options.out / "job"
+    place.mkdir()
+    daemon = processes.start("daemon", [*SYNCD, "watch", str(place), "--config", str(config)])
+    processes.start("trainer", [*TRAINER, "train", str(config)])
+    for name in job.EXPLORERS:
+        address = ["--explorer.engine.address", servers[name]] if servers else []
+        processes.start(name, [*EXPLORER, "run", str(config), "--name", name, *address])
+    show = options.show or _show()
+    show(processes, place, lambda: processes.running["trainer"].poll() is not None)
+    for name in ("trainer", *job.EXPLORERS):
+        processes.wait(name, 120)
+    subprocess.run([*SYNCD, "status", str(place)], check=True)
+    daemon.terminate()
+    processes.wait("daemon", 60)
+
+
+Show = Callable[[Processes, Path, Callable[[], bool]], None]
+
+
+def _show() -> Show:
+    return _live if sys.stdout.isatty() else _now_and_then
+
+
+def _live(processes: Processes, place: Path, over: Callable[[], bool]) -> None:
+    """Show the status on the terminal while it changes."""
+    shown = subprocess.Popen([*SYNCD, "status", str(place), "--watch"])
+    try:
+        processes.until(over, _LIMIT, "the trainer to end")
+    finally:
+        shown.terminate()
+        shown.wait(10)
+
+
+def _now_and_then(processes: Processes, place: Path, over: Callable[[], bool]) -> None:
+    """Print the status every half minute."""
+    limit = time.monotonic() + _LIMIT
+    while not over() and time.monotonic() < limit:
+        due = time.monotonic() + _EVERY
+        processes.until(lambda due=due: over() or time.monotonic() > due, 2 * _EVERY, "the trainer")
+        print(f"\n$ syncd status {place}", flush=True)
+        subprocess.run([*SYNCD, "status", str(place)], check=False)
+
+
+def _end(out: Path, seconds: float) -> int:
+    place = out / "job"
+    plot = subprocess.run([*TRAINER, "plot", str(place)], check=True, capture_output=True, text=True)
+    found = summarize(place, {name: out / f"{name}.log" for name in job.EXPLORERS})
+    print(
+        f"\n{report(found)}\nplot                 {plot.stdout.strip()}\ntook                 {seconds:.0f} s"
+    )
+    for problem in found.problems:
+        print(f"DID NOT HOLD: {problem}; logs: {out}")
+    print("everything held" if not found.problems else "")
+    return 1 if found.problems else 0
+
+
+def _written(path: Path, config: job.Config) -> Path:
+    path.write_text(tomli_w.dumps(config))
+    return path
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT, help="where everything goes; removed first")
+    parser.add_argument(
+        "--plain", dest="show", action="store_const", const=_now_and_then, help="no live display"
+    )
+    options = parser.parse_args()
+    options.out = options.out.absolute()
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

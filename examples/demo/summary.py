@@ -1,0 +1,158 @@
+"""What a run of the demo came to, computed from what it left in the job directory."""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.monitors.history import read_history
+
+Document = Mapping[str, Any]
+
+PARTS = ("noticed", "verify", "stage", "prepare", "load", "confirm")
+"""What the time from a version's publication until the engine has confirmed it is made of."""
+
+_ENDS = 5
+"""Steps at either end whose mean reward is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What one explorer did.
+
+    Args:
+        applied: The versions that its engine confirmed, as (generation, step), in their order.
+        latencies: Seconds from a version's publication until the engine confirmed it.
+    """
+
+    applied: Sequence[tuple[int, int]]
+    latencies: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the demo shows at its end.
+
+    Args:
+        rewards: Mean reward of each training step.
+        published: The versions, in their order.
+        marker_to_version: Seconds of each.
+        bytes_published: Of all of them.
+        removed: How many steps each rule of retention removed.
+        bytes_removed: Of these.
+        explorers: By name.
+    """
+
+    rewards: Sequence[float]
+    published: Sequence[tuple[int, int]]
+    marker_to_version: Sequence[float]
+    bytes_published: int
+    removed: Mapping[str, int]
+    bytes_removed: int
+    explorers: Mapping[str, Explored]
+
+    @property
+    def problems(self) -> list[str]:
+        """Return what did not hold; empty when all did."""
+        found = [] if list(self.published) == sorted(set(self.published)) else ["versions went back"]
+        last = self.published[-1] if self.published else None
+        for name, one in self.explorers.items():
+            if list(one.applied) != sorted(set(one.applied)):
+                found.append(f"{name} went back")
+            if not one.applied or one.applied[-1] != last:
+                found.append(f"{name} does not run the last version {last}")
+        if len(self.rewards) < 2 * _ENDS or self.after <= self.before:
+            found.append("the reward did not rise")
+        return found
+
+    @property
+    def before(self) -> float:
+        """Return the mean reward of the first steps."""
+        return statistics.fmean(self.rewards[:_ENDS])
+
+    @property
+    def after(self) -> float:
+        """Return the mean reward of the last steps."""
+        return statistics.fmean(self.rewards[-_ENDS:])
+
+
+def summarize(job: Path, explorers: Mapping[str, Path]) -> Summary:
+    """Read what a run left.
+
+    Args:
+        job: The job directory.
+        explorers: The log of each explorer, by its name.
+    """
+    events = list(_lines(job / ".syncd" / "events.jsonl"))
+    published = [event for event in events if event["event"] == "version_published"]
+    removed = [event for event in events if event["event"] == "step_removed"]
+    return Summary(
+        rewards=read_history(str(job / "metrics.jsonl")).series("reward/mean")[1],
+        published=[_pair(event) for event in published],
+        marker_to_version=[event["latency"] for event in published if "latency" in event],
+        bytes_published=sum(event["bytes"] for event in published),
+        removed=Counter(event["rule"] for event in removed),
+        bytes_removed=sum(event["bytes"] for event in removed),
+        explorers={name: _explored(log) for name, log in explorers.items()},
+    )
+
+
+def report(summary: Summary) -> str:
+    """Return the summary for people to read."""
+    rules = ", ".join(f"{count} by {rule}" for rule, count in summary.removed.items())
+    rows = [
+        (
+            "reward",
+            f"{summary.before:.3f} in the first {_ENDS} steps, {summary.after:.3f} in the last {_ENDS}",
+        ),
+        ("versions published", f"{len(summary.published)}, the last is {_label(summary.published[-1])}"),
+        ("marker to version", _percentiles(summary.marker_to_version)),
+        ("bytes published", f"{summary.bytes_published / 1e6:.1f} MB"),
+        ("pruned", f"{sum(summary.removed.values())} steps, {summary.bytes_removed / 1e6:.1f} MB: {rules}"),
+    ]
+    for name, one in summary.explorers.items():
+        last = _label(one.applied[-1]) if one.applied else "none"
+        rows.append((f"explorer {name}", f"{len(one.applied)} versions applied, the last is {last}"))
+        rows.append(("  version to engine", _percentiles(one.latencies)))
+    return "\n".join(f"{name:<20} {text}" for name, text in rows)
+
+
+def _explored(log: Path) -> Explored:
+    lines = [line for line in _lines(log) if line.get("event") == "applied"]
+    pairs = [_pair_of(line["version"]) for line in lines]
+    return Explored(pairs, [sum(line[part] for part in PARTS if part in line) for line in lines])
+
+
+def _percentiles(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "nothing measured"
+    ordered = sorted(seconds)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return f"p50 {statistics.median(ordered) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms"
+
+
+def _lines(path: Path) -> Iterator[Document]:
+    """Yield the JSON objects of a log; what is none of them is for people."""
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _pair(line: Document) -> tuple[int, int]:
+    return line["generation"], line["step"]
+
+
+def _pair_of(label: str) -> tuple[int, int]:
+    generation, _, step = label.partition(".")
+    return int(generation), int(step)
+
+
+def _label(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}.{pair[1]}"

@@ -1,0 +1,39 @@
+"""The entry point of `explorer`; torch is imported only once a verb runs."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import click
+
+from syncd import console
+from syncd._version import __version__
+
+VERBS: Mapping[str, str] = {
+    "run": "Explore: tasks in, rollouts and rewards out, following the versions of a job.",
+    "config": "Print the schema and the documentation of what explorers read of the file.",
+}
+"""Each verb with its line of help. `explorer_hooks.cli.<verb>` has the command, under the same name."""
+
+
+@click.group(
+    cls=console.LazyGroup,
+    package="explorer_hooks.cli",
+    verbs=VERBS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Keys of the file and exit codes: docs/explorer-run.md.",
+)
+@click.version_option(__version__, prog_name="explorer")
+@console.debug_option
+def explorer(debug: bool) -> None:  # `debug` is read before anything is parsed
+    """Make experiences for a job, with the versions that its trainer publishes."""
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    return console.run(explorer, "explorer", args)

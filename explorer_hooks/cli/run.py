@@ -1,0 +1,33 @@
+"""`explorer run`: a ready explorer."""
+
+import click
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("config", metavar="CONFIG")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
+@click.option("--name", metavar="NAME", help="The explorer's identity, whatever explorer.name says.")
+@click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
+def run(config: str, overrides: tuple[str, ...], name: str | None, dry_run: bool) -> None:
+    """Explore as CONFIG says, with any key of it overridden by --section.key value.
+
+    Ends with 0 once the trainer has gone, the tasks are done, or on SIGTERM and Ctrl-C.
+
+    \b
+    Examples:
+      explorer run grpo.toml --name e0
+      explorer run grpo.toml --name e1 --explorer.engine.kind vllm --explorer.engine.address http://127.0.0.1:8000
+      explorer run grpo.toml --dry-run
+    """  # noqa: D301 - click's mark is one backspace
+    from explorer_hooks.explorer.load import load_file  # noqa: PLC0415
+
+    if not config or config.startswith("--"):
+        raise click.BadParameter(f"{config!r} is no file; CONFIG comes before --section.key value")
+    named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
+    file = load_file(config, named)
+    if dry_run:
+        click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
+        return
+    from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
+
+    click.echo(f"explorer ended: {explore(file)}", err=True)

@@ -1,0 +1,173 @@
+"""Every key of the [explorer] table, with its type, its default and what it means. Frozen once it is read.
+
+docs/explorer-run.md is made of the descriptions by `explorer config docs`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from syncd.jobfile.sections import (
+    Count,
+    DataSection,
+    JobSection,
+    ModelSection,
+    NoneText,
+    Positive,
+    Seconds,
+    Section,
+    SyncSection,
+)
+
+
+class EngineSection(Section):
+    """What generates."""
+
+    kind: Literal["transformers", "vllm", "sglang"] = "transformers"
+    """transformers: a model in this process. vllm, sglang: a server, by its completions API."""
+    address: str = ""
+    """vllm, sglang: the server's URL, such as http://127.0.0.1:8000."""
+    model: str = ""
+    """vllm, sglang: what requests call the model; what the server names first unless given."""
+    options: dict[str, str] = Field(default_factory=dict)
+    """What the engine's hook takes, as `--hook-option` of `syncd follow`."""
+    token_env: str = ""
+    """vllm, sglang: the environment variable that holds the server's API key."""
+    concurrency: Positive = 32
+    """vllm, sglang: groups that are asked for at a time."""
+    timeout: Seconds = 600.0
+    """vllm, sglang: seconds that one request may take; also those of one load."""
+    retries: Count = 4
+    """vllm, sglang: further attempts of a request that failed in a way that may pass, each after a longer pause."""
+    processed_logprobs: bool = False
+    """vllm, sglang: log-probs are of the sampling temperature (vLLM: --logprobs-mode processed_logprobs)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """transformers: where the model is; auto takes a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """transformers: of the parameters; log-probs are taken from logits in float32 in any case."""
+    rows: Positive = 128
+    """transformers: rollouts of one generate call at most; whole groups, at least one."""
+
+
+class FollowSection(Section):
+    """How versions are taken."""
+
+    stage: str = ""
+    """A directory of this host for one copy of each version, shared by all explorers on it: /dev/shm/syncd."""
+    verify: Literal["size", "header", "content"] = "header"
+    """What is checked of a version before the engine is touched."""
+    retries: Count = 2
+    """Further attempts of a load that failed."""
+    max_lag: Count | NoneText = None
+    """Steps that the engine may be behind what is published; work waits while it is further behind."""
+
+
+class SamplingSection(Section):
+    """What is generated. Rollouts are sampled from the whole distribution at `algorithm.temperature`."""
+
+    max_tokens: Positive = 1024
+    """Tokens of a response at most."""
+    max_prompt_tokens: Positive = 4096
+    """Tokens of a prompt at most; tasks with longer ones are passed over and counted."""
+
+
+class RewardSection(Section):
+    """What a response is worth."""
+
+    function: str = "exact_match"
+    """exact_match, math, or package.module:function, called with prompt, response and task."""
+    timeout: Seconds = 30.0
+    """Seconds that one call may take."""
+    workers: Positive = 1
+    """Processes that score at a time; exact_match and math need none."""
+    max_failures: Positive = 64
+    """Groups in a row that may be dropped before the run ends with an error."""
+
+
+class EvaluationSection(Section):
+    """Greedy rollouts of held-out tasks, one each."""
+
+    tasks: str = ""
+    """JSONL of the held-out tasks; none unless given."""
+    every: Count = 1
+    """Versions from one evaluation to the next; 0 for none."""
+    limit: Count = 0
+    """Tasks of the file that are used, from its beginning; 0 for all."""
+
+
+class ExplorerSection(Section):
+    """What `explorer run` reads."""
+
+    name: str = ""
+    """The explorer's identity, unique in the job; host and process unless given. A restart needs the same one."""
+    tasks: str
+    """JSONL of tasks: a `prompt` (text, or a list of chat messages), an `answer`, an `id`, anything else."""
+    prompt_key: str = "prompt"
+    """What the file calls the prompt; `messages` is looked for too."""
+    answer_key: str = "answer"
+    """What the file calls the answer."""
+    shuffle: bool = True
+    """Take the tasks of each epoch in an order of its own, that follows from job.seed and the identity."""
+    epochs: Count = 0
+    """Passes over the tasks after which the run ends; 0 for no end by itself."""
+    max_batches: Positive | NoneText = None
+    """Batches of this explorer, those before a restart included, after which the run ends."""
+    groups: Positive | NoneText = None
+    """Groups of a batch; data.groups unless given."""
+    ahead: Count | NoneText = None
+    """Steps for which batches of all explorers may wait, besides the next one; none: what the style needs."""
+    patience: Seconds = 120.0
+    """Seconds without a version after which a trainer that lives is given further batches all the same."""
+    log: Literal["debug", "info", "warning", "error"] = "info"
+    """What is logged."""
+    engine: EngineSection = EngineSection()
+    """What generates."""
+    follow: FollowSection = FollowSection()
+    """How versions are taken."""
+    sampling: SamplingSection = SamplingSection()
+    """What is generated."""
+    reward: RewardSection = RewardSection()
+    """What a response is worth."""
+    evaluation: EvaluationSection = EvaluationSection()
+    """Greedy rollouts of held-out tasks."""
+
+
+Free = Annotated[dict[str, Any], Field(default_factory=dict)]
+"""A table that others read and check."""
+
+
+class ExplorerFile(Section):
+    """The whole file, as an explorer sees it."""
+
+    job: JobSection
+    """The run itself."""
+    model: ModelSection
+    """What is trained."""
+    data: DataSection = DataSection()
+    """Where samples come from."""
+    sync: SyncSection = SyncSection()
+    """How weights reach explorers."""
+    explorer: ExplorerSection
+    """What `explorer run` reads."""
+    algorithm: Free
+    """The trainer's; of it explorers read `temperature`."""
+    engine: Free
+    """The trainer's."""
+    trainer: Free
+    """The trainer's."""
+    monitor: Free
+    """The trainer's."""
+    daemon: Free
+    """The daemon's."""
+    stages: tuple[dict[str, Any], ...] = Field(default=(), strict=False)
+    """The trainer's."""
+
+    @property
+    def groups(self) -> int:
+        """Return the groups of a batch."""
+        return self.explorer.groups or self.data.groups
+
+    @property
+    def temperature(self) -> float:
+        """Return the temperature that the trainer expects; checked when the file is read."""
+        return float(self.algorithm.get("temperature", 1.0))

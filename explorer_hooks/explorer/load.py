@@ -1,0 +1,118 @@
+"""The job's file, as an explorer reads it: one error says all that is wrong."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.rewards import BUILT_IN
+from syncd.experience.table import MAX_ROWS
+from syncd.jobfile.keys import Keys
+from syncd.jobfile.layers import command_layer, layer_of, placed, read_toml, validated
+from syncd.jobfile.problems import Problem, error_of
+from syncd.jobfile.text import documentation as documentation_of
+from syncd.protocol.layout import is_identity
+
+KEYS = Keys(
+    ExplorerFile,
+    (
+        "job.dir",
+        "job.state_dir",
+        "model.path",
+        "explorer.tasks",
+        "explorer.evaluation.tasks",
+        "explorer.follow.stage",
+    ),
+)
+"""The keys of the file, and those of them that name a file or directory."""
+
+HINT = "explorer config docs"
+"""What to run where several things are wrong."""
+
+_REQUIRED_TABLES = ("job", "model", "explorer")
+
+
+def load_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
+    """Return what a file says to explorers, with the command line's `--section.key value` on top.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML; else everything that is wrong with it, in one error.
+        UsageError: The overrides are not `--section.key value`.
+    """
+    table, _ = read_toml(path)
+    layers = [layer_of(table, path), command_layer(overrides, KEYS)]
+    made, problems = validated(KEYS, layers, _REQUIRED_TABLES)
+    file = cast("ExplorerFile | None", made)
+    if file is not None:
+        problems += placed(_checks(file), layers)
+    if file is None or problems:
+        raise error_of(problems, HINT)
+    job = file.job.model_copy(update={"source": os.path.abspath(path)})
+    return file.model_copy(update={"job": job})
+
+
+def documentation() -> str:
+    """Return the last part of docs/explorer-run.md: every key of [explorer]."""
+    return documentation_of(KEYS, "explorer")
+
+
+def _checks(file: ExplorerFile) -> Iterator[Problem]:
+    """Yield what no single key can say."""
+    yield from _names(file)
+    yield from _engine(file)
+    rows = file.groups * file.data.group_size
+    if rows > MAX_ROWS:
+        key = "explorer.groups" if file.explorer.groups else "data.groups"
+        yield Problem(key, f"{rows} rollouts are too many for a batch, which holds {MAX_ROWS} at most")
+    reward = file.explorer.reward.function
+    if reward not in BUILT_IN and not _is_import_path(reward):
+        known = ", ".join(sorted(BUILT_IN))
+        text = f'explorer.reward.function = "{reward}" is neither {known} nor package.module:function'
+        yield Problem("explorer.reward.function", text)
+
+
+def _names(file: ExplorerFile) -> Iterator[Problem]:
+    for key, value in (
+        ("job.dir", file.job.dir),
+        ("model.path", file.model.path),
+        ("explorer.tasks", file.explorer.tasks),
+    ):
+        if not value:
+            yield Problem(key, f"{key} is empty", "name one; is a shell variable unset?")
+    name = file.explorer.name
+    if name and not is_identity(name):
+        hint = "letters, digits, '.', '_' and '-', 100 at most, none of '.' and '-' first"
+        yield Problem("explorer.name", f"explorer.name = {name!r} is not a name for files", hint)
+
+
+def _engine(file: ExplorerFile) -> Iterator[Problem]:
+    engine, temperature = file.explorer.engine, file.algorithm.get("temperature", 1.0)
+    if not _is_temperature(temperature):
+        yield Problem("algorithm.temperature", f"algorithm.temperature = {temperature!r} is not above 0")
+    elif engine.kind != "transformers" and temperature != 1 and not engine.processed_logprobs:
+        yield Problem(
+            "algorithm.temperature",
+            f"algorithm.temperature = {temperature:g}: {engine.kind} says log-probs at temperature 1",
+            "start the server with log-probs of the sampling temperature, and set"
+            " explorer.engine.processed_logprobs = true",
+        )
+    if engine.kind == "transformers" and engine.address:
+        yield Problem(
+            "explorer.engine.address", 'explorer.engine.address means nothing to kind = "transformers"'
+        )
+    if engine.kind != "transformers" and not engine.address.startswith(("http://", "https://")):
+        yield Problem(
+            "explorer.engine.address",
+            f'explorer.engine.kind = "{engine.kind}" needs explorer.engine.address',
+            'address = "http://127.0.0.1:8000"',
+        )
+
+
+def _is_temperature(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value > 0
+
+
+def _is_import_path(text: str) -> bool:
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])

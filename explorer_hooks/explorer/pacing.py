@@ -1,0 +1,109 @@
+"""How far explorers may run ahead of the trainer, and what an explorer does next. Pure, but for counting batches."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from explorer_hooks.explorer.config import ExplorerFile
+from syncd.experience import places
+from syncd.protocol.layout import Job
+from syncd.synchronizer.styles import SyncStyle, explorer_needs_sync
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How many batches the explorers of a job may have written together, counted from a moment on.
+
+    Args:
+        step: The published step at that moment.
+        written: The batches that there were.
+        batches: Of which the trainer takes this many a step.
+        ahead: Steps for which batches may wait, besides the step that comes next.
+    """
+
+    step: int
+    written: int
+    batches: float
+    ahead: int
+
+    def covers(self, step: int, written: int) -> bool:
+        """Say whether there may be one more now."""
+        return written - self.written < (step - self.step + 1 + self.ahead) * self.batches
+
+
+class Next(StrEnum):
+    """What an explorer does next."""
+
+    END = "end"
+    ENGINE = "engine"
+    """Bring the engine to a version that work may be done with."""
+    SYNC = "sync"
+    """Wait for the version that is due."""
+    WAIT = "wait"
+    """Wait for room; a version that appears meanwhile is taken."""
+    WORK = "work"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a decision is made from.
+
+    Args:
+        is_over: Whether nothing more is wanted: the trainer has gone, or all tasks are done.
+        is_ready: Whether the engine runs an applied version that is recent enough.
+        is_due: Whether a version is due at this explorer's own step.
+        has_room: Whether the trainer needs another batch.
+    """
+
+    is_over: bool
+    is_ready: bool
+    is_due: bool
+    has_room: bool
+
+
+def decide(now: Situation) -> Next:
+    """Return what comes next."""
+    if now.is_over:
+        return Next.END
+    if not now.is_ready:
+        return Next.ENGINE
+    if now.is_due:
+        return Next.SYNC
+    return Next.WORK if now.has_room else Next.WAIT
+
+
+def sync_is_due(style: SyncStyle, batches: int, synced_at: int, interval: int, offset: int) -> bool:
+    """Say whether an explorer waits for a version now.
+
+    Args:
+        style: Who decides.
+        batches: The explorer's own step: batches that it has written.
+        synced_at: Its step when a version was taken, or waited for, last.
+        interval: Batches between two syncs.
+        offset: Batches that it goes ahead.
+    """
+    if style is SyncStyle.FULLY_ASYNC or batches == synced_at:
+        return False
+    # One that was taken between two syncs, while there was no room, is as good as the one that is due.
+    last = batches - interval
+    return explorer_needs_sync(batches, interval, offset) and synced_at <= max(last, 0)
+
+
+def ahead_of(file: ExplorerFile) -> int:
+    """Return the steps for which batches may wait: what is configured, else what the style needs to go on.
+
+    Up to a version the trainer takes `interval` steps, and explorers go `offset` ahead. Fully asynchronous ones
+    work on the next version's steps while the trainer is at this one's.
+    """
+    if file.explorer.ahead is not None:
+        return file.explorer.ahead
+    needed = file.sync.interval - 1 + file.sync.offset
+    return needed + (file.sync.interval if file.sync.style is SyncStyle.FULLY_ASYNC else 0)
+
+
+def written(job: Job) -> int:
+    """Return how many batches all explorers of a job have written, those already used among them."""
+    newest = (
+        max(places.numbers(job, places.batches(job, name)) | {places.consumed_through(job, name)})
+        for name in places.explorers(job)
+    )
+    return sum(newest)

@@ -1,0 +1,252 @@
+"""One explorer from its configuration to its end: everything is opened here, and closed in reverse."""
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import structlog
+
+from explorer_hooks.explorer import places
+from explorer_hooks.explorer.batches import Batches, Shape
+from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.cursor import Ledger
+from explorer_hooks.explorer.evaluation import Evaluation
+from explorer_hooks.explorer.explorer import Explorer, Rules
+from explorer_hooks.explorer.generation import Applied, Generator
+from explorer_hooks.explorer.pacing import ahead_of
+from explorer_hooks.explorer.records import Records
+from explorer_hooks.explorer.scoring import Scorer, scorer
+from explorer_hooks.explorer.served import Calls, Served, served_model
+from explorer_hooks.explorer.stopping import Stop
+from explorer_hooks.explorer.tasks import Tasks, read_tasks
+from explorer_hooks.explorer.tokens import Tokens, quiet, tokens_of
+from explorer_hooks.finding import open_hook, shown
+from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.hooks.http import Server
+from syncd.errors import ConfigError
+from syncd.experience.writer import ExperienceWriter
+from syncd.observe import log
+from syncd.synchronizer.styles import SyncStyle
+
+if TYPE_CHECKING:
+    from explorer_hooks.base import Hook
+
+_ASK = 10.0
+_SETTLE = 2.0
+"""Seconds that a group waits for an engine on no applied version where nobody loads one meanwhile."""
+
+_LOG = structlog.get_logger()
+
+
+def run(file: ExplorerFile) -> str:
+    """Explore as a file says; return why it ended.
+
+    Raises:
+        SyncdError: Something is not usable, or went wrong for good; its exit code says what.
+    """
+    section = file.explorer
+    log.configure(section.log, sys.stderr)
+    quiet()
+    tasks = read_tasks(section.tasks, section.prompt_key, section.answer_key)
+    held_out = _held_out(file)
+    tokens = tokens_of(file.model.path, trust_remote_code=file.model.trust_remote_code)
+    with Stop().heard() as stop, ExitStack() as opened:
+        reward = section.reward
+        scores = scorer(
+            reward.function,
+            timeout=reward.timeout,
+            workers=reward.workers,
+            places=_import_places(file),
+        )
+        opened.enter_context(closing(scores))
+        engine = _Engine(file, tokens, stop)
+        follower = opened.enter_context(_follower(file, engine))
+        return _explore(file, opened, (tasks, held_out), (tokens, scores, engine, follower), stop)
+
+
+def _explore(
+    file: ExplorerFile,
+    opened: ExitStack,
+    tasks: tuple[Tasks, Tasks | None],
+    parts: "tuple[Tokens, Scorer, _Engine, Follower]",
+    stop: Stop,
+) -> str:
+    section, (training, held_out), (tokens, scores, engine, follower) = file.explorer, tasks, parts
+    job, name = follower.sync.job, follower.sync.identity or ""
+    structlog.contextvars.bind_contextvars(explorer=name)
+    seed = f"{file.job.seed}/{name}" if section.shuffle else ""
+    writer = opened.enter_context(ExperienceWriter(job, name))
+    ledger = Ledger.opened(writer, training.digest, seed)
+    explorer = Explorer(follower, ledger, _rules(file), Records(places.metrics(job, name)), stop)
+    generator = engine.generator(explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
+    batches = Batches(
+        training,
+        seed or None,
+        ledger,
+        tokens,
+        generator,
+        scores,
+        _shape(file),
+        stop=stop,
+        meanwhile=explorer.meanwhile,
+        usable=explorer.usable,
+    )
+    evaluation = None
+    if held_out is not None:
+        evaluation = Evaluation(
+            held_out,
+            section.evaluation.every,
+            Records(places.evaluations(job, name)),
+            tokens,
+            generator,
+            scores,
+            max_tokens=section.sampling.max_tokens,
+            stop=stop,
+        )
+    explorer.equip(batches, evaluation)
+    return explorer.run()
+
+
+class _Engine:
+    """What generates, and the hook that loads versions into it.
+
+    Args:
+        file: The configuration.
+        tokens: The tokenizer.
+        stop: Once true, what is in hand is given up.
+
+    Raises:
+        ConfigError: The model cannot be loaded, or the options do not fit the engine.
+    """
+
+    def __init__(self, file: ExplorerFile, tokens: Tokens, stop: Stop) -> None:
+        self._section, self._tokens, self._stop = file.explorer.engine, tokens, stop
+        self._token = _token(self._section.token_env)
+        self._loads_meanwhile = file.sync.style is SyncStyle.FULLY_ASYNC
+        self.name: str = self._section.kind
+        self.hook: Hook
+        if self._section.kind == "transformers":
+            self._model = self._local_model(file)
+        else:
+            address = f"{self._section.kind}={self._section.address}"
+            self.name = shown(address)
+            self.hook = open_hook(
+                address,
+                settings=self._section.options,
+                timeout=self._section.timeout,
+                token=self._token,
+            )
+
+    def generator(self, applied: Applied, seed: str) -> Generator:
+        """Return what makes groups with the engine; `applied` says which version work may be done with."""
+        if self._section.kind == "transformers":
+            return self._local(seed)
+        section = self._section
+        server = Server(
+            section.address,
+            token=self._token,
+            timeout=section.timeout,
+            ask_timeout=_ASK,
+            missing="explorer.engine.address is that of the server itself, without /v1",
+        )
+        calls = Calls(
+            server,
+            section.model or served_model(server),
+            self.hook.current_version,
+            section.retries,
+            section.timeout if self._loads_meanwhile else _SETTLE,
+        )
+        return Served(calls, concurrency=section.concurrency, applied=applied, stop=self._stop)
+
+    def _local_model(self, file: ExplorerFile) -> Any:
+        from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch
+        from explorer_hooks.hooks.transformers import TransformersHook  # noqa: PLC0415 - torch
+
+        trusted = file.model.trust_remote_code
+        model = load_model(file.model.path, self._section, trust_remote_code=trusted)
+        self.hook = TransformersHook(model, timeout=self._section.timeout)
+        return model
+
+    def _local(self, seed: str) -> Generator:
+        from explorer_hooks.explorer.local import Local  # noqa: PLC0415 - torch
+        from explorer_hooks.explorer.sampler import ends_of  # noqa: PLC0415 - torch
+
+        return Local(
+            self._model,
+            ends_of(self._model, getattr(self._tokens, "tokenizer", None)),
+            self._tokens,
+            rows=self._section.rows,
+            seed=crc32(seed.encode()),
+            generating=self.hook.generating,  # type: ignore[attr-defined] # it is a TransformersHook
+            stop=self._stop,
+        )
+
+
+def _follower(file: ExplorerFile, engine: _Engine) -> Follower:
+    follow = file.explorer.follow
+    options = FollowOptions(
+        max_lag=follow.max_lag,
+        stage=follow.stage or None,
+        verify=follow.verify,
+        retries=follow.retries,
+        state_dir=file.job.state_dir or None,
+    )
+    return Follower.open(
+        file.job.dir, engine.hook, file.explorer.name or None, options, engine=engine.name, tell=_tell
+    )
+
+
+def _tell(level: str, event: str, fields: Mapping[str, Any]) -> None:
+    getattr(_LOG, level)(event, **fields)
+
+
+def _rules(file: ExplorerFile) -> Rules:
+    sync = file.sync
+    return Rules(
+        sync.style,
+        sync.interval,
+        sync.offset,
+        ahead_of(file),
+        file.data.groups / file.groups,
+        file.explorer.patience,
+        sync.timeout,
+        file.explorer.max_batches,
+    )
+
+
+def _shape(file: ExplorerFile) -> Shape:
+    sampling = file.explorer.sampling
+    return Shape(
+        file.groups,
+        file.data.group_size,
+        sampling.max_tokens,
+        sampling.max_prompt_tokens,
+        file.temperature,
+        file.explorer.epochs,
+        file.explorer.reward.max_failures,
+    )
+
+
+def _held_out(file: ExplorerFile) -> Tasks | None:
+    evaluation, section = file.explorer.evaluation, file.explorer
+    if not evaluation.tasks or not evaluation.every:
+        return None
+    return read_tasks(evaluation.tasks, section.prompt_key, section.answer_key, evaluation.limit)
+
+
+def _import_places(file: ExplorerFile) -> list[str]:
+    """Return where reward functions are looked for: beside the file, and in the present directory."""
+    return [os.path.dirname(file.job.source) or os.getcwd(), os.getcwd()]
+
+
+def _token(variable: str) -> str | None:
+    if not variable:
+        return None
+    if not os.environ.get(variable):
+        raise ConfigError(
+            f"explorer.engine.token_env names {variable}, which is not set", hint=f"export {variable}=..."
+        )
+    return os.environ[variable]

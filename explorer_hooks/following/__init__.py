@@ -1,0 +1,1 @@
+"""What a follower is made of."""

@@ -1,0 +1,250 @@
+"""From a version to what an engine can load from this host: leased, checked, and staged where asked."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from explorer_hooks import checks
+from explorer_hooks.base import Target
+from explorer_hooks.errors import RefusedError
+from explorer_hooks.following.timing import Timings
+from explorer_hooks.stage import Source, Stage, Staged, StageFullError
+from syncd.errors import CorruptDataError, SyncdError, TryAgainError
+from syncd.protocol.disk import MISSING, LocalDisk
+from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.version import Pair, Version
+from syncd.synchronizer import Leased, Synchronizer
+
+
+class Placed:
+    """A version that stays on this host until it is closed.
+
+    Args:
+        found: What is loaded.
+        lease: What keeps it in the job directory.
+    """
+
+    def __init__(self, found: "_Found", lease: contextlib.ExitStack) -> None:
+        self.target, self.size, self._staged = found.target, found.size, found.staged
+        self._lease = lease
+
+    @property
+    def pair(self) -> Pair:
+        """Return the pair of the version."""
+        return self.target.version.pair
+
+    @property
+    def staged_at(self) -> str | None:
+        """Return the directory of the copy."""
+        return self._staged.path if self._staged else None
+
+    def is_there(self) -> bool:
+        """Say whether it can still be loaded: the leases of who was silent for too long are void."""
+        target = self.target
+        return target.version.kind == "remote" or os.path.isdir(target.path)
+
+    def settle(self) -> None:
+        """Give the lease back where a copy keeps the version."""
+        if self._staged is not None:
+            self._lease.close()
+
+    def close(self) -> None:
+        """Let go of the version."""
+        self._lease.close()
+        if self._staged is not None:
+            self._staged.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Puts versions where the engine can load them.
+
+    Args:
+        sync: The follower's connection to the job.
+        kinds: The kinds of version that the hook can load.
+        verify: How closely a version is looked at.
+        stage: The copies of this host; None to load from the job directory.
+        tell: Hears that the stage could not be used.
+        stop: Asked while a copy is made; once true it is given up.
+    """
+
+    sync: Synchronizer
+    kinds: Iterable[str]
+    verify: checks.Verify
+    stage: Stage | None
+    tell: Callable[..., None]
+    stop: Callable[[], bool]
+
+    def place(self, wanted: Version | int, timings: Timings) -> Placed:
+        """Lease a version, check it, and stage it.
+
+        Raises:
+            TryAgainError: It has gone.
+            RefusedError: It is damaged, or of a kind that the hook cannot load.
+            SyncdError: The file system failed.
+            OSError: The same.
+        """
+        with contextlib.ExitStack() as lease:
+            try:
+                leased = lease.enter_context(self.sync.lease(wanted))
+                found = self._found(leased, timings)
+            except CorruptDataError as error:
+                raise _refused(error) from None
+            return Placed(found, lease.pop_all())
+
+    def adopt(self, pair: Pair) -> Placed | None:
+        """Keep what an engine runs already, so that a failed load can go back to it; None if it has gone."""
+        with contextlib.ExitStack() as lease, contextlib.suppress(SyncdError, OSError):
+            leased = lease.enter_context(self.sync.lease(pair))
+            payload = _payload(leased.manifest)
+            staged = (
+                self.stage.find(self._source(leased, payload)) if self.stage and leased.manifest else None
+            )
+            path = staged.path if staged else leased.path
+            disk = LocalDisk() if staged else self.sync.job.disk
+            shards = payload.shards
+            tensors = checks.read_tensors(disk, path, shards)
+            version = self._loadable(leased)
+            target = Target(version, path, shards, tensors, verified=staged is not None)
+            return Placed(_Found(target, payload.size, staged), lease.pop_all())
+        return None
+
+    def tidy(self) -> None:
+        """Remove the copies that nobody on this host uses any more."""
+        if self.stage is not None:
+            self.stage.sweep()
+
+    def _found(self, leased: Leased, timings: Timings) -> "_Found":
+        try:
+            return self._examined(leased, timings)
+        except MISSING as error:
+            raise self._lost(leased, error) from None
+
+    def _examined(self, leased: Leased, timings: Timings) -> "_Found":
+        version, disk = self._loadable(leased), self.sync.job.disk
+        checks.check_kind(version, self.kinds)
+        if version is not leased.version:
+            with timings.part("verify"):
+                checks.read_foreign(disk, version, leased.path, self.kinds)
+            # Nothing is said of its dtypes: a start model often has wider ones than what is published of it.
+            return _Found(Target(version, leased.path))
+        if version.kind == "remote":
+            return _Found(Target(version, leased.path))
+        if leased.manifest is None:
+            with timings.part("verify"):
+                tensors = checks.read_foreign(disk, version, leased.path, self.kinds)
+            return _Found(Target(version, leased.path, (), tensors))
+        with timings.part("verify"):
+            checks.check_sizes(disk, self.sync.job.step(version.step), leased.manifest)
+        return self._native(leased, leased.manifest, timings)
+
+    def _loadable(self, leased: Leased) -> Version:
+        """Return the version as the hook is given it.
+
+        A remote version that is a directory here, such as the model that a run began with, is weights to
+        hooks that know nothing of remote ones.
+        """
+        version = leased.version
+        is_directory = version.kind == "remote" and os.path.isabs(leased.path) and os.path.isdir(leased.path)
+        if is_directory and "remote" not in self.kinds and "weights" in self.kinds:
+            return replace(version, kind="weights", layout="huggingface")
+        return version
+
+    def _native(self, leased: Leased, manifest: Manifest, timings: Timings) -> "_Found":
+        payload = _payload(leased.manifest)
+        staged = self._staged(self._source(leased, payload), timings)
+        try:
+            with timings.part("verify"):
+                target = self._checked(leased, manifest, payload, staged)
+        except BaseException:
+            if staged is not None:
+                staged.close()
+            raise
+        return _Found(target, payload.size, staged)
+
+    def _checked(
+        self, leased: Leased, manifest: Manifest, payload: "_Payload", staged: Staged | None
+    ) -> Target:
+        version, job = leased.version, self.sync.job
+        if staged is not None:
+            tensors = checks.read_tensors(LocalDisk(), staged.path, payload.shards)
+            return Target(version, staged.path, payload.shards, tensors, verified=True)
+        if self.verify is checks.Verify.SIZE:
+            return Target(version, leased.path, payload.shards)
+        tensors = checks.read_tensors(job.disk, leased.path, payload.shards)
+        if self.verify is checks.Verify.CONTENT:
+            checks.check_content(job.disk, job.step(version.step), manifest)
+        verified = self.verify is checks.Verify.CONTENT
+        return Target(version, leased.path, payload.shards, tensors, verified=verified)
+
+    def _source(self, leased: Leased, payload: "_Payload") -> Source:
+        return Source(self.sync.job.disk, leased.version, leased.path, (*payload.shards, *payload.files))
+
+    def _staged(self, source: Source, timings: Timings) -> Staged | None:
+        if self.stage is None:
+            return None
+        with timings.part("stage"):
+            try:
+                return self.stage.take(source, self.stop)
+            except StageFullError as error:
+                self.tell("warning", "stage_full", reason=str(error), hint=error.hint)
+                return None
+
+    def _lost(self, leased: Leased, error: OSError) -> SyncdError:
+        """Return what a missing file means: the whole step has gone, or the step is damaged."""
+        step = leased.version.step
+        try:
+            read_manifest(self.sync.job.disk, self.sync.job.step(step))
+        except MISSING:
+            return TryAgainError(f"step {step} has gone", hint="go on with the newest version")
+        return RefusedError(f"a file of step {step} is missing", path=error.filename)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is loaded, its bytes, and its copy on this host."""
+
+    target: Target
+    size: int = 0
+    staged: Staged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """What an engine loads of a step; names are relative to the directory that it loads."""
+
+    shards: tuple[FileRecord, ...] = ()
+    files: tuple[FileRecord, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(record.size for record in (*self.shards, *self.files))
+
+
+def payload_records(manifest: Manifest) -> tuple[FileRecord, ...]:
+    """Return the files that an engine loads of a step; names are relative to the directory that it loads."""
+    payload = _payload(manifest)
+    return *payload.shards, *payload.files
+
+
+def _payload(manifest: Manifest | None) -> _Payload:
+    if manifest is None or manifest.kind == "remote":
+        return _Payload()
+    prefix = f"{manifest.payload}/"
+    return _Payload(_below(manifest.shards, prefix), _below(manifest.files, prefix))
+
+
+def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]:
+    return tuple(
+        FileRecord(record.name.removeprefix(prefix), record.size, record.digest, record.tensors)
+        for record in records
+        if record.name.startswith(prefix)
+    )
+
+
+def _refused(error: CorruptDataError) -> RefusedError:
+    if isinstance(error, RefusedError):
+        return error
+    return RefusedError(error.message, path=error.path, hint=error.hint)

@@ -1,0 +1,232 @@
+"""command: a program of one's own loads the version."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+from explorer_hooks.base import Hook, HookOptions, Running, Target
+from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hooks.attempt import Attempt, require_loadable
+from explorer_hooks.hooks.process import Finished, run
+from explorer_hooks.hooks.settings import Settings
+from syncd.errors import ConfigError, CorruptDataError, storage_error
+from syncd.protocol.disk import MISSING, LocalDisk
+from syncd.protocol.documents import decode, encode
+
+PHASES = ("prepare", "load", "commit")
+"""What the program can be run for; besides, it is run for `abort` with the version to go back to."""
+
+_NOT_NOW = frozenset({69, 75})
+"""Exit codes by which a program says that the engine is not there (EX_UNAVAILABLE, EX_TEMPFAIL)."""
+
+_PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\})\}|\{([a-z_]+)\}")
+_KNOWN = ("path", "step", "generation", "label", "digest", "kind", "phase")
+_SHOWN = 600
+_RESTART = "restart the engine"
+_HINT = "--hook command -- ./load.sh '{path}' '{label}'"
+
+
+class CommandHook(Hook):
+    """Runs a program for each version, without a shell.
+
+    Args:
+        argv: Program and arguments; `{path}`, `{step}`, `{generation}`, `{label}`, `{digest}`, `{kind}` and `{phase}`
+            stand for the version's, `{{path}}` for the word in braces itself.
+        current: A second program that prints what the engine runs: its label, and `paused` behind it if it is.
+        state: A file that remembers the last version committed, where there is no such program.
+        phases: Which of `PHASES` the program is run for.
+        timeout: Seconds that one run may take.
+
+    Raises:
+        ConfigError: There is no program, or a placeholder is not known.
+    """
+
+    name: ClassVar[str] = "command"
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        current: Sequence[str] = (),
+        state: str | None = None,
+        phases: Sequence[str] = ("load",),
+        timeout: float = 300.0,
+    ) -> None:
+        _check(argv)
+        _check(phases, among=PHASES)
+        self._argv, self._current, self._timeout = tuple(argv), tuple(current), timeout
+        self._phases = frozenset(phases)
+        self._memory = Memory(state)
+        self._attempt = Attempt()
+
+    @classmethod
+    def from_options(cls, options: HookOptions) -> Self:
+        """Return a hook for the command behind `--`, or the address, split as a shell splits words.
+
+        Settings: `current`, a command; `state`, a file; `phases`, with commas between them.
+        """
+        settings = Settings(cls.name, options.settings)
+        current, state = _words(settings.text("current", "")), settings.text("state", "")
+        phases = tuple(filter(None, settings.text("phases", "load").split(",")))
+        settings.done()
+        argv = options.argv or _words(options.address or "")
+        for program in (argv[:1], current[:1]):
+            if program and shutil.which(program[0]) is None:
+                raise ConfigError(f"there is no program {program[0]}", hint=_HINT)
+        return cls(argv, current=current, state=state or None, phases=phases, timeout=options.timeout)
+
+    def prepare(self, target: Target) -> None:
+        """Refuse what is not there; the program may refuse it too, where it is run for `prepare`."""
+        require_loadable(target, self.kinds, self.name)
+        self._attempt.prepare()
+        if "prepare" in self._phases:
+            self._run("prepare", target, RefusedError)
+
+    def load(self, target: Target) -> None:
+        """Run the program for `load`."""
+        self._attempt.load()
+        self._memory.forget()
+        if "load" in self._phases:
+            self._run("load", target, LoadFailedError)
+
+    def commit(self, target: Target) -> None:
+        """Run the program for `commit`, where it is asked for; from now on the label is the new one."""
+        if "commit" in self._phases:
+            self._run("commit", target, LoadFailedError)
+        self._memory.keep(target.label)
+        self._attempt.commit()
+
+    def current_version(self) -> Running:
+        """Ask the second program, or say what was committed last."""
+        if not self._current:
+            return Running(self._memory.label)
+        finished = run(self._current, {"SYNCD_PHASE": "current"}, self._timeout)
+        if finished.code != 0:
+            raise EngineUnreachableError(f"{self._current[0]} {ending(finished, self._timeout)}")
+        return running_of(finished.out)
+
+    def abort(self, last_good: Target | None) -> None:
+        """Run the program for `abort`, with the version to go back to."""
+        if last_good is None:
+            self._attempt.require_untouched(_RESTART)
+            return
+        self._memory.forget(also_here=True)
+        try:
+            self._run("abort", last_good, LoadFailedError)
+        except LoadFailedError as error:
+            raise EngineDeadError(
+                f"the engine could not be brought back: {error.message}", hint=_RESTART
+            ) from error
+        self._memory.keep(last_good.label)
+        self._attempt.restored()
+
+    def _run(self, phase: str, target: Target, wrong: type[RefusedError | LoadFailedError]) -> None:
+        values = values_of(target, phase)
+        argv = [filled(word, values) for word in self._argv]
+        finished = run(argv, environment_of(values), self._timeout)
+        if finished.code == 0:
+            return
+        message = f"{self._argv[0]} for {phase} of {target.label} {ending(finished, self._timeout)}"
+        if finished.code in _NOT_NOW or (finished.code is None and phase == "prepare"):
+            raise EngineUnreachableError(message)
+        raise wrong(message)
+
+
+class Memory:
+    """The label committed last: here, and in a small file if there is one.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self.label = self._read()
+
+    def keep(self, label: str) -> None:
+        """Remember a label."""
+        self.label = label
+        self._write(label)
+
+    def forget(self, *, also_here: bool = False) -> None:
+        """Have whoever comes after this process know nothing, because the engine may run anything by then."""
+        if also_here:
+            self.label = None
+        self._write(None)
+
+    def _write(self, label: str | None) -> None:
+        if self._path is None:
+            return
+        try:
+            LocalDisk().replace(self._path, encode({"label": label}))
+        except OSError as error:
+            raise storage_error(error, self._path) from error
+
+    def _read(self) -> str | None:
+        if self._path is None:
+            return None
+        try:
+            label = decode(LocalDisk().read(self._path), self._path).document.get("label")
+        except (*MISSING, CorruptDataError):
+            return None
+        return label if isinstance(label, str) else None
+
+
+def values_of(target: Target, phase: str) -> dict[str, str]:
+    """Return what the placeholders stand for."""
+    version = target.version
+    found = (target.path, version.step, version.generation, target.label, version.digest, version.kind, phase)
+    return dict(zip(_KNOWN, map(str, found), strict=True))
+
+
+def environment_of(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the same as environment variables."""
+    return {f"SYNCD_{name.upper()}": value for name, value in values.items()}
+
+
+def filled(word: str, values: Mapping[str, str]) -> str:
+    """Return one argument with its placeholders filled; what comes in is never looked at again."""
+    return _PLACEHOLDER.sub(lambda found: found[1] or values[found[2]], word)
+
+
+def running_of(out: str) -> Running:
+    """Return what a program that was asked what the engine runs has said: nothing, `LABEL` or `LABEL paused`."""
+    words = out.split()
+    paused = words[-1:] == ["paused"]
+    words = words[:-1] if paused else words
+    return Running(words[0] if words and words[0] != "-" else None, paused)
+
+
+def ending(finished: Finished, timeout: float) -> str:
+    """Return how a command ended and the end of what it said, on one line that is safe to print."""
+    how = f"ended with {finished.code}" if finished.code is not None else f"was killed after {timeout:g} s"
+    if finished.code is not None and finished.code < 0:
+        how = f"was killed by signal {-finished.code}"
+    said = " ".join((finished.err.strip() or finished.out.strip()).split())
+    if not said:
+        return how
+    shown = "".join(one if one.isprintable() else "?" for one in said[-_SHOWN:])
+    return f"{how}: {'...' if len(said) > _SHOWN else ''}{shown}"
+
+
+def _check(words: Sequence[str], among: Sequence[str] | None = None) -> None:
+    if not words:
+        raise ConfigError("the command hook needs a command and a phase to run it for", hint=_HINT)
+    if among is not None and (unknown := sorted(set(words) - set(among))):
+        raise ConfigError(f"there is no phase {unknown[0]}", hint=f"known: {', '.join(among)}")
+    for found in () if among else _PLACEHOLDER.finditer(" ".join(words)):
+        if found[2] and found[2] not in _KNOWN:
+            known = ", ".join(_KNOWN)
+            raise ConfigError(
+                f"there is no placeholder {found[0]}", hint=f"known: {known}; {{{found[0]}}} is literal"
+            )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"not a command: {text!r}: {error}") from None

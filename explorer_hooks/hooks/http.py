@@ -1,0 +1,292 @@
+"""JSON over HTTP to one server: every request has a connection and a deadline of its own.
+
+A connection that is kept would be the one on which a server has just failed. The deadline covers connecting, sending,
+and the whole answer, so a server that sends one byte a second is given up like one that sends none. Redirects are
+never followed: a token given for one host must not be sent to another. Proxies of the environment are not used.
+"""
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
+from syncd.errors import ConfigError
+
+MAX_ANSWER = 16 << 20
+"""Bytes of the longest answer that is read; engines' lists and metrics are a thousandth of it."""
+
+_EXCERPT = 300
+_PIECE = 1 << 16
+_OK, _REDIRECT, _BAD = 200, 300, 400
+_UNAUTHORISED = frozenset({401, 403})
+_MISSING = 404
+_MESSAGES = ("message", "detail", "error", "object")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a server answered.
+
+    Args:
+        request: Method and path, for messages.
+        status: The HTTP status.
+        body: The whole body.
+        location: Where a redirect leads.
+    """
+
+    request: str
+    status: int
+    body: bytes
+    location: str | None = None
+
+    @property
+    def document(self) -> dict[str, Any] | None:
+        """Return the body as a JSON object, None if it is anything else."""
+        try:
+            document = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    @property
+    def has_no_route(self) -> bool:
+        """Return whether the server does not know the path, rather than what was asked for there."""
+        return self.status == _MISSING and "error" not in (self.document or {})
+
+
+class Server:
+    """One HTTP server.
+
+    Args:
+        address: `http://HOST:PORT` or `https://HOST:PORT`, with a path in front of the server's own if need be.
+        token: Sent as a bearer token with each request, never shown.
+        timeout: Seconds that a load may take.
+        ask_timeout: Seconds that a question may take.
+        missing: The hint where the server does not know a path.
+
+    Raises:
+        ConfigError: The address is none, or carries a secret.
+    """
+
+    def __init__(
+        self, address: str, *, token: str | None, timeout: float, ask_timeout: float, missing: str
+    ) -> None:
+        self._url = _checked_url(address)
+        self._token = token
+        self._timeout = timeout
+        self._ask_timeout = min(timeout, ask_timeout)
+        self._missing = missing
+
+    def __repr__(self) -> str:
+        return f"Server({self.address})"
+
+    @property
+    def address(self) -> str:
+        """Return the address, which carries no secret."""
+        return self._url.geturl()
+
+    def ask(self, path: str) -> Reply:
+        """Ask with GET; the answer says something or the engine counts as unreachable.
+
+        Raises:
+            EngineUnreachableError: It did not answer in time, or not sensibly.
+            ConfigError: It refuses the token, redirects, or does not know the path.
+        """
+        reply = self.look(path)
+        if reply.has_no_route:
+            raise self._no_route(reply)
+        if reply.status >= _BAD:
+            raise EngineUnreachableError(self.complaint(reply), hint=f"curl -i {self.address}{path}")
+        return reply
+
+    def look(self, path: str) -> Reply:
+        """Ask with GET and return the answer, whatever its status.
+
+        Raises:
+            EngineUnreachableError: It did not answer in time.
+            ConfigError: It refuses the token, or redirects.
+        """
+        reply = self._sent("GET", path, None, self._ask_timeout)
+        self._check_configured(reply)
+        return reply
+
+    def ask_json(self, path: str) -> dict[str, Any]:
+        """Ask with GET for a JSON object.
+
+        Raises:
+            EngineUnreachableError: It did not answer in time, or not with an object.
+            ConfigError: It refuses the token, redirects, or does not know the path.
+        """
+        reply = self.ask(path)
+        if reply.document is None:
+            raise EngineUnreachableError(
+                f"{reply.request} is answered with something else than a JSON object: {self._excerpt(reply)}",
+                path=self.address,
+                hint="is another program behind this address?",
+            )
+        return reply.document
+
+    def tell(
+        self, path: str, body: Mapping[str, Any] | None = None, *, hint: str, **query: str
+    ) -> dict[str, Any]:
+        """Have something done with POST; return what was answered, an empty object where that is no JSON.
+
+        Raises:
+            LoadFailedError: The answer is an error.
+            EngineUnreachableError: It did not answer in time.
+            ConfigError: It refuses the token, redirects, or does not know the path.
+        """
+        reply = self.tried(path, body, **query)
+        if reply.status >= _BAD:
+            raise LoadFailedError(self.complaint(reply), path=self.address, hint=hint)
+        return reply.document or {}
+
+    def tried(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Reply:
+        """Send a POST and return the answer, whatever its status.
+
+        Raises:
+            EngineUnreachableError: It did not answer in time.
+            ConfigError: It refuses the token, redirects, or does not know the path.
+        """
+        where = f"{path}?{urlencode(query)}" if query else path
+        reply = self._sent("POST", where, {} if body is None else body, self._timeout)
+        self._check_configured(reply)
+        if reply.has_no_route:
+            raise self._no_route(reply)
+        return reply
+
+    def complaint(self, reply: Reply) -> str:
+        """Return one line about an answer that is an error."""
+        return f"{reply.request} failed with {reply.status}: {self._excerpt(reply)}"
+
+    def _check_configured(self, reply: Reply) -> None:
+        where = f"{self.address} answers {reply.request} with {reply.status}"
+        if reply.status in _UNAUTHORISED:
+            raise ConfigError(f"{where}: it refuses the token", hint="give the engine's key to the follower")
+        if _REDIRECT <= reply.status < _BAD:
+            raise ConfigError(f"{where}: a redirect to {reply.location}", hint="redirects are not followed")
+
+    def _no_route(self, reply: Reply) -> ConfigError:
+        return ConfigError(f"{self.address} has no {reply.request}", hint=self._missing)
+
+    def _excerpt(self, reply: Reply) -> str:
+        """Return what a person needs of a body: one printable line, without the token."""
+        text = _message(reply.document) or reply.body[: 4 * _EXCERPT].decode("utf-8", "replace")
+        if self._token:
+            text = text.replace(self._token, "***")
+        line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+        return (line[:_EXCERPT] + "...") if len(line) > _EXCERPT else line or "(empty answer)"
+
+    def _sent(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float) -> Reply:
+        request = f"{method} {path}"
+        connection = self._connection(timeout)
+        late = threading.Event()
+        with contextlib.closing(connection):
+            try:
+                connection.connect()
+                with _deadline(connection.sock, timeout, late):
+                    reply = self._exchanged(connection, request, body)
+            except (OSError, http.client.HTTPException) as error:
+                # What is raised depends on which call the deadline interrupted.
+                if late.is_set() or isinstance(error, TimeoutError):
+                    self._unreachable(f"{request} was not answered within {timeout:g} s", error)
+                self._unreachable(f"{request} was not answered: {_reason(error)}", error)
+        if late.is_set():
+            # A body that ends with the connection looks whole when the deadline has ended it.
+            self._unreachable(f"{request} was not answered within {timeout:g} s", None)
+        return reply
+
+    def _unreachable(self, message: str, error: Exception | None) -> NoReturn:
+        hint = f"curl -i {self.address}/health"
+        raise EngineUnreachableError(message, path=self.address, hint=hint) from error
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "https":
+            return http.client.HTTPSConnection(
+                host, port, timeout=timeout, context=ssl.create_default_context()
+            )
+        return http.client.HTTPConnection(host, port, timeout=timeout)
+
+    def _exchanged(
+        self, connection: http.client.HTTPConnection, request: str, body: Mapping[str, Any] | None
+    ) -> Reply:
+        method, path = request.split(" ", 1)
+        data = None if body is None else json.dumps(body).encode()
+        connection.request(method, f"{self._url.path}{path}", data, self._headers(data or b""))
+        with contextlib.closing(connection.getresponse()) as response:
+            return Reply(request, response.status, _whole(response), response.getheader("Location"))
+
+    def _headers(self, data: bytes) -> dict[str, str]:  # noqa: ARG002 - what signs has to see it
+        headers = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        return headers
+
+
+@contextlib.contextmanager
+def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -> Iterator[None]:
+    """Shut a connection down when its time is over; a socket's own time-out is for each receive only."""
+
+    def cut() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _whole(response: http.client.HTTPResponse) -> bytes:
+    """Read an answer that has an end in time and in size."""
+    pieces, size = [], 0
+    while piece := response.read(_PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_ANSWER:
+            raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER} bytes")
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+    return b"".join(pieces)
+
+
+def _message(document: dict[str, Any] | None) -> str | None:
+    """Return the sentence in an error's document: engines put it under different names."""
+    for key in _MESSAGES:
+        found = (document or {}).get(key)
+        if isinstance(found, dict):
+            return _message(found)
+        if isinstance(found, str) and found:
+            return found
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{type(error).__name__}: {error}"[:_EXCERPT]
+
+
+def _checked_url(address: str) -> SplitResult:
+    try:
+        url = urlsplit(address.rstrip("/"))
+        port = url.port
+    except ValueError as error:
+        raise ConfigError(f"{address!r} is not an address: {error}", hint="http://127.0.0.1:8000") from None
+    if url.username is not None or url.password is not None:
+        raise ConfigError("an address must not carry a secret", hint="give the token by --token-file")
+    if url.scheme not in {"http", "https"} or not url.hostname or port == 0 or url.query or url.fragment:
+        raise ConfigError(f"{address!r} is not the address of a server", hint="http://127.0.0.1:8000")
+    return url

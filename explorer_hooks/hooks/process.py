@@ -1,0 +1,134 @@
+"""One command: started without a shell, bounded in time and in what it says, ended with all that it started."""
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from explorer_hooks.errors import EngineUnreachableError
+
+KEPT = 16 << 10
+"""The bytes of each stream that are kept: the last ones."""
+
+GRACE = 2.0
+"""Seconds between asking a group of processes to end and killing it."""
+
+_AFTER = 0.2
+"""Seconds for what is still in the pipes when the command has ended, but something that it started has not."""
+
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended: exit code, None if its time was over; and the end of what it said on each stream."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+class _Tail:
+    """The last bytes of a stream."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        self._kept += piece
+        del self._kept[:-KEPT]
+
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+
+def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> Finished:
+    """Run a command in a process group of its own; when its time is over the whole group is killed.
+
+    What it started and left behind is let be if it ended in time. Its input is empty.
+
+    Args:
+        argv: Program and arguments.
+        environment: Added to this process's own.
+        timeout: Seconds.
+
+    Raises:
+        EngineUnreachableError: It cannot be started.
+    """
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the user's own command is what it is for
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise EngineUnreachableError(f"cannot start {argv[0]}: {error}") from error
+    ended = False
+    try:
+        tails, ended = _follow(process, time.monotonic() + timeout)
+    finally:
+        if not ended:
+            _kill(process)
+        _close(process)
+    return Finished(process.returncode if ended else None, *(tail.text() for tail in tails))
+
+
+def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[_Tail, _Tail], bool]:
+    """Read what a command says until it has ended and said all, or its time is over; say whether it has ended."""
+    tails, ended = (_Tail(), _Tail()), False
+    with selectors.DefaultSelector() as selector, _end_of(process) as end:
+        for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
+            assert stream is not None
+            selector.register(stream, selectors.EVENT_READ, tail)
+        selector.register(end, selectors.EVENT_READ)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if key.data is None:
+                    process.wait()
+                    ended, deadline = True, min(deadline, time.monotonic() + _AFTER)
+                    selector.unregister(key.fileobj)
+                elif piece := os.read(key.fd, _PIECE):
+                    key.data.add(piece)
+                else:
+                    selector.unregister(key.fileobj)
+    return tails, ended
+
+
+@contextlib.contextmanager
+def _end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
+    """Give a descriptor that can be read once the process has ended."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End the group: asked first, killed after `GRACE` seconds, or at once what is left when its leader has ended."""
+    with _end_of(process) as end:
+        # Nobody has waited for the leader yet, so its number cannot be another group's by now.
+        _signal(process, signal.SIGTERM)
+        select.select([end], [], [], GRACE)
+        _signal(process, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that a dead mount holds cannot be ended
+        process.wait(GRACE)
+
+
+def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _close(process: "subprocess.Popen[bytes]") -> None:
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()

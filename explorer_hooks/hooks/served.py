@@ -1,0 +1,274 @@
+"""What all engines behind HTTP share that take weights in place, between a pause and a resume.
+
+An engine is left alone in one of three states: it works; it is paused with weights that are whole; it is paused with
+weights that nobody knows. The hook never resumes the third: it loads what is good first.
+"""
+
+import contextlib
+import json
+import os
+from abc import abstractmethod
+
+from explorer_hooks.base import Hook, Running, Target
+from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
+from explorer_hooks.hooks.http import Server
+from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hooks.started import Tensors, refuse_misfit, tensors_in
+from syncd.errors import ConfigError
+
+MAX_DOCUMENT = 1 << 20
+
+
+class UntouchedError(LoadFailedError):
+    """The engine said no before it had written anything."""
+
+
+class ServedHook(Hook):
+    """An engine behind HTTP that is paused, loaded, told its version and resumed.
+
+    Args:
+        server: Where the engine listens.
+        paths: How its paths differ from those of this host.
+        start_check: How closely a version is compared with what the engine was started from.
+    """
+
+    restart_hint: str
+    """What to do about an engine that is dead."""
+
+    def __init__(self, server: Server, paths: "PathMap", start_check: str = "full") -> None:
+        self._server = server
+        self._paths = paths
+        self._start_check = start_check
+        self._start: Tensors | None = None
+        self._touched = False
+        self._paused_by_us = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._server.address})"
+
+    @abstractmethod
+    def _check_engine(self) -> None:
+        """Check that the engine is one that can be driven."""
+
+    @abstractmethod
+    def _started_from(self) -> str | None:
+        """Return the directory of the weights that the engine has, as far as it says."""
+
+    @abstractmethod
+    def _pause(self) -> None:
+        """Have the engine stop at a whole token."""
+
+    @abstractmethod
+    def _reload(self, target: Target) -> None:
+        """Have the engine read a directory; it is paused."""
+
+    @abstractmethod
+    def _announce(self, target: Target) -> None:
+        """Drop what the old weights left in caches, tell the engine its version; it is paused."""
+
+    @abstractmethod
+    def _resume(self) -> None:
+        """Have the engine work again."""
+
+    def prepare(self, target: Target) -> None:
+        """Check the kind, the directory and the engine; the engine is not touched."""
+        refuse_unfit(self, target)
+        self._check_engine()
+        if self._start_check != "off":
+            self._check_start(target)
+
+    def load(self, target: Target) -> None:
+        """Pause the engine and have it read the directory; it stays paused."""
+        self._hold()
+        self._reload_touching(target)
+
+    def commit(self, target: Target) -> None:
+        """Reset caches, tell the version, resume."""
+        self._announce(target)
+        self._resume()
+        self._touched = self._paused_by_us = False
+
+    def abort(self, last_good: Target | None) -> None:
+        """Have the engine on the last good version, working, or say that it is dead."""
+        running = self.current_version()
+        if self._is_whole(running, last_good):
+            self._let_go(running)
+            return
+        if last_good is None:
+            raise EngineDeadError(
+                "the engine is half loaded and there is no last good version",
+                path=self._server.address,
+                hint=self.restart_hint,
+            )
+        self._bring_back(last_good)
+
+    def _check_start(self, target: Target) -> None:
+        if self._start is None:
+            directory = self._started_from()
+            self._start = tensors_in(self._paths.here(directory)) if directory else None
+        if self._start is not None:
+            refuse_misfit(target.tensors, self._start, self._start_check, target.path)
+
+    def _hold(self) -> None:
+        """Pause the engine, and remember whether it had been left paused by somebody else."""
+        if not self.current_version().paused:
+            self._paused_by_us = True
+        self._pause()
+
+    def _reload_touching(self, target: Target) -> None:
+        before, self._touched = self._touched, True
+        try:
+            self._reload(target)
+        except UntouchedError:
+            self._touched = before
+            raise
+
+    def _is_whole(self, running: Running, last_good: Target | None) -> bool:
+        """Return whether what the engine holds is known and is what it should hold."""
+        if last_good is not None and running.label != last_good.label:
+            return False
+        if self._touched:
+            # Only a restart takes the pause of a load away, and the labels with it.
+            return last_good is None and running == Running(None)
+        return self._paused_by_us or not running.paused
+
+    def _let_go(self, running: Running) -> None:
+        if running.paused:
+            self._resume()
+        self._touched = self._paused_by_us = False
+
+    def _bring_back(self, last_good: Target) -> None:
+        try:
+            self._pause()
+            self._reload_again(last_good)
+            self._announce(last_good)
+            self._resume()
+        except LoadFailedError as error:
+            raise EngineDeadError(
+                f"the engine cannot go back to {last_good.label}: {error.message}",
+                path=self._server.address,
+                hint=self.restart_hint,
+            ) from error
+        self._touched = self._paused_by_us = False
+
+    def _reload_again(self, last_good: Target) -> None:
+        """Load twice: the first may be mixed with what the failed load had buffered, the second is not."""
+        with contextlib.suppress(LoadFailedError):
+            self._reload_touching(last_good)
+        self._reload_touching(last_good)
+
+
+class PathMap:
+    """Where the engine sees a directory of this host, such as in a container.
+
+    Args:
+        text: `HERE:THERE`, or nothing if both are the same.
+
+    Raises:
+        ConfigError: It is not two absolute paths.
+    """
+
+    def __init__(self, text: str) -> None:
+        here, colon, there = text.partition(":")
+        if text and not (colon and here.startswith("/") and there.startswith("/") and ":" not in there):
+            raise ConfigError(f"path_map={text} is not two paths", hint="path_map=/here:/there")
+        self._here, self._there = here.rstrip("/"), there.rstrip("/")
+
+    def here(self, path: str) -> str:
+        """Return this host's path of a directory of the engine."""
+        return _replaced(path, self._there, self._here)
+
+    def there(self, path: str) -> str:
+        """Return the engine's path of a directory; it is absolute, since the engine has another working directory."""
+        return _replaced(os.path.abspath(path), self._here, self._there)
+
+
+def _replaced(path: str, old: str, new: str) -> str:
+    is_below = bool(old) and (path == old or path.startswith(f"{old}/"))
+    return new + path[len(old) :] if is_below else path
+
+
+def refuse_unfit(hook: Hook, target: Target) -> None:
+    """Check what can be known without the engine: the kind and the directory.
+
+    Raises:
+        RefusedError: The hook does not load such versions, or a file is not there.
+    """
+    kind = target.version.kind
+    if kind not in hook.kinds:
+        loads = ", ".join(sorted(hook.kinds))
+        raise RefusedError(
+            f"version {target.label} is of kind {kind}, and the hook {hook.name} loads {loads}",
+            hint="use the hook that fits what the trainer publishes",
+        )
+    if not os.path.isdir(target.path):
+        raise RefusedError(
+            f"the directory of version {target.label} is not on this host", path=target.path, hint="syncd ls"
+        )
+    for shard in target.shards:
+        refuse_wrong_size(f"{target.path}/{shard.name}", shard.size)
+
+
+def refuse_wrong_size(path: str, size: int) -> None:
+    """Check that a file is there with its size: engines are damaged by what is missing or cut off.
+
+    Raises:
+        RefusedError: It is not.
+    """
+    try:
+        found = os.stat(path).st_size
+    except OSError as error:
+        raise RefusedError(
+            f"a file of the version cannot be read: {error.strerror}", path=path, hint="syncd verify --deep"
+        ) from error
+    if found != size:
+        raise RefusedError(f"it has {found} bytes instead of {size}", path=path, hint="syncd verify --deep")
+
+
+def floor(version: object, lowest: tuple[int, ...]) -> bool:
+    """Return whether a version that an engine tells is at least the lowest; what cannot be read counts as new."""
+    numbers = leading_numbers(version)
+    return not numbers or numbers >= lowest
+
+
+def leading_numbers(version: object) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (0, 32, 0) of 0.32.0rc1+cpu; none of what is no release."""
+    parts: list[int] = []
+    for part in str(version).split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+        if digits != part:
+            break
+    # A build of a branch without tags calls itself 0.1.dev<N>.
+    return () if "dev" in str(version) and parts[:2] == [0, 1] else tuple(parts)
+
+
+def document_of(path: str) -> dict[str, object]:
+    """Return a JSON object of a small file.
+
+    Raises:
+        RefusedError: It cannot be read or is something else.
+    """
+    try:
+        with open(path, "rb") as file:
+            document = json.loads(file.read(MAX_DOCUMENT))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RefusedError(f"it cannot be read: {error}", path=path, hint="syncd verify --deep") from error
+    if not isinstance(document, dict):
+        raise RefusedError("it is not a JSON object", path=path, hint="syncd verify --deep")
+    return document
+
+
+def server_settings(
+    settings: Settings, address: str | None, default: str, *, token: str | None, timeout: float, missing: str
+) -> tuple[Server, PathMap]:
+    """Return the server and the paths that the settings which all engines behind HTTP share stand for.
+
+    Raises:
+        ConfigError: One of them is not usable.
+    """
+    ask = settings.seconds("ask_timeout", 10.0)
+    server = Server(address or default, token=token, timeout=timeout, ask_timeout=ask, missing=missing)
+    return server, PathMap(settings.text("path_map", ""))

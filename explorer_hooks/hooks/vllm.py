@@ -1,0 +1,157 @@
+"""vLLM: weights are read again from a directory while requests wait.
+
+The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sglang.md says how and what that opens.
+"""
+
+from typing import ClassVar, Self
+
+from explorer_hooks.base import HookOptions, Running, Target
+from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
+from explorer_hooks.hooks.http import Server
+from explorer_hooks.hooks.served import PathMap, ServedHook, floor, server_settings
+from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hooks.started import CHECKS
+from syncd.errors import ConfigError
+
+ADDRESS = "http://127.0.0.1:8000"
+FLOOR = (0, 27, 1)
+UNTOLD = "default"
+"""What an engine says that was never told a version."""
+
+_MISSING = (
+    "start vLLM >= 0.27.1 with VLLM_SERVER_DEV_MODE=1 in its environment, on 127.0.0.1: "
+    "these endpoints are not protected by --api-key"
+)
+
+
+class VllmHook(ServedHook):
+    """One vLLM server.
+
+    Args:
+        server: Where it listens.
+        paths: How its paths differ from those of this host.
+        pause: What becomes of running requests: `keep`, `wait`, `abort`.
+        clear_cache: Whether running requests compute their keys and values again with the new weights.
+        reset_external: Whether caches behind a KV connector are reset too.
+        start_check: `full`, `shapes` or `off`: how a version is compared with what the engine was started from.
+        check_version: Whether versions of vLLM that are too old are refused.
+    """
+
+    name = "vllm"
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
+    restart_hint = "restart the vLLM server; it is loaded with the newest version before it takes work"
+
+    def __init__(
+        self,
+        server: Server,
+        paths: PathMap,
+        *,
+        pause: str,
+        clear_cache: bool,
+        reset_external: bool,
+        start_check: str,
+        check_version: bool,
+    ) -> None:
+        super().__init__(server, paths, start_check)
+        self._mode = pause
+        self._clear_cache = clear_cache
+        self._reset_external = reset_external
+        self._check_version = check_version
+
+    @classmethod
+    def from_options(cls, options: HookOptions) -> Self:
+        """Return a hook for the server at the address, `http://127.0.0.1:8000` without one."""
+        settings = Settings(cls.name, options.settings)
+        server, paths = server_settings(
+            settings,
+            options.address,
+            ADDRESS,
+            token=options.token,
+            timeout=options.timeout,
+            missing=_MISSING,
+        )
+        hook = cls(
+            server,
+            paths,
+            pause=settings.choice("pause", "keep", ("keep", "wait", "abort")),
+            clear_cache=settings.flag("clear_cache", default=True),
+            reset_external=settings.flag("reset_external", default=False),
+            start_check=settings.choice("start_check", "full", CHECKS),
+            check_version=settings.flag("check_version", default=True),
+        )
+        settings.done()
+        return hook
+
+    def current_version(self) -> Running:
+        """Ask for the version that the engine was told last and whether it is paused."""
+        label = self._server.ask_json("/weight_info").get("weight_version")
+        paused = self._server.ask_json("/is_paused").get("is_paused")
+        if not isinstance(label, str) or not isinstance(paused, bool):
+            raise EngineUnreachableError(
+                "/weight_info or /is_paused is not answered as vLLM does", path=self._server.address
+            )
+        return Running(None if label == UNTOLD else label, paused)
+
+    def _check_engine(self) -> None:
+        self._server.ask("/health")
+        if not self._check_version:
+            return
+        version = self._server.ask_json("/version").get("version")
+        if not floor(version, FLOOR):
+            raise ConfigError(
+                f"the engine is vLLM {version}; versions of weights need 0.27.1",
+                path=self._server.address,
+                hint="pip install 'vllm>=0.27.1'",
+            )
+
+    def _started_from(self) -> str | None:
+        models = self._server.ask_json("/v1/models").get("data")
+        cards = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
+        roots = [one.get("root") for one in cards if one.get("parent") is None]
+        return roots[0] if roots and isinstance(roots[0], str) else None
+
+    def _pause(self) -> None:
+        self._server.tell(
+            "/pause",
+            hint="see the log of the vLLM server",
+            mode=self._mode,
+            clear_cache=_word(self._clear_cache),
+        )
+
+    def _reload(self, target: Target) -> None:
+        call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
+        self._server.tell(
+            "/collective_rpc",
+            call,
+            hint="the log of the vLLM server has the reason; does it see this path, or is path_map needed?",
+        )
+
+    def _announce(self, target: Target) -> None:
+        self._reset_prefix_cache()
+        told = self._server.tell(
+            "/update_weight_version", {"new_version": target.label}, hint="see the log of the vLLM server"
+        )
+        if told.get("success") is not True:
+            raise LoadFailedError(f"vLLM did not take the version: {told}", path=self._server.address)
+
+    def _reset_prefix_cache(self) -> None:
+        # Blocks that running requests hold keep a reset from succeeding unless these requests give them up.
+        answer = self._server.tell(
+            "/reset_prefix_cache",
+            hint="see the log of the vLLM server",
+            reset_running_requests=_word(self._clear_cache),
+            reset_external=_word(self._reset_external),
+        )
+        if self._clear_cache and answer.get("success") is not True:
+            raise LoadFailedError(
+                "the prefix cache was not reset: requests would be answered with the old weights' keys and values",
+                path=self._server.address,
+                hint="restart vLLM if this goes on",
+            )
+
+    def _resume(self) -> None:
+        self._server.tell("/resume", hint="see the log of the vLLM server")
+
+
+def _word(flag: bool) -> str:  # noqa: FBT001 - the value itself
+    return "true" if flag else "false"

@@ -1,0 +1,176 @@
+"""webhook: whatever takes a signed POST loads the version."""
+
+import hashlib
+import hmac
+import ipaddress
+import time
+import uuid
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+from explorer_hooks.base import Hook, HookOptions, Running, Target
+from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hooks.attempt import Attempt, require_loadable
+from explorer_hooks.hooks.http import Reply, Server
+from explorer_hooks.hooks.settings import Settings
+from syncd.errors import ConfigError
+
+SIGNATURE = "X-Syncd-Signature"
+TIMESTAMP = "X-Syncd-Timestamp"
+PROTOCOL = 1
+
+_OK, _BAD, _SERVER = 200, 400, 500
+_LATER = frozenset({408, 425, 429})
+_NO_GET = frozenset({404, 405, 501})
+_ASK_TIMEOUT = 10.0
+_RESTART = "restart the engine"
+_HINT = "docs/hooks.md has a receiver in a few lines"
+
+
+class WebhookHook(Hook):
+    """Posts each phase of a load as a JSON document, and asks the same URL what runs.
+
+    Args:
+        address: The receiver's URL.
+        token: The key that signs every request; needed for http to another host. It is never sent itself.
+        timeout: Seconds that one phase may take.
+        ask_timeout: Seconds that the question what runs may take.
+
+    Raises:
+        ConfigError: The address is none, or unsigned requests would go to another host in the clear.
+    """
+
+    name: ClassVar[str] = "webhook"
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None = None,
+        *,
+        timeout: float = 300.0,
+        ask_timeout: float = _ASK_TIMEOUT,
+    ) -> None:
+        self._server = SignedServer(
+            address, token=token, timeout=timeout, ask_timeout=ask_timeout, missing=_HINT
+        )
+        if token is None and not is_private(address):
+            raise ConfigError(
+                "http to another host needs a token to sign with", path=address, hint="--token-file FILE"
+            )
+        self._label: str | None = None
+        self._attempt = Attempt()
+
+    @classmethod
+    def from_options(cls, options: HookOptions) -> Self:
+        """Return a hook for a URL; setting: `ask_timeout`, in seconds."""
+        if not options.address:
+            raise ConfigError(
+                "the webhook hook needs a URL", hint="--hook webhook=http://127.0.0.1:9000/load"
+            )
+        settings = Settings(cls.name, options.settings)
+        ask_timeout = settings.seconds("ask_timeout", _ASK_TIMEOUT)
+        settings.done()
+        return cls(options.address, options.token, timeout=options.timeout, ask_timeout=ask_timeout)
+
+    def prepare(self, target: Target) -> None:
+        """Refuse what is not there; let the receiver refuse it too."""
+        require_loadable(target, self.kinds, self.name)
+        self._attempt.prepare()
+        reply = self._server.tried("", document_of(target, "prepare"))
+        if reply.status >= _SERVER or reply.status in _LATER:
+            raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
+        if reply.status >= _BAD:
+            raise RefusedError(self._server.complaint(reply), path=self._server.address)
+
+    def load(self, target: Target) -> None:
+        """Have the receiver load it."""
+        self._attempt.load()
+        self._tell(target, "load")
+
+    def commit(self, target: Target) -> None:
+        """Have the receiver serve it."""
+        self._tell(target, "commit")
+        self._label = target.label
+        self._attempt.commit()
+
+    def current_version(self) -> Running:
+        """Ask the receiver; where it does not answer GET, say what it committed last through this hook."""
+        reply = self._server.look("")
+        if reply.status in _NO_GET:
+            return Running(self._label)
+        if reply.status >= _BAD:
+            raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
+        return self._running(reply)
+
+    def abort(self, last_good: Target | None) -> None:
+        """Have the receiver load and serve the last good version in one."""
+        if last_good is None:
+            self._attempt.require_untouched(_RESTART)
+            return
+        self._label = None
+        try:
+            self._tell(last_good, "abort")
+        except LoadFailedError as error:
+            raise EngineDeadError(
+                f"the engine could not be brought back: {error.message}", hint=_RESTART
+            ) from error
+        self._label = last_good.label
+        self._attempt.restored()
+
+    def _tell(self, target: Target, phase: str) -> None:
+        self._server.tell("", document_of(target, phase), hint=_HINT)
+
+    def _running(self, reply: Reply) -> Running:
+        document = reply.document or {}
+        label, paused = document.get("label"), document.get("paused", False)
+        if "label" not in document or not isinstance(label, str | None) or not isinstance(paused, bool):
+            what = '{"label": text or null, "paused": true or false}'
+            message = f"{reply.request} is not answered with {what}"
+            raise EngineUnreachableError(message, path=self._server.address, hint=_HINT)
+        return Running(label, paused)
+
+
+class SignedServer(Server):
+    """A server that knows by a shared key who asks, and when."""
+
+    def _headers(self, data: bytes) -> dict[str, str]:
+        headers = super()._headers(data)
+        headers.pop("Authorization", None)
+        return headers | ({} if self._token is None else signed(self._token, data, time.time()))
+
+
+def signed(token: str, body: bytes, now: float) -> dict[str, str]:
+    """Return the headers that sign a body at a time, in seconds since the epoch."""
+    timestamp = str(int(now))
+    digest = hmac.new(token.encode(), f"{timestamp}.".encode() + body, hashlib.sha256)
+    return {TIMESTAMP: timestamp, SIGNATURE: f"sha256={digest.hexdigest()}"}
+
+
+def document_of(target: Target, phase: str) -> dict[str, Any]:
+    """Return what is posted: what to do with which version; `delivery` is another one each time."""
+    version = target.version
+    return {
+        "protocol": PROTOCOL,
+        "phase": phase,
+        "delivery": uuid.uuid4().hex,
+        "label": target.label,
+        "generation": version.generation,
+        "step": version.step,
+        "kind": version.kind,
+        "path": target.path,
+        "digest": version.digest,
+        "verified": target.verified,
+        "shards": [record.as_document() for record in target.shards],
+    }
+
+
+def is_private(address: str) -> bool:
+    """Say whether nobody else can read or change what is sent there: by https, or on this host."""
+    url = urlsplit(address)
+    if url.scheme == "https" or url.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(url.hostname or "").is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,177 @@
+"""All keys of a file by their dotted names, read off its model's JSON Schema, and which of them is nearest."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Schema = Mapping[str, Any]
+
+_CLOSE = 0.6
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "a table",
+}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    Args:
+        name: Its dotted name.
+        expected: What it takes, in words.
+        default: As plain data; None where there is none.
+        about: What it means.
+        required: Whether it must be given.
+        fixed: Whether a later start must agree with it.
+        is_text: Whether it takes text and nothing else.
+        is_free: Whether it is a table of keys that are checked elsewhere.
+    """
+
+    name: str
+    expected: str
+    default: Any
+    about: str
+    required: bool
+    fixed: bool
+    is_text: bool
+    is_free: bool
+
+
+class Keys:
+    """The keys of one kind of file.
+
+    Args:
+        model: What the file is checked by.
+        paths: Keys that name a file or directory.
+    """
+
+    def __init__(self, model: "type[BaseModel]", paths: Sequence[str]) -> None:
+        self.model, self.paths = model, tuple(paths)
+
+    @cached_property
+    def all(self) -> Mapping[str, Key]:
+        """Return all keys, in the order of the model."""
+        return {key.name: key for _, part in self._walk() for key in part}
+
+    @cached_property
+    def tables(self) -> Mapping[str, str]:
+        """Return the dotted names of all tables of known keys with what they are about."""
+        return {name: self._about(self._at(name)) for name, _ in self._walk() if name}
+
+    def expected(self, key: str) -> str:
+        """Return in words what a key or a table takes."""
+        return self.all[key].expected if key in self.all else _KINDS["object"]
+
+    def owner(self, path: Sequence[str | int]) -> str:
+        """Return the dotted name of the known key or table that a path leads to or into, empty if to none."""
+        name = ""
+        for part in path:
+            longer = f"{name}.{part}" if name else str(part)
+            if longer not in self.all and longer not in self.tables:
+                break
+            name = longer
+            if name in self.all:
+                break
+        return name
+
+    def nearest(self, unknown: str) -> str | None:
+        """Return the known key or table that was probably meant, wherever it is."""
+        names = [*self.all, *self.tables]
+        last = unknown.rpartition(".")[2]
+        if same := [
+            name for name in names if _flat(name) in (_flat(unknown), _flat(last)) or _ends(name, last)
+        ]:
+            return max(same, key=lambda name: difflib.SequenceMatcher(None, unknown, name).ratio())
+        if near := difflib.get_close_matches(unknown, names, 1, _CLOSE):
+            return near[0]
+        by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
+        return next((by_last[name] for name in difflib.get_close_matches(last, by_last, 1, _CLOSE)), None)
+
+    @cached_property
+    def _schema(self) -> Schema:
+        return self.model.model_json_schema()
+
+    def _walk(self) -> Iterator[tuple[str, tuple[Key, ...]]]:
+        """Yield each table's dotted name with its own keys; the whole file is the table without a name."""
+        waiting = [""]
+        while waiting:
+            table = waiting.pop(0)
+            place = self._resolved(self._at(table))
+            prefix = f"{table}." if table else ""
+            below = {f"{prefix}{name}": part for name, part in place["properties"].items()}
+            inner = [name for name, part in below.items() if "properties" in self._resolved(part)]
+            waiting[:0] = inner
+            required = {f"{prefix}{name}" for name in place.get("required", ())}
+            keys = (self._key(name, below[name], name in required) for name in below if name not in inner)
+            yield table, tuple(keys)
+
+    def _at(self, name: str) -> Schema:
+        place = self._schema
+        for part in name.split(".") if name else ():
+            place = self._resolved(place)["properties"][part]
+        return place
+
+    def _resolved(self, schema: Schema) -> Schema:
+        """Return what a reference stands for, the schema itself where it is none."""
+        reference = schema.get("$ref")
+        return self._schema["$defs"][reference.rpartition("/")[2]] if reference else schema
+
+    def _about(self, schema: Schema) -> str:
+        # What is said of a section by itself stands at the section only, where both say the same.
+        return str(schema.get("description") or self._resolved(schema).get("description", ""))
+
+    def _key(self, name: str, schema: Schema, required: bool) -> Key:  # noqa: FBT001 - a fact, not a switch
+        resolved = self._resolved(schema)
+        is_free = resolved.get("type") == "object"
+        return Key(
+            name,
+            self._words(resolved),
+            schema.get("default", {} if is_free else None),
+            self._about(schema),
+            required,
+            schema.get("fixed", False),
+            resolved.get("type") == "string",
+            is_free,
+        )
+
+    def _words(self, schema: Schema) -> str:
+        schema = self._resolved(schema)
+        if "anyOf" in schema:
+            return " or ".join(self._words(part) for part in schema["anyOf"])
+        if "const" in schema:
+            return f'"{schema["const"]}"'
+        if "enum" in schema:
+            return f"one of {', '.join(schema['enum'])}"
+        if schema["type"] == "array":
+            return self._list(schema)
+        bounds = [f"{word} {schema[bound]:g}" for bound, word in _BOUNDS.items() if bound in schema]
+        return " ".join([_KINDS[schema["type"]], " and ".join(bounds)]).strip()
+
+    def _list(self, schema: Schema) -> str:
+        if "prefixItems" in schema:
+            parts = schema["prefixItems"]
+            return f"a list of {len(parts)}, each {self._words(parts[0])}"
+        return f"a list, each {self._words(schema['items'])}"
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_").replace("-", "_")
+
+
+def _ends(name: str, last: str) -> bool:
+    return name.rpartition(".")[2] == last.replace("-", "_")

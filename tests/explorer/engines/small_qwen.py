@@ -1,0 +1,144 @@
+"""A Qwen2 of 140 000 random parameters, its versions as directories, and what it answers by transformers."""
+
+import json
+import os
+
+VOCABULARY = 512
+WINDOW = 512
+_RANK = 8
+_ADAPTED = ("q_proj", "v_proj", "up_proj")
+_CONFIG = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": WINDOW,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def model_of(seed):
+    """Return the model that a seed stands for; its answers differ from those of any other by whole nats."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(Qwen2Config(**_CONFIG)).float().eval()
+
+
+def write_model(directory, seed=0):
+    """Write what an engine is started with: configuration, weights and a tokenizer of single bytes."""
+    model_of(seed).save_pretrained(directory)
+    _write_tokenizer(directory)
+    return directory
+
+
+def write_shards(directory, seed, shards=2, change=None):
+    """Write the weights of a seed, and nothing else, as `shards` files.
+
+    Args:
+        change: Changes the tensors by name before they are written.
+    """
+    from safetensors.torch import save_file
+
+    os.makedirs(directory, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in model_of(seed).state_dict().items()}
+    if change is not None:
+        change(tensors)
+    names = sorted(tensors)
+    for at in range(shards):
+        part = {name: tensors[name] for name in names[at::shards]}
+        save_file(part, f"{directory}/model-{at + 1:05d}-of-{shards:05d}.safetensors", {"format": "pt"})
+    return directory
+
+
+def write_adapter(directory, seed):
+    """Write a LoRA adapter of the model of seed 0, as peft lays it out."""
+    from safetensors.torch import save_file
+
+    os.makedirs(directory, exist_ok=True)
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in _adapter_of(seed).items()}
+    save_file(tensors, f"{directory}/adapter_model.safetensors", {"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "r": _RANK,
+        "lora_alpha": 2 * _RANK,
+        "target_modules": list(_ADAPTED),
+        "bias": "none",
+    }
+    with open(f"{directory}/adapter_config.json", "w") as file:
+        json.dump(config, file)
+    return directory
+
+
+def model_with_adapter(seed):
+    """Return the model of seed 0 with an adapter merged into its weights."""
+    import torch
+
+    model, adapter = model_of(0), _adapter_of(seed)
+    weights = model.state_dict()
+    with torch.no_grad():
+        for stem in {name.rpartition(".lora_")[0] for name in adapter}:
+            change = adapter[f"{stem}.lora_B.weight"] @ adapter[f"{stem}.lora_A.weight"]
+            weights[f"{stem}.weight"] += 2 * change
+    return model
+
+
+def _adapter_of(seed):
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    shapes = {
+        name: tensor.shape
+        for name, tensor in model_of(0).state_dict().items()
+        if name.split(".")[-2] in _ADAPTED and name.endswith(".weight")
+    }
+    made = {}
+    for name, (rows, columns) in shapes.items():
+        stem = name.removesuffix(".weight")
+        made[f"{stem}.lora_A.weight"] = 0.3 * torch.randn(_RANK, columns, generator=random)
+        made[f"{stem}.lora_B.weight"] = 0.3 * torch.randn(rows, _RANK, generator=random)
+    return made
+
+
+def expected(model, tokens, answered):
+    """Return the log-probs of the last `answered` of some tokens by transformers, in float32.
+
+    Args:
+        model: A model, or the seed of one.
+    """
+    import torch
+
+    model = model_of(model) if isinstance(model, int) else model
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    first = len(tokens) - answered
+    return [float(logits[at - 1, tokens[at]]) for at in range(first, len(tokens))]
+
+
+def _write_tokenizer(directory):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {char: 3 + at for at, char in enumerate(alphabet)}
+    vocabulary |= {f"<{at}>": at for at in range(len(vocabulary), VOCABULARY)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(f"{directory}/tokenizer.json")
+    with open(f"{directory}/tokenizer_config.json", "w") as file:
+        json.dump(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "</s>",
+                "bos_token": "<s>",
+                "pad_token": "<pad>",
+                "model_max_length": WINDOW,
+            },
+            file,
+        )

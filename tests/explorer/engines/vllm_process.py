@@ -1,0 +1,91 @@
+"""Real vLLM on the CPU as a process, and what is asked of it past the hook."""
+
+import http.client
+import json
+import shutil
+from typing import ClassVar
+
+from engine_process import EngineProcess
+from real_bed import LIMIT, RealBed, asked, told
+
+from explorer_hooks.hooks.vllm import VllmHook
+
+ENV = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "OMP_NUM_THREADS": "1",
+}
+FLAGS = [
+    "--served-model-name", "policy", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
+    "--max-num-seqs", "16", "--block-size", "32", "--host", "127.0.0.1", "--port", "{port}",
+]  # fmt: skip
+
+
+def vllm(python, model, log, *flags, **env):
+    # The command `vllm` looks for a package of this name, and the CPU build has another.
+    module = ["-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    return EngineProcess([python, *module, *FLAGS, *flags], {**ENV, **env}, log)
+
+
+class VllmRealBed(RealBed):
+    hook_type = VllmHook
+    cannot: ClassVar = {
+        "fail_commit": "nothing makes real vLLM fail there at will",
+        "gone": "a start takes a minute: test_a_restarted_engine_comes_to_the_newest_version has it",
+        "restart": "a start takes a minute: test_a_restarted_engine_comes_to_the_newest_version has it",
+    }
+
+    def __enter__(self):
+        address = self.process.address
+        told(address, "/pause?mode=abort", {})
+        kwargs = {"weights_path": self.start_directory}
+        told(address, "/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
+        told(address, "/reset_prefix_cache", {})
+        told(address, "/update_weight_version", {"new_version": "default"})
+        told(address, "/resume", {})
+        return self
+
+    def answer(self, prompt, count=8):
+        choice = self.completed(prompt, count, logprobs=1, return_token_ids=True)
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+    def completed(self, prompt, count, model="policy", **more):
+        body = {"model": model, "prompt": prompt, "max_tokens": count, "ignore_eos": True, "temperature": 0}
+        return told(self.process.address, "/v1/completions", {**body, **more})["choices"][0]
+
+    def stream(self, prompt, count, model="policy", begun=None):
+        """Ask for an answer and read it token by token; return how many came."""
+        body = {"model": model, "prompt": prompt, "max_tokens": count, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        connection = http.client.HTTPConnection("127.0.0.1", self.process.port, timeout=LIMIT)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            received, last = 0, ""
+            while line := response.readline():
+                received += line.startswith(b"data: {")
+                last = line.decode() if line.startswith(b"data: {") else last
+                if begun is not None and received == 3:
+                    begun.set()
+            return json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"]
+        finally:
+            connection.close()
+
+    def is_paused(self):
+        return asked(self.process.address, "GET", "/is_paused")[1]["is_paused"]
+
+    def label(self):
+        return asked(self.process.address, "GET", "/weight_info")[1]["weight_version"]
+
+    def fail_load(self, target):
+        """Take the directory away: of all failures the one that real vLLM comes back from."""
+        shutil.rmtree(target.path)
+
+    def pause(self):
+        told(self.process.address, "/pause?mode=keep", {})

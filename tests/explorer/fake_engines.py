@@ -1,0 +1,281 @@
+"""Engines that keep what real ones were measured to do: half loads, stale caches, labels lost at a restart, death.
+
+Each answers a prompt with a fingerprint of the weights that it was computed with. A prompt that was answered before
+is answered from the cache until somebody resets it, as by real engines.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import threading
+
+from fake_servers import Answer, FakeServer, VanishError
+
+START = {"model.a": b"start-a", "model.b": b"start-b"}
+MAX_REQUEST = 2.0
+
+
+def read_shard(path):
+    """Return the bytes of each tensor of a file with its shape."""
+    with open(path, "rb") as file:
+        raw = file.read()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        data = raw[8 + length + start : 8 + length + end]
+        found[name] = (tuple(entry["shape"]), data, len(data) == end - start)
+    return found
+
+
+def fingerprint(weights):
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + b"\0" + weights[name] + b"\0")
+    return digest.hexdigest()
+
+
+def fingerprint_of(directory):
+    """Return the fingerprint of an engine that runs exactly what is in a directory."""
+    weights = {}
+    for name in sorted(os.listdir(directory)):
+        if name.endswith(".safetensors"):
+            weights |= {key: data for key, (_, data, _) in read_shard(f"{directory}/{name}").items()}
+    return fingerprint(weights)
+
+
+class FakeEngine(FakeServer):
+    """What vLLM and SGLang have in common.
+
+    Attributes:
+        started_from: The directory that it says that it was started from.
+    """
+
+    started_from = "/start"
+
+    def __init__(self, token=None):
+        self.boot()
+        self.fail_next_load = False
+        self.shapes = None
+        super().__init__(token)
+
+    def boot(self):
+        """Set everything to what it is at a start."""
+        self.weights = dict(START)
+        self.label = "default"
+        self.running = threading.Event()
+        self.running.set()
+        self.cache = {}
+        self.damaged = False
+        self.versions_at = []
+
+    @property
+    def paused(self):
+        return not self.running.is_set()
+
+    def take(self, directory):
+        """Read a directory into the weights; what was written before an error stays."""
+        whole = {}
+        if self.damaged:
+            raise RuntimeError("parameters are on the meta device")
+        if not os.path.isdir(directory):
+            raise FileNotFoundError(f"cannot find model weights with `{directory}`")
+        names = [name for name in sorted(os.listdir(directory)) if name.endswith(".safetensors")]
+        if not names:
+            raise FileNotFoundError(f"cannot find model weights with `{directory}`")
+        for name in names:
+            for tensor, (shape, data, complete) in read_shard(f"{directory}/{name}").items():
+                if not complete or self.fail_next_load:
+                    self.fail_next_load = False
+                    raise ValueError("incomplete metadata, file not fully covered")
+                if self.shapes is not None and self.shapes.get(tensor, shape) != shape:
+                    self.damaged = True
+                    raise AssertionError(f"shape mismatch for {tensor}")
+                self.weights = {**self.weights, tensor: data} if whole else {tensor: data}
+                whole[tensor] = shape
+        self.shapes = whole
+
+    def answered(self, prompt):
+        if not self.running.wait(MAX_REQUEST):
+            raise Answer(503, {"error": "paused"})
+        with self.lock:
+            return self.cache.setdefault(prompt, fingerprint(self.weights))
+
+
+class FakeVllm(FakeEngine):
+    """vLLM in development mode."""
+
+    version = "0.32.0"
+    dev_mode = True
+    blocked_cache = False
+
+    def routed(self, method, target, body):
+        dev = ("/pause", "/resume", "/is_paused", "/collective_rpc", "/weight", "/update_w", "/reset_prefix")
+        if not self.dev_mode and target.startswith(dev):
+            raise Answer(404, {"detail": "Not Found"})
+        return super().routed(method, target, body)
+
+    def get_health(self, query, body):
+        return b""
+
+    def get_version(self, query, body):
+        return {"version": self.version}
+
+    def get_v1_models(self, query, body):
+        adapter = {"id": "another", "root": "/adapter", "parent": "policy"}
+        return {"data": [adapter, {"id": "policy", "root": self.started_from, "parent": None}]}
+
+    def get_is_paused(self, query, body):
+        return {"is_paused": self.paused}
+
+    def get_weight_info(self, query, body):
+        return {"weight_version": self.label}
+
+    def post_pause(self, query, body):
+        if query["mode"] not in {"keep", "wait", "abort"}:
+            raise Answer(400, {"error": f"Invalid pause mode: {query['mode']}"})
+        self.running.clear()
+        return {"status": "paused"}
+
+    def post_resume(self, query, body):
+        self.running.set()
+        return {"status": "resumed"}
+
+    def post_collective_rpc(self, query, body):
+        assert body["method"] == "reload_weights"
+        try:
+            self.take(body["kwargs"]["weights_path"])
+        except Exception as error:
+            raise Answer(
+                500, {"error": {"message": f"{error}", "type": "InternalServerError", "code": 500}}
+            ) from error
+        return {"results": [None]}
+
+    def post_update_weight_version(self, query, body):
+        self.versions_at.append((body["new_version"], fingerprint(self.weights)))
+        self.label = body["new_version"]
+        return {"success": True, "new_version": self.label}
+
+    def post_reset_prefix_cache(self, query, body):
+        if self.blocked_cache and query.get("reset_running_requests") != "true":
+            return {"success": False}
+        self.cache.clear()
+        return {"success": True}
+
+    def post_v1_completions(self, query, body):
+        return {"choices": [{"text": self.answered(body["prompt"])}]}
+
+
+class FakeSglang(FakeEngine):
+    """SGLang; a load that fails after the first tensor ends the whole server."""
+
+    version = "0.5.23"
+    tells_readiness = True
+    survives = False
+
+    def get_model_info(self, query, body):
+        return {"model_path": self.started_from, "weight_version": self.label}
+
+    def get_server_info(self, query, body):
+        return {"version": self.version, "internal_states": [{}]}
+
+    def get_ready(self, query, body):
+        if not self.tells_readiness:
+            raise Answer(404, {"detail": "Not Found"})
+        raise Answer(503 if self.paused else 200)
+
+    def post_pause_generation(self, query, body):
+        self.running.clear()
+        return {"status": "ok"}
+
+    def post_continue_generation(self, query, body):
+        self.running.set()
+        return {"status": "ok"}
+
+    def post_update_weights_from_disk(self, query, body):
+        try:
+            self.take(body["model_path"])
+        except FileNotFoundError as error:
+            return self._failed(f"Failed to get weights iterator: {error}.")
+        except Exception as error:
+            if self.survives:
+                return self._failed(f"Failed to update weights: {error}.\nRolling back to original weights.")
+            self.stop_soon()
+            raise VanishError from error
+        self.versions_at.append((body["weight_version"], fingerprint(self.weights)))
+        self.label = body["weight_version"]
+        if body["flush_cache"]:
+            self.cache.clear()
+        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+    def _failed(self, message):
+        raise Answer(400, {"success": False, "message": message, "num_paused_requests": 0})
+
+    def post_generate(self, query, body):
+        return {"text": self.answered(body["text"])}
+
+
+class FakeAdapters(FakeServer):
+    """vLLM with adapters that are loaded at run time."""
+
+    base = "policy-base"
+    enabled = True
+    tells_use = True
+
+    def __init__(self, token=None):
+        self.fail_next_load = False
+        self.boot()
+        super().__init__(token)
+
+    def boot(self):
+        self.adapters = {}
+        self.used = {}
+        self.stale = []
+
+    def get_v1_models(self, query, body):
+        cards = [{"id": self.base, "root": "/start"}]
+        return {"data": cards + [{"id": name, "root": path} for name, (path, _) in self.adapters.items()]}
+
+    def get_metrics(self, query, body):
+        if not self.tells_use:
+            raise Answer(404, {"detail": "Not Found"})
+        lines = ["# HELP vllm:lora_requests_info Running stats on lora requests."]
+        for at, (running, waiting) in enumerate([*self.stale, (",".join(self.used), "")]):
+            labels = f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+            lines.insert(1, f"vllm:lora_requests_info{{{labels}}} {1.76e9 + at}")
+        return "\n".join(lines).encode()
+
+    def post_v1_load_lora_adapter(self, query, body):
+        if not self.enabled:
+            raise Answer(404, {"detail": "Not Found"})
+        name, path = body["lora_name"], body["lora_path"]
+        if not name or not path:
+            raise _wrong(400, "Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self.adapters and not body.get("load_inplace"):
+            raise _wrong(400, f"The lora adapter '{name}' has already been loaded.")
+        if self.fail_next_load:
+            self.fail_next_load = False
+            raise _wrong(500, "LoRA rank 64 is greater than max_lora_rank 16.")
+        if not os.path.isfile(f"{path}/adapter_model.safetensors"):
+            raise _wrong(404, f"No adapter found for {path}")
+        self.adapters[name] = (path, fingerprint_of(path))
+        return b"Success"
+
+    def post_v1_unload_lora_adapter(self, query, body):
+        if self.adapters.pop(body["lora_name"], None) is None:
+            raise _wrong(404, f"The lora adapter '{body['lora_name']}' cannot be found.")
+        return b"Success"
+
+    def post_v1_completions(self, query, body):
+        if body["model"] == self.base:
+            return {"choices": [{"text": fingerprint(START)}]}
+        if body["model"] not in self.adapters:
+            raise _wrong(404, f"The model `{body['model']}` does not exist.")
+        return {"choices": [{"text": self.adapters[body["model"]][1]}]}
+
+
+def _wrong(status, message):
+    return Answer(status, {"error": {"message": message, "type": "BadRequestError", "code": status}})

@@ -1,0 +1,380 @@
+"""The contract that every hook keeps, and the bed in which it is shown.
+
+A test module of a hook has a subclass of `Bed`, and one of `HookContract` whose fixture `bed` returns it:
+
+    class TestMine(HookContract):
+        @pytest.fixture
+        def bed(self, tmp_path):
+            with MyBed(tmp_path) as bed:
+                yield bed
+
+When a test begins the engine runs its start weights and takes work; beds that share one engine among tests bring it
+there themselves, not through the hook.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import pytest
+
+from explorer_hooks.base import Hook, Running, Target, label_of
+from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.errors import SyncdError
+from syncd.protocol.version import Pair
+
+HANGING = 60.0
+"""Seconds after which a call counts as one that never ends; the beds' own time-outs are a tenth of it at most."""
+
+
+class Bed(ABC):
+    """One engine, what it can be given, what it really does, and how it is broken."""
+
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """What cannot be shown with this engine, and why.
+
+    Keys: `label before commit`, `fail_load`, `fail_commit`, `gone`, `hung`, `restart`, `pause`, `reopen`, `shards`.
+    """
+
+    token: str | None = None
+    """The secret that the hook is given, if this bed gives it one."""
+
+    start_label: str | None = None
+    """What the engine says that it runs when it was just started."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:  # noqa: B027 - not every engine has to be stopped
+        """Stop the engine and remove what it left."""
+
+    @abstractmethod
+    def open(self) -> Hook:
+        """Return a new hook for the engine, with a time-out of a few seconds at most."""
+
+    @abstractmethod
+    def target(self, pair: Pair, *, shards: int = 1) -> Target:
+        """Return a version that the engine can load; another pair has other weights, the same pair the same ones."""
+
+    @abstractmethod
+    def runs(self, target: Target | None) -> bool:
+        """Say whether the engine runs exactly the weights of a target, None: its start weights.
+
+        Never by the hook, never by a label: by a value, log-probs, or what else the weights themselves decide.
+        """
+
+    @abstractmethod
+    def is_paused(self) -> bool:
+        """Say whether the engine takes no work, not asking the hook."""
+
+    def fail_load(self, target: Target) -> None:
+        """Make the next load fail, which is of this target, after it has begun; it may be damaged for that."""
+        raise NotImplementedError
+
+    def fail_commit(self) -> None:
+        """Make the next commit fail."""
+        raise NotImplementedError
+
+    def gone(self) -> contextlib.AbstractContextManager[None]:
+        """Take the engine away for a while: nobody is at its address."""
+        raise NotImplementedError
+
+    def hung(self) -> contextlib.AbstractContextManager[None]:
+        """Stop the engine from answering for a while, though it is there."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Start the engine anew, with its start weights."""
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        """Pause the engine behind the hook's back, as a follower that died in the middle of a load leaves it."""
+        raise NotImplementedError
+
+
+def load(hook: Hook, target: Target) -> None:
+    """Do what a follower does with a version."""
+    hook.prepare(target)
+    hook.load(target)
+    hook.commit(target)
+
+
+def bounded(call):
+    """Return what a call raised, None if nothing; fail if it never ends."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - it is looked at by the test
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(HANGING)
+    if not raised:
+        pytest.fail("the call has no end")
+    return raised[0]
+
+
+def needs(bed: Bed, *what: str) -> None:
+    """Skip, with the bed's reason, what cannot be shown with its engine."""
+    for one in what:
+        if one in bed.cannot:
+            pytest.skip(f"{one}: {bed.cannot[one]}")
+
+
+def shown(error: BaseException | None) -> str:
+    """Return everything that anybody could print of an error and of those behind it."""
+    texts = []
+    while error is not None:
+        texts += [str(error), repr(error), str(getattr(error, "hint", "")), str(getattr(error, "path", ""))]
+        texts += traceback.format_exception(error)
+        error = error.__cause__ or error.__context__
+    return "\n".join(texts)
+
+
+class HookContract:
+    """What a follower relies on."""
+
+    @pytest.fixture
+    def bed(self):
+        """Return the bed: subclasses do."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def hook(self, bed):
+        """Return a hook for the bed's engine."""
+        hook = bed.open()
+        yield hook
+        hook.close()
+
+    @pytest.fixture
+    def served(self, bed, hook):
+        """Return a version that was loaded and runs."""
+        target = bed.target((1, 10))
+        load(hook, target)
+        return target
+
+    @staticmethod
+    def assert_serves(bed, hook, target):
+        """Check that the engine runs a version, says so and works."""
+        label = bed.start_label if target is None else target.label
+        assert hook.current_version() == Running(label)
+        assert bed.runs(target)
+        assert not bed.is_paused()
+
+    def test_a_fresh_engine_runs_what_it_was_started_with(self, bed, hook):
+        self.assert_serves(bed, hook, None)
+        assert not bed.runs(bed.target((1, 10)))
+
+    def test_prepare_does_not_touch_the_engine(self, bed, hook):
+        hook.prepare(bed.target((1, 10)))
+        self.assert_serves(bed, hook, None)
+
+    def test_what_was_loaded_and_committed_runs(self, bed, hook):
+        target = bed.target((1, 10))
+        load(hook, target)
+        self.assert_serves(bed, hook, target)
+
+    def test_one_version_after_the_other(self, bed, hook):
+        for step in (10, 12, 15):
+            target = bed.target((1, step))
+            load(hook, target)
+            self.assert_serves(bed, hook, target)
+
+    def test_a_version_in_several_shards(self, bed, hook):
+        needs(bed, "shards")
+        target = bed.target((1, 10), shards=3)
+        assert len(target.shards) == 3
+        load(hook, target)
+        self.assert_serves(bed, hook, target)
+
+    @pytest.mark.fault("the version is set before the weights are loaded")
+    def test_the_label_is_the_old_one_until_commit(self, bed, hook, served):
+        needs(bed, "label before commit")
+        target = bed.target((1, 11))
+        hook.prepare(target)
+        assert hook.current_version().label == served.label
+        hook.load(target)
+        assert hook.current_version().label == served.label
+        hook.commit(target)
+        assert hook.current_version().label == target.label
+
+    def test_the_same_version_twice(self, bed, hook, served):
+        load(hook, served)
+        self.assert_serves(bed, hook, served)
+
+    def test_a_lower_step_of_a_new_generation(self, bed, hook, served):
+        target = bed.target((2, 4))
+        load(hook, target)
+        self.assert_serves(bed, hook, target)
+        assert hook.current_version().pair == (2, 4)
+
+    def test_what_the_engine_holds_is_what_its_versions_hold(self, bed, hook, served):
+        held = hook.tensors()
+        if held is None:
+            return
+        assert held
+        assert {name: held[name] for name in served.tensors if name in held} == served.tensors
+
+    def test_after_a_failed_load_the_last_good_version_runs(self, bed, hook, served):
+        needs(bed, "fail_load")
+        target = bed.target((1, 11))
+        hook.prepare(target)
+        bed.fail_load(target)
+        with pytest.raises(LoadFailedError):
+            hook.load(target)
+        hook.abort(served)
+        self.assert_serves(bed, hook, served)
+        following = bed.target((1, 12))
+        load(hook, following)
+        self.assert_serves(bed, hook, following)
+
+    def test_after_a_failed_commit_the_last_good_version_runs(self, bed, hook, served):
+        needs(bed, "fail_commit")
+        target = bed.target((1, 11))
+        hook.prepare(target)
+        hook.load(target)
+        bed.fail_commit()
+        with pytest.raises(LoadFailedError):
+            hook.commit(target)
+        hook.abort(served)
+        self.assert_serves(bed, hook, served)
+        following = bed.target((1, 12))
+        load(hook, following)
+        self.assert_serves(bed, hook, following)
+
+    def test_a_load_that_is_not_committed_can_be_taken_back(self, bed, hook, served):
+        target = bed.target((1, 11))
+        hook.prepare(target)
+        hook.load(target)
+        hook.abort(served)
+        self.assert_serves(bed, hook, served)
+
+    def test_a_version_that_was_committed_can_be_taken_back(self, bed, hook, served):
+        load(hook, bed.target((1, 11)))
+        hook.abort(served)
+        self.assert_serves(bed, hook, served)
+
+    def test_without_a_last_good_version_a_touched_engine_is_dead_or_honestly_at_its_start(self, bed, hook):
+        needs(bed, "fail_load")
+        target = bed.target((1, 10))
+        hook.prepare(target)
+        bed.fail_load(target)
+        with pytest.raises(LoadFailedError):
+            hook.load(target)
+        dead = bounded(lambda: hook.abort(None))
+        if dead is None:
+            self.assert_serves(bed, hook, None)
+        else:
+            assert isinstance(dead, EngineDeadError)
+            assert dead.hint
+
+    def test_an_engine_that_was_not_touched_is_not_dead(self, bed, hook):
+        hook.prepare(bed.target((1, 10)))
+        hook.abort(None)
+        self.assert_serves(bed, hook, None)
+
+    def test_a_restarted_engine_says_so_and_can_be_loaded(self, bed, hook, served):
+        needs(bed, "restart")
+        bed.restart()
+        self.assert_serves(bed, hook, None)
+        load(hook, served)
+        self.assert_serves(bed, hook, served)
+
+    def test_an_engine_left_paused_says_so_and_the_next_load_resumes_it(self, bed, hook, served):
+        needs(bed, "pause")
+        bed.pause()
+        assert bed.is_paused()
+        assert hook.current_version().paused
+        target = bed.target((1, 11))
+        load(hook, target)
+        self.assert_serves(bed, hook, target)
+
+    def test_an_engine_left_paused_is_brought_back_by_abort(self, bed, hook, served):
+        needs(bed, "pause")
+        bed.pause()
+        hook.abort(served)
+        self.assert_serves(bed, hook, served)
+
+    def test_another_hook_goes_on_where_one_was_killed_between_load_and_commit(self, bed, hook, served):
+        needs(bed, "reopen")
+        target = bed.target((1, 11))
+        hook.prepare(target)
+        hook.load(target)
+        with contextlib.closing(bed.open()) as other:
+            found = other.current_version()
+            assert found.paused or found.label != target.label
+            following = bed.target((1, 12))
+            load(other, following)
+            self.assert_serves(bed, other, following)
+
+    def test_close_leaves_the_engine_running(self, bed, served):
+        hook = bed.open()
+        target = bed.target((1, 11))
+        load(hook, target)
+        hook.close()
+        assert bed.runs(target)
+        assert not bed.is_paused()
+        needs(bed, "reopen")
+        with contextlib.closing(bed.open()) as other:
+            self.assert_serves(bed, other, target)
+
+    @pytest.mark.parametrize("how", ["gone", "hung"])
+    def test_an_engine_that_does_not_answer_is_unreachable_within_the_time_out(self, bed, hook, served, how):
+        needs(bed, how)
+        target = bed.target((1, 11))
+        with getattr(bed, how)():
+            assert isinstance(bounded(hook.current_version), EngineUnreachableError)
+            raised = bounded(lambda: load(hook, target))
+            assert isinstance(raised, EngineUnreachableError | LoadFailedError)
+            assert isinstance(bounded(lambda: hook.abort(served)), EngineUnreachableError | EngineDeadError)
+        load(hook, target)
+        self.assert_serves(bed, hook, target)
+
+    def test_a_kind_that_it_cannot_load_is_refused_before_the_engine_is_touched(self, bed, hook):
+        good = bed.target((1, 10))
+        (other, *_) = sorted({"weights", "delta", "lora"} - hook.kinds)
+        version = dataclasses.replace(good.version, kind=other)
+        with pytest.raises(RefusedError, match=other):
+            hook.prepare(dataclasses.replace(good, version=version))
+        self.assert_serves(bed, hook, None)
+
+    def test_a_directory_that_is_not_there_is_refused_before_the_engine_is_touched(self, bed, hook):
+        good = bed.target((1, 10))
+        missing = f"{good.path}-not-there"
+        with pytest.raises(RefusedError) as refusal:
+            hook.prepare(dataclasses.replace(good, path=missing))
+        assert missing in str(refusal.value)
+        self.assert_serves(bed, hook, None)
+
+    def test_no_error_tells_the_token(self, bed, hook):
+        if bed.token is None:
+            pytest.skip("this hook is given no token")
+        errors = [bounded(lambda: hook.prepare(dataclasses.replace(bed.target((1, 9)), path="/not/there")))]
+        target = bed.target((1, 10))
+        if "fail_load" not in bed.cannot:
+            hook.prepare(target)
+            bed.fail_load(target)
+            errors += [bounded(lambda: hook.load(target)), bounded(lambda: hook.abort(None))]
+        if "gone" not in bed.cannot:
+            with bed.gone():
+                errors.append(bounded(hook.current_version))
+        found = [error for error in errors if error is not None]
+        assert found
+        assert all(isinstance(error, SyncdError) for error in found)
+        assert not any(bed.token in shown(error) for error in found)
+        assert bed.token not in repr(hook)
+
+    def test_labels_are_pairs(self, bed, hook, served):
+        assert hook.current_version().label == label_of(served.version.pair)

@@ -1,0 +1,26 @@
+"""Versions as a follower hands them to a hook, made from any directory of safetensors."""
+
+import os
+
+from explorer_hooks.base import Target, TensorMeta
+from syncd.protocol.digest import digest_file
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.safetensors import read_header
+from syncd.protocol.version import Pair, Version
+
+DISK = LocalDisk()
+
+
+def target_of(directory, pair: Pair, *, kind: str = "weights", verified: bool = True) -> Target:
+    """Return the target that a directory of safetensors is, with sizes and digests of what lies there now."""
+    directory = str(directory)
+    shards, tensors = [], {}
+    for name in sorted(name for name in os.listdir(directory) if name.endswith(".safetensors")):
+        path = f"{directory}/{name}"
+        header = read_header(DISK, path)
+        digest, size = digest_file(DISK, path)
+        shards.append(FileRecord(name, size, digest, len(header.tensors)))
+        tensors |= {one.name: TensorMeta(one.dtype, one.shape) for one in header.tensors.values()}
+    version = Version(pair[0], pair[1], kind, f"global_step_{pair[1]}/actor", f"xxh3_128:{pair[1]:032x}")
+    return Target(version, directory, tuple(shards), tensors, verified)

@@ -1,0 +1,332 @@
+"""The hook for a program of one's own: the contract with real processes, and what hostile ones do."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import ClassVar
+
+import pytest
+from hook_contract import Bed, HookContract, bounded, load
+from targets import target_of
+from test_callback_hook import content_of, write_shards
+
+from explorer_hooks.base import HookOptions, Running
+from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hooks import process
+from explorer_hooks.hooks.command import CommandHook
+from explorer_hooks.hooks.process import run
+from syncd.errors import ConfigError
+
+# An engine that is a directory: what it runs, what it says of itself, and how it is broken are files.
+PROGRAM = r"""
+engine=$1
+[ -e "$engine/hung" ] && exec sleep 60
+[ -e "$engine/gone" ] && { echo "nobody is there" >&2; exit 69; }
+fails() { [ -e "$engine/fail-$1" ] && rm "$engine/fail-$1"; }
+case $SYNCD_PHASE in
+current) cat "$engine/label"; [ -e "$engine/paused" ] && echo paused; exit 0;;
+load|abort)
+    : > "$engine/paused"
+    echo half > "$engine/weights"
+    fails load && { echo "no load today" >&2; exit 1; }
+    cat "$SYNCD_PATH"/*.safetensors > "$engine/weights";;
+esac
+case $SYNCD_PHASE in commit|abort)
+    fails commit && exit 1
+    echo "$SYNCD_LABEL" > "$engine/label"
+    rm "$engine/paused";;
+esac
+exit 0
+"""
+
+
+class ProgramBed(Bed):
+    def __init__(self, directory):
+        self.directory, self.engine = directory, directory / "engine"
+        self.engine.mkdir()
+        (directory / "program.sh").write_text(PROGRAM)
+        self.command = ["/bin/sh", str(directory / "program.sh"), str(self.engine)]
+        self.restart()
+
+    def open(self):
+        return CommandHook(self.command, current=self.command, phases=("load", "commit"), timeout=1)
+
+    def target(self, pair, *, shards=1):
+        place = self.directory / f"{pair[0]}.{pair[1]}-{shards}"
+        write_shards(place, 31 * pair[0] + pair[1], shards)
+        return target_of(place, pair)
+
+    def runs(self, target):
+        expected = b"start" if target is None else content_of(target)
+        return (self.engine / "weights").read_bytes() == expected
+
+    def is_paused(self):
+        return (self.engine / "paused").exists()
+
+    def pause(self):
+        (self.engine / "paused").touch()
+
+    def fail_load(self, target):
+        (self.engine / "fail-load").touch()
+
+    def fail_commit(self):
+        (self.engine / "fail-commit").touch()
+
+    @contextlib.contextmanager
+    def _broken(self, how):
+        (self.engine / how).touch()
+        yield
+        (self.engine / how).unlink()
+
+    def gone(self):
+        return self._broken("gone")
+
+    def hung(self):
+        return self._broken("hung")
+
+    def restart(self):
+        (self.engine / "weights").write_bytes(b"start")
+        (self.engine / "label").write_text("-\n")
+        (self.engine / "paused").unlink(missing_ok=True)
+
+
+class TestProgramThatSaysWhatRuns(HookContract):
+    @pytest.fixture
+    def bed(self, tmp_path):
+        with ProgramBed(tmp_path) as bed:
+            yield bed
+
+
+class RememberingBed(ProgramBed):
+    """The program is run for `load` only, and what it loaded last is kept in a file."""
+
+    cannot: ClassVar = {
+        **dict.fromkeys(("gone", "hung", "restart", "pause"), "there is nobody to ask what the engine runs"),
+        "fail_commit": "nothing is run for it",
+    }
+
+    def open(self):
+        load_and_serve = ["/bin/sh", "-c", 'SYNCD_PHASE=abort exec "$@"', "sh", *self.command]
+        return CommandHook(load_and_serve, state=str(self.directory / "state.json"), timeout=20)
+
+
+class TestProgramWhoseLastLoadIsRemembered(HookContract):
+    @pytest.fixture
+    def bed(self, tmp_path):
+        with RememberingBed(tmp_path) as bed:
+            yield bed
+
+
+@pytest.fixture
+def target(tmp_path):
+    place = tmp_path / "it's $(touch evil) `touch evil` {step}; touch evil"
+    write_shards(place, 5)
+    return target_of(place, (2, 5))
+
+
+SAY = 'printf "%s\\n" "$@" > "$OUT"; env | grep ^SYNCD_ | sort >> "$OUT"'
+
+
+def test_arguments_and_environment_say_what_is_loaded_and_nothing_is_evaluated(tmp_path, target, monkeypatch):
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--from={path}",
+        "{generation}/{step}",
+        "{label}",
+        "{phase}",
+        "{kind}",
+        '{"a": {"b": 1}}',
+        "{{path}}",
+    ]
+    hook = CommandHook(["/bin/sh", "-c", SAY, "sh", *words])
+    load(hook, target)
+    said = (tmp_path / "out").read_text().splitlines()
+    assert said[:7] == [
+        f"--from={target.path}", "2/5", "2.5", "load", "weights", '{"a": {"b": 1}}', "{path}",
+    ]  # fmt: skip
+    assert said[7:] == [
+        f"SYNCD_DIGEST={target.version.digest}", "SYNCD_GENERATION=2", "SYNCD_KIND=weights", "SYNCD_LABEL=2.5",
+        f"SYNCD_PATH={target.path}", "SYNCD_PHASE=load", "SYNCD_STEP=5",
+    ]  # fmt: skip
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_program_may_refuse_a_version_before_it_is_loaded(target):
+    script = '[ $SYNCD_PHASE = prepare ] && { echo "too large for me"; exit 65; }; exit 1'
+    hook = CommandHook(["/bin/sh", "-c", script], phases=("prepare", "load"))
+    with pytest.raises(RefusedError, match="too large for me"):
+        hook.prepare(target)
+
+
+@pytest.mark.parametrize(
+    ("code", "becomes"), [(1, LoadFailedError), (69, EngineUnreachableError), (75, EngineUnreachableError)]
+)
+def test_exit_codes_say_whether_it_failed_or_nobody_was_there(target, code, becomes):
+    hook = CommandHook(["/bin/sh", "-c", f"echo out; echo because >&2; exit {code}"])
+    hook.prepare(target)
+    with pytest.raises(becomes, match=f"ended with {code}: because"):
+        hook.load(target)
+
+
+def test_a_program_that_cannot_go_back_leaves_a_dead_engine(target):
+    hook = CommandHook(["/bin/sh", "-c", "exit 1"])
+    with pytest.raises(EngineDeadError) as dead:
+        hook.abort(target)
+    assert dead.value.hint
+    assert hook.current_version() == Running(None)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid):
+    """Wait until a process is gone, for a while that no healthy machine needs."""
+    for _ in range(600):
+        if not is_alive(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_when_its_time_is_over_the_whole_group_is_killed_also_what_ignores_signals(
+    tmp_path, target, monkeypatch
+):
+    monkeypatch.setattr(process, "GRACE", 0.2)
+    pids = tmp_path / "pids"
+    script = f"trap '' TERM; (trap '' TERM; echo $$ >> {pids}; sleep 300) & echo $! >> {pids}; sleep 300"
+    hook = CommandHook(["/bin/sh", "-c", script], timeout=0.5)
+    hook.prepare(target)
+    raised = bounded(lambda: hook.load(target))
+    assert isinstance(raised, LoadFailedError)
+    assert "killed after 0.5 s" in str(raised)
+    found = [int(line) for line in pids.read_text().split()]
+    assert len(found) == 2
+    assert all(ends(pid) for pid in found)
+
+
+def test_an_interrupted_load_kills_what_it_started(tmp_path, target):
+    pid_file = tmp_path / "pid"
+    script = f"echo $$ > {pid_file}; sleep 0.5; kill -INT {os.getpid()}; exec sleep 300"
+    hook = CommandHook(["/bin/sh", "-c", script])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            hook.load(target)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ends(int(pid_file.read_text()))
+
+
+def test_endless_output_is_drained_and_its_end_is_kept():
+    finished = run(
+        ["/bin/sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; echo END; echo bad >&2"], {}, 60
+    )
+    assert finished.code == 0
+    assert finished.out.endswith("xEND\n")
+    assert len(finished.out) == process.KEPT
+    assert finished.err == "bad\n"
+
+
+def test_output_without_end_is_bounded_by_time():
+    finished = bounded_run(["/bin/sh", "-c", "exec yes"], 0.5)
+    assert finished.code is None
+    assert len(finished.out) == process.KEPT
+
+
+def bounded_run(argv, timeout):
+    found = []
+    assert bounded(lambda: found.append(run(argv, {}, timeout))) is None
+    return found[0]
+
+
+def test_what_a_program_leaves_running_does_not_hold_it_up(tmp_path):
+    pid_file = tmp_path / "pid"
+    finished = bounded_run(["/bin/sh", "-c", f"sleep 300 & echo $! > {pid_file}; echo done"], 30)
+    pid = int(pid_file.read_text())
+    try:
+        assert (finished.code, finished.out) == (0, "done\n")
+        assert is_alive(pid)
+    finally:
+        os.kill(pid, 9)
+
+
+def test_a_terminal_is_safe_from_what_an_error_shows(target):
+    hook = CommandHook(["/bin/sh", "-c", r"printf '\033[2Jowned\n\377second line\n' >&2; exit 3"])
+    with pytest.raises(LoadFailedError) as failed:
+        hook.load(target)
+    assert "owned" in str(failed.value)
+    assert str(failed.value).isprintable()
+    assert len(str(failed.value)) < 2000
+
+
+def test_no_descriptor_is_left_open(target):
+    hook = CommandHook(["true"])
+    before = len(os.listdir("/proc/self/fd"))
+    load(hook, target)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ("", Running(None)),
+        ("-", Running(None)),
+        ("1.5\n", Running("1.5")),
+        ("1.5 paused", Running("1.5", paused=True)),
+        ("- paused\n", Running(None, paused=True)),
+        ("base-model", Running("base-model")),
+    ],
+)
+def test_what_a_program_says_of_what_runs(said, means):
+    hook = CommandHook(["true"], current=["printf", "%s", said])
+    assert hook.current_version() == means
+
+
+def test_the_state_file_is_believed_only_after_a_whole_load(tmp_path, target):
+    state = tmp_path / "state.json"
+    hook = CommandHook(["true"], state=str(state))
+    load(hook, target)
+    assert json.loads(state.read_text())["label"] == "2.5"
+    assert CommandHook(["true"], state=str(state)).current_version() == Running("2.5")
+    hook.load(target)
+    assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
+    for content in ("", "[]", '{"label": 7}', "\x00"):
+        state.write_text(content)
+        assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
+
+
+def test_by_options_a_command_behind_dashes_or_an_address_in_words(target, tmp_path):
+    for options in (
+        HookOptions(
+            argv=("/bin/sh", "-c", "exit 0"), settings={"current": "echo '4.4'", "phases": "load,commit"}
+        ),
+        HookOptions(address="/bin/sh -c 'exit 0'", settings={"state": str(tmp_path / "state")}),
+    ):
+        hook = CommandHook.from_options(options)
+        load(hook, target)
+        assert hook.current_version().label == ("4.4" if "current" in options.settings else "2.5")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (HookOptions(), "needs a command"),
+        (HookOptions(argv=("no-such-program-here",)), "no-such-program-here"),
+        (HookOptions(argv=("true", "{pth}")), "{pth}"),
+        (HookOptions(address="echo 'unended"), "not a command"),
+        (HookOptions(argv=("true",), settings={"phases": "launch"}), "launch"),
+        (HookOptions(argv=("true",), settings={"curent": "x"}), "curent"),
+        (HookOptions(argv=("true",), settings={"current": "no-such-program-here"}), "no-such-program-here"),
+    ],
+)
+def test_wrong_options_are_refused(options, says):
+    with pytest.raises(ConfigError, match=says):
+        CommandHook.from_options(options)

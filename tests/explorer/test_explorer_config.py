@@ -1,0 +1,202 @@
+"""The [explorer] table: what is wrong is said with the nearest key, and the page of all keys is true."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pydantic", reason="explorers need pydantic")
+
+from explorer_hooks.cli.main import VERBS, explorer
+from explorer_hooks.cli.main import run as command
+from explorer_hooks.explorer.load import KEYS, documentation, load_file
+from explorer_hooks.explorer.pacing import (
+    Allowance,
+    Next,
+    Situation,
+    ahead_of,
+    decide,
+    sync_is_due,
+)
+from syncd.errors import ConfigError
+from syncd.synchronizer.styles import SyncStyle
+from trainer.config.load import load_config
+
+ROOT = Path(__file__).parents[2]
+
+LEAST = """
+[job]
+dir = "jobs/first"
+[model]
+path = "models/tiny"
+[explorer]
+tasks = "tasks.jsonl"
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def one(text=LEAST):
+        path = tmp_path / "job.toml"
+        path.write_text(text)
+        return str(path)
+
+    return one
+
+
+def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(write, tmp_path):
+    file = load_file(write())
+    assert file.job.dir == str(tmp_path / "jobs" / "first")
+    assert file.explorer.tasks == str(tmp_path / "tasks.jsonl")
+    assert file.groups == file.data.groups == 8
+    assert file.temperature == 1.0
+
+
+def test_the_command_line_counts_more(write, tmp_path):
+    more = [
+        "--explorer.engine.kind=vllm",
+        "--explorer.engine.address",
+        "http://h:1",
+        "--explorer.groups",
+        "3",
+    ]
+    file = load_file(write(), [*more, "--explorer.evaluation.tasks=t.jsonl", "--explorer.name", "7"])
+    assert (file.explorer.engine.kind, file.groups, file.explorer.name) == ("vllm", 3, "7")
+    assert file.explorer.evaluation.tasks.endswith("/t.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("taks = 'x'", ["unknown key explorer.taks", "did you mean explorer.tasks?"]),
+        (
+            "[explorer.engine]\nadress = 'x'",
+            ["unknown key explorer.engine.adress", "explorer.engine.address"],
+        ),
+        ("[explorer.sampling]\nmax_token = 3", ["did you mean explorer.sampling.max_tokens?"]),
+        ("[sync]\nintervall = 3", ["unknown key sync.intervall", "sync.interval"]),
+        (
+            "[explorer.sampling]\nmax_tokens = '3'",
+            ['explorer.sampling.max_tokens = "3" is not a whole number'],
+        ),
+        ("[explorer.engine]\nkind = 'tgi'", ["one of transformers, vllm, sglang"]),
+        ("[explorer.engine]\nkind = 'vllm'", ["needs explorer.engine.address"]),
+        ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
+        ("[explorer.reward]\nfunction = 'maths'", ["neither exact_match, math nor package.module:function"]),
+        ("name = '../e0'", ["is not a name for files"]),
+        ("[algorithm]\ntemperature = 0.0", ["algorithm.temperature = 0.0 is not above 0"]),
+        (
+            "[explorer.engine]\nkind='vllm'\naddress='http://h:1'\n[algorithm]\ntemperature = 0.7",
+            ["says log-probs at temperature 1", "processed_logprobs"],
+        ),
+        ("[data]\ngroups = 5000", ["4096"]),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_change(write, more, said):
+    with pytest.raises(ConfigError) as caught:
+        load_file(write(LEAST + more))
+    whole = f"{caught.value} {caught.value.hint}"
+    assert all(part in whole for part in said), whole
+    assert caught.value.exit_code == 78
+
+
+def test_all_problems_are_said_at_once(write):
+    with pytest.raises(ConfigError, match="2 problems") as caught:
+        load_file(write(LEAST + "epoch = 3\n[explorer.engine]\nrows = 0"))
+    assert "explorer.epochs" in str(caught.value)
+
+
+def test_a_file_without_the_table_says_what_is_missing(write):
+    with pytest.raises(ConfigError, match=r"explorer\.tasks is missing"):
+        load_file(write(LEAST.partition("[explorer]")[0]))
+
+
+def test_what_only_the_trainer_reads_is_left_to_it(write):
+    more = "[algorithm]\nname = 'grpo'\nnot_known = 1\n[trainer]\nnproc = 2\n[monitor]\nkinds = []\n"
+    assert load_file(write(LEAST + more)).algorithm["not_known"] == 1
+
+
+def test_one_file_is_read_by_both(write):
+    example = str(ROOT / "examples" / "configs" / "grpo.toml")
+    assert load_file(example).job.dir == load_config(example).job.dir
+    assert load_file(example).explorer.reward.function == "math"
+
+
+def test_the_page_of_the_keys_is_up_to_date():
+    page = (ROOT / "docs" / "explorer-run.md").read_text()
+    assert page.endswith(f"\n{documentation()}"), "write the output of `explorer config docs` to its end"
+
+
+def test_every_key_and_table_is_explained():
+    assert [key.name for key in KEYS.all.values() if not key.about] == []
+    assert [name for name, about in KEYS.tables.items() if not about] == []
+
+
+def test_a_bad_file_ends_with_78_and_a_missing_one_too(write, capsys):
+    assert command(["run", write(LEAST + "taks = 1")]) == 78
+    assert "did you mean explorer.tasks?" in capsys.readouterr().err
+    assert command(["run", "/missing.toml"]) == 78
+    assert command(["run", "--name", "e0"]) == 2
+
+
+def test_a_dry_run_prints_what_was_read(write, capsys):
+    assert command(["run", write(), "--name", "e7", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["explorer"]["name"] == "e7"
+
+
+def test_each_verb_is_there(capsys):
+    for verb in VERBS:
+        assert explorer.get_command(None, verb) is not None
+    assert command(["config", "schema"]) == 0
+    assert "ExplorerSection" in capsys.readouterr().out
+
+
+# --- what comes next ----------------------------------------------------------------------------------------------
+
+
+def test_decisions():
+    def now(**more):
+        return Situation(**{"is_over": False, "is_ready": True, "is_due": False, "has_room": True, **more})
+
+    assert decide(now()) is Next.WORK
+    assert decide(now(has_room=False)) is Next.WAIT
+    assert decide(now(is_due=True)) is Next.SYNC
+    assert decide(now(is_due=True, is_ready=False)) is Next.ENGINE
+    assert decide(now(is_over=True, is_ready=False)) is Next.END
+
+
+@pytest.mark.parametrize(
+    ("interval", "offset", "due"),
+    [(1, 0, [1, 2, 3, 4, 5, 6]), (2, 0, [2, 4, 6]), (2, 1, [3, 5]), (3, 2, [5])],
+)
+def test_when_a_version_is_due(interval, offset, due):
+    synced, found = 0, []
+    for batches in range(7):
+        if sync_is_due(SyncStyle.FIXED, batches, synced, interval, offset):
+            found.append(batches)
+            synced = batches
+    assert found == due
+    assert not any(sync_is_due(SyncStyle.FULLY_ASYNC, number, 0, interval, offset) for number in range(7))
+
+
+def test_a_version_that_was_taken_while_there_was_no_room_counts_as_the_one_that_is_due():
+    assert not sync_is_due(SyncStyle.FIXED, 4, 3, 2, 0)
+    assert sync_is_due(SyncStyle.FIXED, 6, 3, 2, 0)
+
+
+def test_how_far_ahead(write):
+    def ahead(*more):
+        return ahead_of(load_file(write(), more))
+
+    assert ahead() == 0
+    assert ahead("--sync.interval", "4") == 3
+    assert ahead("--sync.interval", "4", "--sync.offset", "2") == 5
+    assert ahead("--sync.interval", "4", "--sync.style", "fully_async") == 7
+    assert ahead("--sync.interval", "4", "--explorer.ahead", "1") == 1
+
+
+def test_explorers_of_a_job_share_what_may_be_written_together():
+    start = Allowance(step=4, written=10, batches=2, ahead=1)
+    assert start.covers(4, 13)
+    assert not start.covers(4, 14)
+    assert start.covers(5, 15)

@@ -1,0 +1,431 @@
+"""Generation: log-probs are those of the model, and each group says truthfully which versions made it."""
+
+import random
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from fake_servers import Answer, FakeServer, VanishError
+
+from explorer_hooks.base import Running
+from explorer_hooks.errors import EngineUnreachableError
+from explorer_hooks.explorer import served
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, version_after, version_of
+from explorer_hooks.explorer.local import Local
+from explorer_hooks.explorer.sampler import draw, ends_of
+from explorer_hooks.explorer.served import Calls, Served, served_model
+from explorer_hooks.explorer.tokens import Plain, _plain, tokens_of
+from explorer_hooks.hooks.http import Server
+from explorer_hooks.hooks.transformers import TransformersHook
+from syncd.errors import ConfigError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))
+
+from tiny_model import make_model
+
+LONG = 60.0
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    make_model(directory, 3)
+    return str(directory)
+
+
+@pytest.fixture(scope="module")
+def tokens(directory):
+    return tokens_of(directory)
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def expected(model, prompt, response, temperature=1.0):
+    """Return the log-probs of a response by one forward pass over all of it."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+        chosen = torch.tensor(response)[:, None]
+        return (logits / temperature).log_softmax(-1).gather(-1, chosen)[:, 0]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+def test_log_probs_are_those_of_a_whole_forward_pass(model, tokens, temperature):
+    prompts = [tokens.encode(text) for text in ("1+2=", "11+12=", "3=")]
+    groups = draw(
+        model,
+        ends_of(model, tokens.tokenizer),
+        prompts,
+        samples=4,
+        max_tokens=12,
+        temperature=temperature,
+        generator=torch.Generator().manual_seed(1),
+        stop=lambda: False,
+    )
+    lengths = set()
+    for prompt, group in zip(prompts, groups, strict=True):
+        assert len(group) == 4
+        for one in group:
+            lengths.add(len(one.tokens))
+            values = expected(model, prompt, one.tokens, temperature or 1.0)
+            assert (values - torch.tensor(one.logprobs)).abs().max() < 1e-4
+            assert tokens.tokenizer.eos_token_id not in one.tokens[:-1]
+        if temperature == 0:
+            assert len({tuple(one.tokens) for one in group}) == 1
+    if temperature:
+        assert len({tuple(one.tokens) for group in groups for one in group}) > 3
+
+
+def test_greedy_is_the_most_probable_token_and_positions_bound_a_response(model, tokens):
+    ends = ends_of(model, None)
+    prompt = tokens.encode("1+2=" * 7)  # 28 tokens of 32 positions
+    ((one,),) = draw(
+        model,
+        ends,
+        [prompt],
+        samples=1,
+        max_tokens=100,
+        temperature=0.0,
+        generator=torch.Generator(),
+        stop=lambda: False,
+    )
+    assert 1 <= len(one.tokens) <= 4
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *one.tokens]])).logits[0]
+    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == one.tokens
+
+
+def test_groups_of_a_model_carry_the_version_of_their_load(model, tokens):
+    hook = TransformersHook(model)
+    told = []
+    local = Local(
+        model,
+        ends_of(model, tokens.tokenizer),
+        tokens,
+        rows=4,
+        seed=1,
+        generating=hook.generating,
+        stop=lambda: bool(told),
+    )
+    asks = [Ask(tokens.encode(text), 2, 4, 1.0) for text in ("1+2=", "3+4=", "5+6=", "7" * 40)]
+    coming = local.generate(asks)
+    first = [next(coming), next(coming), next(coming)]
+    hook._label = "2.7"  # what a load leaves behind
+    rest = [one for one in coming if one is not None]
+    assert [(one.place, one.first, one.last) for one in first if one] == [
+        (0, BEFORE_THE_FIRST, BEFORE_THE_FIRST),
+        (1, BEFORE_THE_FIRST, BEFORE_THE_FIRST),
+    ]
+    assert [(one.place, one.first) for one in rest if not one.problem] == [(2, (2, 7))]
+    assert [one.place for one in rest if one.problem] == [3]
+    told.append(True)
+    assert [one for one in local.generate(asks[:1]) if one is not None] == []
+
+
+def test_tokenizers_alone_agrees_with_transformers(directory, tokens):
+    plain = Plain(_plain(directory))
+    for text in ("1+2=", "19+19="):
+        assert plain.encode(text) == tokens.encode(text)
+        assert plain.decode(plain.encode(text)) == tokens.decode(tokens.encode(text)) == text
+    messages = [{"role": "user", "content": "1+2="}]
+    with pytest.raises(ConfigError, match="transformers"):
+        plain.encode(messages)
+    with pytest.raises(ConfigError, match="chat template"):
+        tokens.encode(messages)
+
+
+def test_a_directory_without_a_tokenizer_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="tokenizer"):
+        tokens_of(str(tmp_path))
+
+
+# --- servers ------------------------------------------------------------------------------------------------------
+
+
+class Completing(FakeServer):
+    """Answers completions in the format of vLLM 0.32."""
+
+    model = "policy"
+
+    def get_v1_models(self, query, body):
+        return {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+
+    def post_v1_completions(self, query, body):
+        chance = random.Random(str(body["prompt"]))
+        choices = [self.choice(body, index, chance) for index in range(body["n"])]
+        return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": choices}
+
+    def choice(self, body, index, chance):
+        ids = [chance.randrange(100) for _ in range(chance.randint(1, body["max_tokens"]))]
+        return {
+            "index": index,
+            "text": " ".join(map(str, ids)),
+            "logprobs": {
+                "text_offset": [0] * len(ids),
+                "token_logprobs": [-0.01 * one for one in ids],
+                "tokens": [str(one) for one in ids],
+                "top_logprobs": [{str(one): -0.01 * one} for one in ids],
+            },
+            "finish_reason": "stop",
+            "stop_reason": None,
+            "token_ids": ids,
+            "prompt_token_ids": body["prompt"],
+            "prompt_logprobs": None,
+        }
+
+
+@pytest.fixture
+def server():
+    made = Completing()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(served, "pause", lambda attempt: 0.01)
+
+
+class Engine:
+    """What the engine says that it runs, and what was applied."""
+
+    def __init__(self):
+        self.running = Running("1.4")
+        self.applied = (1, 4)
+        self.told = False
+
+    def generator(self, server, *, retries=2, settle=5.0, timeout=LONG, concurrency=4):
+        asked = Server(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
+        calls = Calls(asked, "policy", lambda: self.running, retries, settle)
+        return Served(calls, concurrency=concurrency, applied=lambda: self.applied, stop=lambda: self.told)
+
+
+ASKS = [Ask([1, 2, number], 3, 6, 1.0) for number in range(6)]
+
+
+def made(generator, asks=ASKS):
+    found = [one for one in generator.generate(asks) if one is not None]
+    assert sorted(one.place for one in found) == list(range(len(asks)))
+    return sorted(found, key=lambda one: one.place)
+
+
+def test_requests_say_everything_that_sampling_depends_on(server):
+    for one in made(Engine().generator(server)):
+        assert (one.first, one.last, one.problem) == ((1, 4), (1, 4), "")
+        assert len(one.rollouts) == 3
+        for rollout in one.rollouts:
+            assert rollout.logprobs == [-0.01 * token for token in rollout.tokens]
+            assert rollout.text == " ".join(map(str, rollout.tokens))
+    body = dict(server.seen)["POST /v1/completions"]
+    assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, -1, 0.0)
+    assert (body["repetition_penalty"], body["logprobs"], body["stream"]) == (1.0, 0, False)
+    assert body["return_token_ids"] is True
+
+
+def test_what_a_server_calls_its_model(server):
+    asked = Server(server.address, token=None, timeout=LONG, ask_timeout=LONG, missing="")
+    assert served_model(asked) == "policy"
+    server.replies["/v1/models"] = Answer(200, {"data": []})
+    with pytest.raises(ConfigError, match="names no model"):
+        served_model(asked)
+
+
+def failing(server, reply, times):
+    """Answer the first requests otherwise."""
+    left, lock = [times], threading.Lock()
+    right = server.post_v1_completions
+
+    def answered(query, body):
+        with lock:
+            left[0] -= 1
+            failed = left[0] >= 0
+        if failed:
+            reply()
+        return right(query, body)
+
+    server.post_v1_completions = answered
+
+
+def refuse(status):
+    def reply():
+        raise Answer(status, {"error": {"message": "no"}})
+
+    return reply
+
+
+def vanish():
+    raise VanishError
+
+
+@pytest.mark.parametrize("reply", [refuse(500), refuse(503), refuse(429), vanish], ids=["500", "503", "429", "vanish"])
+def test_what_may_pass_is_tried_again(server, reply):
+    failing(server, reply, 2)
+    assert [one.problem for one in made(Engine().generator(server))] == [""] * len(ASKS)
+
+
+def test_a_server_that_stays_away_costs_an_attempt_of_all_groups_later(server):
+    server.replies["/v1/completions"] = Answer(503, {"error": "loading"})
+    found = made(Engine().generator(server), ASKS[:2])
+    assert [(one.again, one.rollouts) for one in found] == [(True, ())] * 2
+    assert len(server.seen) == 2 * 3
+
+
+def test_a_request_that_is_refused_is_not_repeated(server):
+    server.replies["/v1/completions"] = Answer(400, {"error": {"message": "prompt too long"}})
+    (one,) = made(Engine().generator(server), ASKS[:1])
+    assert not one.again
+    assert "prompt too long" in one.problem
+    assert len(server.seen) == 1
+
+
+def test_a_server_that_hangs_is_given_up_in_time(server):
+    with server.hung():
+        (one,) = made(Engine().generator(server, timeout=0.2, retries=1), ASKS[:1])
+    assert one.again
+    assert "0.2 s" in one.problem
+
+
+def change(**fields):
+    def answer(choices):
+        for choice in choices:
+            for name, value in fields.items():
+                choice[name] = value
+
+    return answer
+
+
+def shorter(choices):
+    choices[0]["logprobs"]["token_logprobs"].pop()
+
+
+def fewer(choices):
+    choices.pop()
+
+
+def no_number(choices):
+    choices[0]["logprobs"]["token_logprobs"][0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (shorter, "log-probs for"),
+        (fewer, "choices where 3"),
+        (no_number, "not a list of log-probs"),
+        (change(finish_reason="abort"), "ended with 'abort'"),
+        (change(logprobs=None), "not a list of log-probs"),
+        (change(token_ids=[]), "not a list of token ids"),
+        (change(token_ids=[1.5]), "not a list of token ids"),
+        (change(token_ids=list(range(9)), logprobs={"token_logprobs": [-0.1] * 9}), "of 6 at most"),
+    ],
+)
+def test_a_malformed_answer_is_tried_again_and_then_its_group_dropped(server, wrong, what):
+    right = server.post_v1_completions
+
+    def answered(query, body):
+        answer = right(query, body)
+        wrong(answer["choices"])
+        return answer
+
+    server.post_v1_completions = answered
+    (one,) = made(Engine().generator(server), ASKS[:1])
+    assert what in one.problem
+    assert not one.again
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [({"token_ids": None}, "does not return token ids"), ({"prompt_token_ids": [9]}, "changed the prompt")],
+)
+def test_a_server_that_cannot_say_what_is_needed_ends_the_run(server, fields, what):
+    right = server.post_v1_completions
+
+    def answered(query, body):
+        answer = right(query, body)
+        change(**fields)(answer["choices"])
+        return answer
+
+    server.post_v1_completions = answered
+    with pytest.raises(ConfigError, match=what):
+        made(Engine().generator(server), ASKS[:1])
+
+
+def test_a_version_that_changes_on_the_way_is_told(server):
+    engine, right = Engine(), server.post_v1_completions
+
+    def answered(query, body):
+        engine.running, engine.applied = Running("1.6"), (1, 6)
+        return right(query, body)
+
+    server.post_v1_completions = answered
+    first, second = made(engine.generator(server, concurrency=1), ASKS[:2])
+    assert (first.first, first.last, first.oldest) == ((1, 4), (1, 6), (1, 4))
+    assert (second.first, second.last) == ((1, 6), (1, 6))
+
+
+def test_an_engine_that_was_restarted_gets_no_work_and_its_group_is_made_again(server):
+    engine, right = Engine(), server.post_v1_completions
+
+    def answered(query, body):
+        engine.running = Running(None)
+        return right(query, body)
+
+    server.post_v1_completions = answered
+    first, second = made(engine.generator(server, concurrency=1, settle=0.1), ASKS[:2])
+    assert first.again
+    assert "restarted" in first.problem
+    assert second.again
+    assert "not on an applied version" in second.problem
+    assert len(server.seen) == 1
+
+
+def test_while_a_version_is_loaded_groups_wait_for_it(server):
+    engine = Engine()
+    engine.running = Running("1.4", paused=True)
+    threading.Timer(0.3, lambda: setattr(engine, "running", Running("1.4"))).start()
+    assert [one.problem for one in made(engine.generator(server), ASKS[:2])] == ["", ""]
+
+
+def test_an_engine_that_does_not_say_what_it_runs_gets_no_work(server):
+    engine = Engine()
+
+    def away():
+        raise EngineUnreachableError("no answer")
+
+    generator = engine.generator(server)
+    object.__setattr__(generator._calls, "running", away)
+    (one,) = made(generator, ASKS[:1])
+    assert one.again
+    assert server.seen == []
+
+
+def test_being_told_to_stop_ends_at_once_and_asks_nothing_more(server):
+    engine = Engine()
+    with server.hung():
+        coming = engine.generator(server, concurrency=2).generate(ASKS)
+        assert next(coming) is None
+        engine.told = True
+        assert list(coming) == []
+    assert len(server.seen) <= 2
+
+
+def test_versions_that_work_may_be_done_with():
+    assert version_of(Running("1.4"), (1, 4)) == (1, 4)
+    assert version_of(Running("1.4", paused=True), (1, 4)) is None
+    assert version_of(Running("1.3"), (1, 4)) is None
+    assert version_of(Running(None), (1, 4)) is None
+    assert version_of(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
+    assert version_of(Running(None), None) is None
+    assert version_of(Running("1.4"), BEFORE_THE_FIRST) is None
+    assert version_of(Running("1.4"), None) is None
+    assert version_after(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
+    assert version_after(Running(None), (1, 4)) is None
+    assert version_after(Running("2.1"), (1, 4)) == (2, 1)

@@ -1,0 +1,395 @@
+"""`explorer run` with a real daemon: styles, evaluation, pacing and its end, here and as processes of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cli import environment
+from fake_engines import FakeVllm
+from synchronizers import LONG, Threads, World
+
+from explorer_hooks.explorer import places as own
+from explorer_hooks.explorer.load import load_file
+from explorer_hooks.explorer.run import run
+from syncd.experience import places
+from syncd.experience.table import decode_batch
+from syncd.protocol.presence import RunningStatus
+from syncd.synchronizer import Synchronizer
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "arithmetic"
+sys.path.insert(0, str(EXAMPLES))
+
+from problems import problems  # noqa: E402
+from tiny_model import make_model  # noqa: E402
+
+GROUPS, SIZE = 2, 3
+MINUTES = 200.0
+"""A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Return a directory with a model, tasks and held-out tasks."""
+    directory = tmp_path_factory.mktemp("start")
+    make_model(directory / "model", 1)
+    for split in ("train", "test"):
+        rows = [{"prompt": one.prompt, "answer": one.answer, "id": one.prompt} for one in problems(split)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (directory / f"{split}.jsonl").write_text(text)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def weights(directory):
+    """Return a function from a step to the weights of that step."""
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.float32)
+    state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
+
+    def at(step):
+        generator = torch.Generator().manual_seed(step)
+        return {
+            name: value + (0.05 * torch.randn(value.shape, generator=generator) if step else 0)
+            for name, value in state.items()
+        }
+
+    return at
+
+
+@pytest.fixture
+def world(tmp_path):
+    os.mkdir(tmp_path / "job")
+    made = World(tmp_path / "job", Threads())
+    made.run()
+    yield made
+    made.shut()
+
+
+@pytest.fixture
+def file(world, directory, tmp_path):
+    """Return the path of a job's file."""
+    path = tmp_path / "job.toml"
+    path.write_text(f"""
+[job]
+dir = "job"
+[model]
+path = "{directory}/model"
+[data]
+groups = {GROUPS}
+group_size = {SIZE}
+[sync]
+interval = 2
+timeout = 60
+[explorer]
+tasks = "{directory}/train.jsonl"
+[explorer.sampling]
+max_tokens = 4
+[explorer.evaluation]
+tasks = "{directory}/test.jsonl"
+limit = 5
+every = 0
+""")
+    return str(path)
+
+
+@pytest.fixture
+def start():
+    """Start explorers as processes; they are killed in the end if they have not ended."""
+    started = []
+
+    def one(file, name, *more):
+        program = "from explorer_hooks.cli.main import main; main()"
+        command = [sys.executable, "-c", program, "run", file, "--name", name, *more]
+        started.append(subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.kill()
+        process.wait(LONG)
+        process.stderr.close()
+
+
+class Trainer:
+    """Takes batches in the order in which they come, and publishes as the styles say."""
+
+    def __init__(self, world, weights, *, steps, style="fixed", interval=2, batches=1):
+        self.world, self.weights, self.steps, self.style, self.interval = (
+            world,
+            weights,
+            steps,
+            style,
+            interval,
+        )
+        self.batches, self.error, self.step, self.synced = batches, None, 0, 0
+        self.thread = threading.Thread(target=self._run)
+        self.ready = threading.Event()
+        self.thread.start()
+        assert self.ready.wait(LONG)
+
+    def _run(self):
+        try:
+            with Synchronizer.open(self.world.root, "trainer", timeout=LONG) as sync:
+                self.ready.set()
+                while self.step < self.steps:
+                    self._turn(sync)
+        except BaseException as error:  # noqa: BLE001 - told by `end`
+            self.error = error
+            self.ready.set()
+
+    def _turn(self, sync):
+        asked = sync.explorer_requires_sync()
+        if total(self.world) >= (self.step + 1) * self.batches:
+            self.step += 1
+            if self.style != "explorer_driven" and self.step % self.interval == 0:
+                self._publish(sync)
+        elif self.style == "explorer_driven" and asked:
+            if self.step > self.synced:
+                self._publish(sync)
+            sync.notify_no_new_model_state_dict()
+        else:
+            time.sleep(0.01)
+
+    def _publish(self, sync):
+        sync.set_model_state_dict(self.weights(self.step), self.step)
+        self.synced = self.step
+        eventually(lambda: self.world.pair() == (1, self.step))
+
+    def end(self):
+        self.thread.join(LONG)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def eventually(condition, bound=LONG):
+    """Wait until a condition holds; fail after a long time."""
+    end = time.monotonic() + bound
+    while not condition():
+        assert time.monotonic() < end, "never happened"
+        time.sleep(0.01)
+
+
+def total(world):
+    job = world.job
+    return sum(len(places.numbers(job, places.batches(job, name))) for name in places.explorers(job))
+
+
+def batches(world, name):
+    numbers = sorted(places.numbers(world.job, places.batches(world.job, name)))
+    paths = [places.batch(world.job, name, number) for number in numbers]
+    return [decode_batch(world.job.disk.read(path, 1 << 28), path) for path in paths]
+
+
+def steps_of(world, name):
+    """Return the steps of the versions that made each batch."""
+    return [sorted({one.step for one in batch}) for batch in batches(world, name)]
+
+
+def records(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def explore(file, name, *more):
+    return run(load_file(file, [f"--explorer.name={name}", *more]))
+
+
+@pytest.mark.parametrize("style", ["fixed", "trainer_driven"])
+def test_versions_are_taken_at_the_interval_and_it_ends_with_the_trainer(world, weights, file, style):
+    trainer = Trainer(world, weights, steps=6, style=style)
+    why = explore(file, "e0", "--sync.style", style)
+    trainer.end()
+    assert why == "the trainer has gone"
+    assert steps_of(world, "e0")[:6] == [[0], [0], [2], [2], [4], [4]]
+    assert world.explorer("e0").applied == (1, 6)
+    assert world.explorer("e0").status is RunningStatus.STOPPED
+
+
+def test_an_offset_lets_the_explorer_go_ahead(world, weights, file):
+    trainer = Trainer(world, weights, steps=4)
+    explore(file, "e0", "--sync.offset", "1", "--explorer.max_batches", "5")
+    trainer.end()
+    assert steps_of(world, "e0") == [[0], [0], [0], [2], [2]]
+
+
+def test_driven_by_the_explorer_the_trainer_answers(world, weights, file):
+    trainer = Trainer(world, weights, steps=4, style="explorer_driven")
+    assert explore(file, "e0", "--sync.style", "explorer_driven") == "the trainer has gone"
+    trainer.end()
+    found = steps_of(world, "e0")
+    assert found[:2] == [[0], [0]]
+    assert found[2:4] == [[2], [2]]
+
+
+def test_fully_asynchronous_explorers_take_what_appears_and_stay_within_their_bound(world, weights, file):
+    trainer = Trainer(world, weights, steps=8, style="fully_async")
+    why = explore(file, "e0", "--sync.style", "fully_async", "--explorer.ahead", "3")
+    trainer.end()
+    assert why == "the trainer has gone"
+    made = [step for batch in steps_of(world, "e0") for step in batch]
+    assert made == sorted(made)
+    assert len(set(made)) > 1
+    # Batch n is allowed once version n - 4 is out.
+    assert len(steps_of(world, "e0")) <= 8 + 4
+
+
+def test_two_explorers_share_what_the_trainer_needs(world, weights, file, start):
+    other = start(file, "e1")
+    eventually(lambda: total(world) == 2, MINUTES)
+    trainer = Trainer(world, weights, steps=6)
+    explore(file, "e0")
+    trainer.end()
+    finished(other, 0)
+    # What is written beyond the trainer's six steps is bounded: two steps ahead, and one each that was under way.
+    assert 6 <= total(world) <= 6 + 2 + 2
+    names = {one.group for name in ("e0", "e1") for batch in batches(world, name) for one in batch}
+    assert len(names) == total(world) * GROUPS
+
+
+def test_evaluations_visit_each_complete_version_once(world, weights, file):
+    trainer = Trainer(world, weights, steps=4)
+    explore(file, "e0", "--explorer.evaluation.every", "1")
+    trainer.end()
+    lines = records(own.evaluations(world.job, "e0"))
+    assert [(line["generation"], line["step"]) for line in lines] == [(1, 0), (1, 2), (1, 4)]
+    assert all(line["tasks"] == 5 and 0 <= line["reward"] <= 1 for line in lines)
+    metrics = records(own.metrics(world.job, "e0"))
+    assert [line["batch"] for line in metrics] == list(range(1, len(metrics) + 1))
+    assert all(line["rollouts"] == GROUPS * SIZE for line in metrics)
+    shown = world.explorer("e0").info
+    assert shown["explorer"]["batch"] == len(metrics)
+
+
+def test_experiences_are_what_the_trainer_takes(world, weights, file):
+    trainer = Trainer(world, weights, steps=2)
+    explore(file, "e0", "--explorer.max_batches", "2")
+    trainer.end()
+    for batch in batches(world, "e0"):
+        assert [one.rollout for one in batch] == [0, 1, 2] * GROUPS
+        for one in batch:
+            assert one.generation == 1
+            assert one.token_steps is None
+            assert one.info["prompt"] == one.task
+            assert one.reward == float(one.info["response"] == str(eval(one.task.rstrip("="))))
+
+
+def test_a_finite_number_of_epochs_ends_with_a_short_batch(world, weights, file, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(json.dumps({"prompt": f"{n}+1=", "id": f"t{n}"}) + "\n" for n in range(3)))
+    trainer = Trainer(world, weights, steps=2)
+    why = explore(file, "e0", "--explorer.tasks", str(few), "--explorer.epochs", "1", "--explorer.ahead", "4")
+    trainer.end()
+    assert why == "all tasks are done"
+    found = [one.task for batch in batches(world, "e0") for one in batch]
+    assert sorted(set(found)) == ["t0", "t1", "t2"]
+    assert len(found) == 3 * SIZE
+
+
+def test_groups_whose_reward_fails_are_dropped_and_others_take_their_place(world, weights, file, tmp_path):
+    (tmp_path / "picky.py").write_text(
+        "def score(prompt, response, task):\n"
+        "    if int(task['answer']) % 2:\n"
+        "        raise ValueError('odd')\n"
+        "    return {'reward': 0.5, 'even': True}\n"
+    )
+    trainer = Trainer(world, weights, steps=2)
+    explore(file, "e0", "--explorer.max_batches", "2", "--explorer.reward.function", "picky:score")
+    trainer.end()
+    made = [one for batch in batches(world, "e0") for one in batch]
+    assert len(made) == 2 * GROUPS * SIZE
+    assert {one.reward for one in made} == {0.5}
+    assert all(one.info["score"] == {"even": True} for one in made)
+    assert sum(line["dropped"].get("reward", 0) for line in records(own.metrics(world.job, "e0"))) > 0
+
+
+# --- with a server --------------------------------------------------------------------------------------------
+
+
+class Engine(FakeVllm):
+    """vLLM whose tokens say by which weights they were chosen; it may be restarted within a request."""
+
+    def __init__(self):
+        self.restarted, self.unapplied = False, 0
+        super().__init__()
+
+    def post_v1_completions(self, query, body):
+        self.running.wait(LONG)
+        with self.lock:
+            self.unapplied += self.restarted and self.label == "default"
+            if not self.restarted and self.label != "default":
+                self.boot()
+                self.restarted = True
+            step = 0 if self.label == "default" else int(self.label.partition(".")[2])
+        ids = [step + 1] * 3
+        values = {"token_logprobs": [-0.5] * 3, "tokens": ["x"] * 3}
+        choice = {"text": str(step), "token_ids": ids, "logprobs": values, "finish_reason": "length"}
+        return {"choices": [choice] * body["n"]}
+
+
+@pytest.fixture
+def engine(directory, monkeypatch):
+    monkeypatch.setattr("explorer_hooks.explorer.served.pause", lambda attempt: 0.01)
+    made = Engine()
+    made.started_from = f"{directory}/model"
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("style", ["fixed", "fully_async"])
+def test_a_server_is_followed_and_a_restarted_one_is_brought_up_before_it_works(
+    world, weights, file, engine, style
+):
+    trainer = Trainer(world, weights, steps=6, style=style)
+    server = ["--explorer.engine.kind=vllm", f"--explorer.engine.address={engine.address}"]
+    why = explore(file, "e0", "--sync.style", style, "--explorer.engine.concurrency=1", *server)
+    trainer.end()
+    assert why == "the trainer has gone"
+    assert engine.restarted
+    assert engine.unapplied == 0
+    made = [one for batch in batches(world, "e0") for one in batch]
+    for one in made:
+        by = one.tokens[-1] - 1
+        assert one.step == by or one.info["versions"] == [f"1.{one.step}", f"1.{by}"]
+    assert len({one.step for one in made}) > 1
+    groups = [one.group for one in made][::SIZE]
+    assert len(set(groups)) == len(groups)
+
+
+# --- as a process -------------------------------------------------------------------------------------------------
+
+
+def finished(process, code):
+    _, said = process.communicate(timeout=MINUTES)
+    assert process.returncode == code, said[-3000:]
+    return said
+
+
+def test_killed_and_stopped_anywhere_no_task_is_lost_or_done_twice(world, file, start):
+    world.open("trainer", "trainer")
+    bound = ["--explorer.ahead", "1000", "--sync.interval", "1000"]
+    first = start(file, "e0", *bound)
+    eventually(lambda: total(world) >= 3, MINUTES)
+    first.kill()
+    first.wait(LONG)
+    before = total(world)
+    second = start(file, "e0", *bound)
+    eventually(lambda: total(world) >= before + 3, MINUTES)
+    second.send_signal(signal.SIGTERM)
+    assert "told to stop" in finished(second, 0)
+    assert world.explorer("e0").status is RunningStatus.STOPPED
+    made = batches(world, "e0")
+    assert all(len(batch) == GROUPS * SIZE for batch in made)
+    groups = [batch[at] for batch in made for at in range(0, GROUPS * SIZE, SIZE)]
+    positions = [int(one.group.rpartition(".")[2]) for one in groups]
+    tasks = len((Path(load_file(file).explorer.tasks)).read_text().splitlines())
+    assert positions == [number % tasks for number in range(len(positions))]
+    assert len({one.task for one in groups[:tasks]}) == min(tasks, len(groups))

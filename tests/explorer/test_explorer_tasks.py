@@ -1,0 +1,261 @@
+"""Tasks and how far they are done: a process that is killed anywhere neither loses a group nor writes one twice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from experiences import make as experience
+from synchronizers import eventually
+
+from explorer_hooks.explorer import places as own
+from explorer_hooks.explorer.cursor import Cursor, Ledger, State
+from explorer_hooks.explorer.records import Records
+from explorer_hooks.explorer.tasks import epochs, order, read_tasks
+from syncd.errors import ConfigError, CorruptDataError, FencedError
+from syncd.experience import places
+from syncd.experience.table import decode_batch
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job
+
+TASKS, SEED = "digest", "0/e0"
+
+
+def lines(tmp_path, *rows):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_tasks_are_read_with_everything_else_that_a_line_says(tmp_path):
+    messages = [{"role": "user", "content": "3+4?"}]
+    path = lines(
+        tmp_path,
+        {"prompt": "1+1=", "answer": "2", "id": "a", "level": 3},
+        "\n",
+        {"messages": messages, "answer": 7},
+    )
+    first, second = read_tasks(path).all
+    assert (first.id, first.prompt, first.answer, first.info) == ("a", "1+1=", "2", {"level": 3})
+    assert (second.id, second.prompt, second.answer, second.text) == ("line-3", messages, 7, "3+4?")
+    assert len(read_tasks(path, limit=1).all) == 1
+
+
+def test_other_names_of_keys(tmp_path):
+    path = lines(tmp_path, {"question": "1+1=", "solution": "2"})
+    (task,) = read_tasks(path, "question", "solution").all
+    assert (task.prompt, task.answer) == ("1+1=", "2")
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("{", "not JSON"),
+        ("[1]\n", "a task is a JSON object"),
+        ({"answer": 1}, "neither text nor messages"),
+        ({"prompt": ""}, "neither text nor messages"),
+        ({"prompt": [{"role": "user"}]}, "neither text nor messages"),
+        ({"prompt": "p", "id": "x" * 300}, "id is not a text"),
+        ("[" * 100_000 + "\n", "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_task_is_named(tmp_path, row, what):
+    with pytest.raises(ConfigError, match=what) as caught:
+        read_tasks(lines(tmp_path, {"prompt": "fine"}, row))
+    assert caught.value.path.endswith("tasks.jsonl:2")
+
+
+def test_a_file_without_tasks_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="no task"):
+        read_tasks(lines(tmp_path, "\n"))
+    with pytest.raises(ConfigError, match="no tasks"):
+        read_tasks(str(tmp_path / "missing"))
+
+
+def test_the_order_follows_from_seed_identity_and_epoch():
+    assert order(50, "0/e0", 1) == order(50, "0/e0", 1)
+    assert sorted(order(50, "0/e0", 1)) == list(range(50))
+    assert len({tuple(order(50, seed, epoch)) for seed in ("0/e0", "0/e1", "1/e0") for epoch in (0, 1)}) == 6
+
+
+def test_going_on_in_the_middle_gives_what_a_straight_run_gives(tmp_path):
+    tasks = read_tasks(lines(tmp_path, *({"prompt": f"p{number}"} for number in range(5))))
+    straight = epochs(tasks, "s", 0, 0)
+    seen = [next(straight) for _ in range(17)]
+    for cut, (epoch, position, _) in enumerate(seen[:-1]):
+        later = epochs(tasks, "s", epoch, position + 1)
+        assert [next(later) for _ in seen[cut + 1 :]] == seen[cut + 1 :]
+
+
+# --- the ledger ---------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+class Falling(LocalDisk):
+    """Ends the process, as far as its files can tell, before or after one of its changes."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def _change(self, work, *arguments, **named):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+        done = work(*arguments, **named)
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+        return done
+
+    def rename(self, *arguments):
+        return self._change(super().rename, *arguments)
+
+    def make_directory(self, *arguments):
+        return self._change(super().make_directory, *arguments)
+
+    def sync_directory(self, *arguments):
+        return self._change(super().sync_directory, *arguments)
+
+
+def work(job, batches, size=2):
+    """Write batches of tasks as an explorer does, going on from where the tasks stand."""
+    writer = ExperienceWriter(job, "e0")
+    ledger = Ledger.opened(writer, TASKS, SEED)
+    while ledger.cursor.batches < batches:
+        cursor = ledger.cursor
+        groups = [ledger.group(cursor.epoch, cursor.position + number) for number in range(size)]
+        made = [experience(group=group) for group in groups]
+        ledger.write(made, cursor.behind(cursor.epoch, cursor.position + size - 1, batch=True))
+
+
+def written(job):
+    """Return the groups of all batches, in their order."""
+    names = sorted(places.numbers(job, places.batches(job, "e0")))
+    paths = [places.batch(job, "e0", name) for name in names]
+    return [one.group for path in paths for one in decode_batch(job.disk.read(path, 1 << 28), path)]
+
+
+def positions(groups):
+    runs = {group.partition("/")[0] for group in groups}
+    assert len(runs) <= 1
+    return [int(group.rpartition(".")[2]) for group in groups]
+
+
+def test_killed_before_and_after_every_change_nothing_is_lost_or_written_twice(tmp_path):
+    for at in range(1, 200):
+        root = tmp_path / str(at)
+        root.mkdir()
+        survived = False
+        for fall in (at, 1 + at % 11):
+            try:
+                work(Job.at(root, disk=Falling(fall)), 2)
+                survived = fall == at
+            except Killed:
+                pass
+        work(Job.at(root), 3)
+        assert positions(written(Job.at(root))) == list(range(6))
+        if survived:
+            break
+    assert at > 20
+
+
+def test_batches_that_the_trainer_has_taken_away_count_as_written(tmp_path):
+    job = Job.at(tmp_path)
+    work(job, 3)
+    assert positions(written(job)) == list(range(6))
+    places.mark_consumed(job, "e0", 3)
+    for number in (1, 2, 3):
+        os.unlink(places.batch(job, "e0", number))
+    work(job, 5)
+    assert positions(written(job)) == [6, 7, 8, 9]
+
+
+def test_a_later_process_of_the_identity_fences_the_earlier_one(tmp_path):
+    job = Job.at(tmp_path)
+    early = Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
+    early.write([experience()], Cursor(0, 1, 1))
+    late = Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
+    before = Path(own.state(job, "e0")).read_bytes()
+    with pytest.raises(FencedError):
+        early.write([experience()], Cursor(0, 2, 2))
+    assert Path(own.state(job, "e0")).read_bytes() == before
+    assert late.cursor == Cursor(0, 1, 1)
+
+
+def test_other_tasks_or_another_order_are_refused(tmp_path):
+    job = Job.at(tmp_path)
+    work(job, 1)
+    for tasks, seed in (("others", SEED), (TASKS, "1/e0")):
+        with pytest.raises(ConfigError, match="changed"):
+            Ledger.opened(ExperienceWriter(job, "e0"), tasks, seed)
+
+
+def test_a_damaged_state_is_an_error_not_a_new_beginning(tmp_path):
+    job = Job.at(tmp_path)
+    work(job, 1)
+    Path(own.state(job, "e0")).write_bytes(b"{")
+    with pytest.raises(CorruptDataError):
+        Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
+
+
+def test_tasks_of_which_nothing_came_are_passed_over(tmp_path):
+    job = Job.at(tmp_path)
+    ledger = Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
+    ledger.move(Cursor(0, 4, 0))
+    assert Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED).cursor == Cursor(0, 4, 0)
+
+
+def test_a_pending_batch_counts_exactly_if_its_number_is_taken():
+    state = State("r", TASKS, SEED, Cursor(0, 2, 1), pending=2, then=Cursor(0, 4, 2))
+    assert state.settled(2).cursor == Cursor(0, 2, 1)
+    assert state.settled(3).cursor == Cursor(0, 4, 2)
+
+
+PROGRAM = """
+import sys
+from test_explorer_tasks import work
+from syncd.protocol.layout import Job
+print("ready", flush=True)
+work(Job.at(sys.argv[1]), 10**6)
+"""
+
+
+def test_killed_with_sigkill_at_random_moments(tmp_path):
+    job, chance = Job.at(tmp_path), random.Random(7)
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([here, str(Path(here).parent), *sys.path])
+    done = 0
+    for _ in range(6):
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+        assert process.stdout.readline() == b"ready\n"
+        process.stdout.close()
+        eventually(lambda: len(written(job)) > done)  # noqa: B023 - called at once
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0.0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        found = positions(written(job))
+        assert found == list(range(len(found)))
+        done = len(found)
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
+    path = tmp_path / "explorers" / "e0" / "metrics.jsonl"
+    Records(str(path)).add({"batch": 1})
+    with open(path, "ab") as file:
+        file.write(b'{"batch": 2, "rew')
+    again = Records(str(path))
+    again.add({"batch": 2})
+    assert again.all() == [{"batch": 1}, {"batch": 2}]

@@ -1,0 +1,93 @@
+"""The follower over HTTP hooks: what it promises holds with engines that are half loaded, restarted, left paused."""
+
+import os
+
+import pytest
+from engine_beds import SglangBed, VllmBed
+from fake_engines import START, fingerprint, fingerprint_of
+from followers import Scene
+from hook_contract import bounded
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path / "job")
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[VllmBed, SglangBed])
+def bed(request, tmp_path):
+    with request.param(tmp_path) as bed:
+        yield bed
+
+
+def posts(bed):
+    return [path for path in bed.engine.paths() if path.startswith("POST") and "completions" not in path]
+
+
+def runs(bed, scene, step):
+    return bed.said(None) == fingerprint_of(scene.payload(step))
+
+
+def test_versions_reach_the_engine_and_are_confirmed_by_it(scene, bed):
+    follower = scene.follow(hook=bed.open())
+    for step in (1, 2, 3):
+        scene.publish(step, salt=step)
+        assert follower.turn(10).kind == "applied"
+        assert runs(bed, scene, step)
+        assert bed.engine.label == f"1.{step}"
+        assert follower.applied == (1, step)
+
+
+def test_a_damaged_version_is_refused_without_a_word_to_the_engine(scene, bed):
+    follower = scene.follow(hook=bed.open(), retries=0)
+    scene.publish(1, salt=1)
+    follower.turn(10)
+    told = posts(bed)
+    scene.publish(2, salt=2)
+    shard = next(name for name in os.listdir(scene.payload(2)) if name.endswith(".safetensors"))
+    os.truncate(f"{scene.payload(2)}/{shard}", 20)
+    assert follower.turn(10).kind == "refused"
+    assert posts(bed) == told
+    assert runs(bed, scene, 1)
+
+
+def test_a_load_that_fails_half_way_leaves_the_engine_on_the_version_before(scene, bed):
+    follower = scene.follow(hook=bed.open(), retries=0)
+    scene.publish(1, salt=1)
+    follower.turn(10)
+    scene.publish(2, salt=2)
+    bed.fail_load(None)
+    assert follower.turn(10).kind == "failed"
+    assert runs(bed, scene, 1)
+    assert follower.applied == (1, 1)
+    assert not bed.is_paused()
+
+
+def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, bed):
+    scene.publish(1, salt=1)
+    bed.pause()
+    follower = scene.follow(hook=bed.open())
+    assert follower.turn(10).kind == "applied"
+    assert not bed.is_paused()
+    assert runs(bed, scene, 1)
+
+
+def test_a_restarted_engine_is_not_ready_until_it_runs_the_newest(scene, bed, tmp_path):
+    ready = tmp_path / "ready"
+    follower = scene.follow(hook=bed.open(), ready_file=str(ready))
+    scene.publish(1, salt=1)
+    follower.turn(10)
+    assert ready.exists()
+    with bed.gone():
+        assert follower.turn(0.2).kind == "unreachable"
+        assert not ready.exists()
+        assert not follower.may_work()
+        scene.publish(2, salt=2)
+        bed.engine.boot()
+    assert bed.said(None) == fingerprint(START)
+    assert bounded(lambda: follower.turn(20)) is None
+    assert follower.applied == (1, 2)
+    assert runs(bed, scene, 2)
+    assert ready.exists()

@@ -1,0 +1,295 @@
+"""`syncd follow` as its users run it: real processes over a real job, with an engine in a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli import ROOT, environment, spawn
+from fake_hook import HALF, RemoteEngine, digest_of
+from jobs import start, steps_of, write_step
+
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import RunningStatus, path_of, read_presence
+
+HERE = Path(__file__).parent
+LONG = 60.0
+PATHS = os.pathsep.join(map(str, (ROOT, HERE, HERE / "installed")))
+
+
+def until(look, what):
+    ends = time.monotonic() + LONG
+    while not (found := look()):
+        assert time.monotonic() < ends, f"it never came to this: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Remote(RemoteEngine):
+    """The engine of a test, in a process of its own."""
+
+    def __init__(self):
+        command = [sys.executable, str(HERE / "fake_hook.py")]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=PATHS)
+        )
+        super().__init__(int(self.process.stdout.readline()))
+        self.address = f"fake=http://user:secret@127.0.0.1:{self._port}"
+
+    def seen(self):
+        return self.call("seen")
+
+    def is_in(self, phase, times):
+        return self.seen()["reached"].get(phase, 0) >= times
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+class Bed:
+    """A job with its daemon, an engine, and the followers that are started."""
+
+    def __init__(self, root):
+        self.job = Job.at(root)
+        self.engine = Remote()
+        self.stack = contextlib.ExitStack()
+        self.stack.callback(self.engine.close)
+
+    def watch(self, *options):
+        self.start("watch", self.job.root, "--poll", 0.02, "--log-level", "warning", *options)
+
+    def follow(self, *options, name="e0"):
+        hook = ("--hook", self.engine.address, "--timeout", 30)
+        return self.start("follow", self.job.root, *hook, "--name", name, *options)
+
+    def start(self, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cli.ROOT", PATHS)
+            process = spawn(*arguments)
+        self.stack.callback(process.communicate)
+        self.stack.callback(process.kill)
+        return process
+
+    def presence(self, name="e0"):
+        with contextlib.suppress(FileNotFoundError):
+            return read_presence(self.job.disk, path_of(self.job.explorers, name))
+
+    def applies(self, step, name="e0"):
+        until(lambda: (p := self.presence(name)) and p.applied == (1, step), f"{name} applies {step}")
+
+    def serves(self, step):
+        seen = self.engine.seen()
+        found = (seen["label"], seen["weights"], seen["paused"])
+        assert found == (f"1.{step}", digest_of(f"{self.job.step(step)}/actor"), False)
+
+
+@pytest.fixture
+def bed(tmp_path):
+    (tmp_path / "job").mkdir()
+    made = Bed(tmp_path / "job")
+    yield made
+    made.stack.close()
+
+
+def end(process, code=0, number=signal.SIGTERM):
+    process.send_signal(number)
+    out, err = process.communicate(timeout=LONG)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert "secret" not in err
+    return out, err
+
+
+def events(err):
+    return [json.loads(line)["event"] for line in err.splitlines()]
+
+
+def test_it_follows_until_it_is_told_to_stop(bed, tmp_path):
+    bed.watch()
+    ready, stage = tmp_path / "ready", tmp_path / "stage"
+    process = bed.follow("--stage", stage, "--ready-file", ready, "--json")
+    for step in (1, 2):
+        write_step(bed.job, step)
+        bed.applies(step)
+        bed.serves(step)
+    until(lambda: ready.exists() and ready.read_text() == "1.2\n", "it is ready")
+    presence = bed.presence()
+    assert presence.info["engine"] == bed.engine.address.replace("user:secret@", "")
+    assert os.path.isdir(presence.info["staged"])
+    out, err = end(process)
+    assert [(one["kind"], one["step"]) for one in map(json.loads, out.splitlines())] == [
+        ("applied", 1),
+        ("applied", 2),
+    ]
+    assert (
+        events(err) == ["follower_started", "applied", "applied", "follower_stopped"] or "engine_runs" in err
+    )
+    assert not ready.exists()
+    assert list(stage.iterdir()) == []
+    assert bed.presence().status is RunningStatus.STOPPED
+    assert bed.presence().leases == ()
+    bed.serves(2)
+
+
+def block(bed, phase):
+    """Write step 2, and hold the follower in a phase of its load; `info` is where it asks what runs now."""
+    first = "commit" if phase == "info" else phase
+    bed.engine.call("block", first)
+    write_step(bed.job, 2)
+    until(lambda: bed.engine.is_in(first, 2), f"it is in {first}")
+    if phase == "info":
+        bed.engine.call("block", phase)
+        asked = bed.engine.seen()["reached"][phase]
+        bed.engine.call("release", first)
+        until(lambda: bed.engine.is_in(phase, asked + 1), "it asks")
+
+
+@pytest.mark.parametrize("phase", ["prepare", "load", "commit", "info"])
+def test_a_follower_that_is_killed_is_made_good_by_the_next(bed, phase):
+    bed.watch()
+    write_step(bed.job, 1)
+    first = bed.follow()
+    bed.applies(1)
+    block(bed, phase)
+    first.kill()
+    first.communicate()
+    bed.engine.call("release", phase)
+    write_step(bed.job, 3)
+    bed.follow()
+    bed.applies(3)
+    bed.serves(3)
+
+
+def test_an_engine_that_is_left_half_loaded_is_brought_to_the_newest_and_resumed(bed):
+    bed.watch()
+    write_step(bed.job, 1)
+    first = bed.follow()
+    bed.applies(1)
+    bed.engine.call("block", "commit")
+    write_step(bed.job, 2)
+    until(lambda: bed.engine.is_in("commit", 2), "it commits")
+    first.kill()
+    first.communicate()
+    bed.engine.call("set", "weights", HALF)
+    seen = bed.engine.seen()
+    assert (seen["label"], seen["paused"]) == ("1.1", True)
+    bed.engine.call("fail", "commit", 1)
+    bed.engine.call("release", "commit")
+    bed.follow()
+    bed.applies(2)
+    bed.serves(2)
+
+
+def test_sigterm_in_a_load_finishes_it(bed):
+    bed.watch()
+    write_step(bed.job, 1)
+    bed.engine.call("block", "load")
+    process = bed.follow()
+    until(lambda: bed.engine.is_in("load", 1), "it loads")
+    process.send_signal(signal.SIGTERM)
+    bed.engine.call("release", "load")
+    process.communicate(timeout=LONG)
+    assert process.returncode == 0
+    bed.serves(1)
+    assert bed.presence().applied == (1, 1)
+    assert bed.presence().status is RunningStatus.STOPPED
+
+
+def test_a_second_signal_aborts_the_load(bed):
+    bed.watch()
+    write_step(bed.job, 1)
+    process = bed.follow()
+    bed.applies(1)
+    bed.engine.call("block", "commit")
+    write_step(bed.job, 2)
+    until(lambda: bed.engine.is_in("commit", 2), "it commits")
+    process.send_signal(signal.SIGTERM)
+    until(lambda: not _is_pending(process, signal.SIGTERM), "it was told once")
+    end(process, 130, signal.SIGINT)
+    bed.serves(1)
+
+
+def _is_pending(process, number):
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
+def test_an_engine_that_is_dead_ends_it_with_69(bed):
+    bed.watch()
+    bed.engine.call("fail", "load", 1)
+    write_step(bed.job, 1)
+    process = bed.follow()
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 69
+    assert "error: " in err
+    assert "hint: restart the engine" in err
+    presence = bed.presence()
+    assert (presence.info["state"], presence.applied) == ("dead", None)
+
+
+ONCE = {
+    "applied": (0, []),
+    "refused": (65, [("fail", "prepare", 1)]),
+    "failed": (74, [("fail", "commit", 1)]),
+}
+
+
+@pytest.mark.parametrize("what", ONCE)
+def test_once_says_by_its_exit_code_what_became_of_the_version(bed, what):
+    code, calls = ONCE[what]
+    write_step(bed.job, 1)
+    bed.start("watch", bed.job.root, "--once").wait(LONG)
+    for call in calls:
+        bed.engine.call(*call)
+    for expected in (code, 0):
+        process = bed.follow("--once", "--wait", LONG, "--retries", 0, "--json")
+        _, err = process.communicate(timeout=LONG)
+        assert (process.returncode, "Traceback" in err) == (expected, False), err
+    bed.serves(1)
+
+
+def test_once_gives_up_when_its_time_is_over(bed):
+    process = bed.follow("--once", "--wait", 0.1)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 4, err
+
+
+@pytest.mark.fault("a dead explorer counts for ever")
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_lease_holds_while_its_follower_may_live_and_no_longer(bed, number):
+    """The clock of the daemon is moved by hand, so that its patience with a silent follower is over at once."""
+    daemon, _, clock = start(bed.job, keep_last=1, trash_grace=0.0)
+    write_step(bed.job, 1)
+    daemon.tick(woken=True)
+    process = bed.follow()
+    bed.applies(1)
+    bed.engine.call("block", "load")
+    write_step(bed.job, 2)
+    daemon.tick(woken=True)
+    until(lambda: bed.engine.is_in("load", 2), "it loads")
+    assert bed.presence().leases == (1, 2)
+    daemon.tick(woken=True)
+    process.send_signal(number)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    for step in (3, 4, 5):
+        write_step(bed.job, step)
+        daemon.tick(woken=True)
+    assert {1, 2} <= set(steps_of(bed.job))
+    for _ in range(8):
+        clock.at += 10.0
+        daemon.tick(woken=True)
+    assert not {1, 2} & set(steps_of(bed.job))
+    bed.engine.call("release", "load")
+    if number == signal.SIGSTOP:
+        process.send_signal(signal.SIGCONT)
+        # What it was loading has gone, and what it could go back to: the newest saves the engine.
+        bed.applies(5)
+        bed.serves(5)
+    daemon.close()

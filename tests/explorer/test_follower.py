@@ -1,0 +1,764 @@
+"""The follower over a real job directory and a real daemon, with an engine that can be told to go wrong."""
+
+import os
+import shutil
+import threading
+
+import pytest
+from fake_hook import HALF, START, FakeEngine, FakeHook, digest_of, tensors_of
+from followers import QUICK, Scene
+from jobs import shard_bytes, write_step
+
+import explorer_hooks.stage
+import syncd.synchronizer.member
+from explorer_hooks.errors import EngineDeadError
+from explorer_hooks.follower import Follower, FollowOptions
+from syncd.errors import ConfigError, UsageError
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.presence import RunningStatus
+from syncd.synchronizer import Synchronizer
+
+LONG = 30.0
+SHORT = 0.15
+"""How long something is watched that must not happen: many looks."""
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path / "job")
+    yield made
+    made.close()
+
+
+def applied(follower, step, generation=1):
+    outcome = follower.turn(timeout=LONG)
+    assert (outcome.kind, outcome.pair) == ("applied", (generation, step)), outcome
+
+
+def serves(scene, step):
+    """Check that the engine runs a step whole, and works."""
+    assert scene.engine.weights == digest_of(scene.payload(step))
+    assert scene.engine.label == f"1.{step}"
+    assert not scene.engine.paused
+
+
+# --- versions in turn -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("the version is set before the weights are loaded")
+def test_each_version_is_loaded_confirmed_and_published(scene):
+    follower = scene.follow()
+    assert follower.turn(timeout=0).kind == "nothing"
+    assert follower.applied is None
+    seen = []
+    scene.engine.doing["commit"] = lambda: seen.append(scene.presence())
+    for step in (1, 2, 3):
+        scene.publish(step)
+        applied(follower, step)
+        assert follower.applied == scene.presence().applied == (1, step)
+        serves(scene, step)
+    assert scene.engine.log == ["prepare", "load", "commit"] * 3
+    assert [one.applied for one in seen] == [None, (1, 1), (1, 2)]
+    assert [one.loading for one in seen] == [(1, 1), (1, 2), (1, 3)]
+    assert {one.info["state"] for one in seen} == {"loading"}
+    info = scene.presence().info
+    assert (info["state"], info["loads"]) == ("serving", 3)
+    assert info["bytes"] == 3 * os.path.getsize(f"{scene.payload(3)}/model-00001-of-00001.safetensors")
+    assert set(info["timings"]) == {"noticed", "verify", "prepare", "load", "confirm"}
+
+
+def test_the_newest_is_taken_and_what_it_overtook_is_skipped(scene):
+    follower = scene.follow()
+    for step in (1, 2, 3):
+        scene.publish(step)
+    applied(follower, 3)
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    assert scene.engine.log.count("load") == 1
+
+
+def test_every_version_is_taken_in_order(scene):
+    follower = scene.follow(policy="every")
+    for steps in ((1, 2), (3,), (4, 5)):
+        for step in steps:
+            write_step(scene.job, step)
+        scene.tick()
+        for step in steps:
+            applied(follower, step)
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+
+
+def test_an_exact_step_is_waited_for_and_then_all_is_done(scene):
+    scene.publish(1)
+    follower = scene.follow(policy="exact=2")
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    scene.publish(2)
+    scene.publish(3)
+    applied(follower, 2)
+    assert follower.turn(timeout=LONG).kind == "ended"
+
+
+def test_an_exact_step_that_has_gone_is_told(scene):
+    scene.publish(5)
+    follower = scene.follow(policy="exact=2")
+    outcome = follower.run()
+    assert (outcome.kind, outcome.pair) == ("gone", None)
+    assert "step 2" in outcome.reason
+
+
+def test_a_least_step_is_waited_for(scene):
+    follower = scene.follow(policy="at-least=2")
+    scene.publish(1)
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    scene.publish(3)
+    applied(follower, 3)
+    scene.publish(4)
+    applied(follower, 4)
+
+
+@pytest.mark.fault("a marker moving back is ignored")
+def test_a_rewind_is_followed(scene):
+    follower = scene.follow(max_lag=2)
+    scene.publish(3)
+    applied(follower, 3)
+    scene.publish(4)
+    applied(follower, 4)
+    with Synchronizer.open(scene.root, "trainer") as trainer:
+        trainer.set_model_state_dict(None, 3, rewind=True)
+        scene.tick()
+        assert not follower.may_work()  # what it runs was abandoned
+        applied(follower, 3, generation=2)
+    assert follower.may_work()
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_only_what_runs_is_leased_and_with_a_stage_nothing(scene, tmp_path, stage):
+    follower = scene.follow(stage=str(tmp_path / "stage") if stage else None)
+    leases = []
+    scene.engine.doing["load"] = lambda: leases.append(scene.presence().leases)
+    for step in (1, 2):
+        scene.publish(step)
+        applied(follower, step)
+    assert leases == ([(1,), (2,)] if stage else [(1,), (1, 2)])
+    assert scene.presence().leases == (() if stage else (2,))
+    assert scene.presence().loading is None
+    assert ("staged" in scene.presence().info) is stage
+
+
+# --- what is refused before the engine is touched ---------------------------------------------------------------
+
+
+def untouched(scene, follower, outcome, *words):
+    """Check a refusal: the engine goes on with step 1, people see why, and it is not tried again."""
+    assert outcome.kind == "refused"
+    record = scene.presence().info["refused"]
+    for word in words:
+        assert word in outcome.reason
+        assert word in record["reason"]
+    assert record["version"] == "1.2"
+    assert scene.engine.log == ["prepare", "load", "commit"]
+    serves(scene, 1)
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    assert scene.engine.log == ["prepare", "load", "commit"]
+    write_step(scene.job, 3)
+    scene.tick()
+    applied(follower, 3)
+    assert "refused" not in scene.presence().info
+
+
+@pytest.fixture
+def running(scene):
+    """Return a follower whose engine runs step 1."""
+    follower = scene.follow()
+    scene.publish(1)
+    applied(follower, 1)
+    return follower
+
+
+def publish_tensors(scene, step, tensors):
+    """Publish a step of other tensors."""
+    with Synchronizer.open(scene.root) as sync:
+        sync.set_model_state_dict(tensors, step)
+    scene.tick()
+
+
+WRONG = {
+    "shape": ({"layer.1.weight": ("F32", (2, 8), bytes(64))}, ["layer.1.weight", "F32[2, 8]", "F32[4, 8]"]),
+    "dtype": ({"layer.1.weight": ("BF16", (4, 8), bytes(64))}, ["layer.1.weight", "BF16"]),
+    "missing": ({"other": ("F32", (4, 8), bytes(128))}, ["layer.1.weight", "missing", "other"]),
+    "extra": (
+        {"layer.1.weight": ("F32", (4, 8), bytes(128)), "more": ("F32", (1,), bytes(4))},
+        ["more", "not expected"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_refused(scene, running, what):
+    tensors, words = WRONG[what]
+    publish_tensors(scene, 2, tensors)
+    untouched(scene, running, running.turn(timeout=LONG), *words)
+
+
+def test_what_an_engine_says_that_it_holds_counts_more_than_what_was_loaded(scene):
+    scene.hook.known = tensors_of(w=(2, 2))
+    follower = scene.follow()
+    scene.publish(1)
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "refused"
+    assert "layer.1.weight" in outcome.reason
+    assert scene.engine.log == []
+    assert scene.engine.weights == START
+
+
+def _truncate(path):
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) - 4)
+
+
+def _break_header(path):
+    with open(path, "r+b") as file:
+        file.seek(12)
+        file.write(b"\xff\xff")
+
+
+def _flip(path):
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+
+
+DAMAGE = {
+    "truncated": (_truncate, "header", "bytes of"),
+    "missing": (os.unlink, "header", "missing"),
+    "header": (_break_header, "header", "header"),
+    "content": (_flip, "content", "digest"),
+}
+
+
+@pytest.mark.parametrize("stage", [False, True])
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_is_damaged_is_refused(scene, tmp_path, what, stage):
+    damage, verify, word = DAMAGE[what]
+    follower = scene.follow(verify=verify, stage=str(tmp_path / "stage") if stage else None)
+    scene.publish(1)
+    applied(follower, 1)
+    scene.publish(2)
+    damage(f"{scene.payload(2)}/model-00001-of-00001.safetensors")
+    untouched(scene, follower, follower.turn(timeout=LONG), "digest" if stage and what == "header" else word)
+
+
+def test_what_a_hook_refuses_is_refused(scene, running):
+    scene.engine.fails["prepare"] = 1
+    scene.publish(2)
+    assert running.turn(timeout=LONG).kind == "refused"
+    serves(scene, 1)
+    assert scene.hook.aborted == []
+
+
+def test_kinds_that_a_hook_cannot_load_are_refused(scene, running):
+    with Synchronizer.open(scene.root) as sync:
+        sync.set_model_state_dict("tinker://weights/7", 2)
+    scene.tick()
+    untouched(scene, running, running.turn(timeout=LONG), "remote", "weights")
+
+
+def test_a_remote_version_that_is_a_directory_is_loaded_as_weights(scene, running, tmp_path):
+    # What a run that begins again without a checkpoint publishes: the model that it started from.
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "model.safetensors").write_bytes(shard_bytes({"w": (2, 2)}))
+    with Synchronizer.open(scene.root) as sync:
+        sync.set_model_state_dict(str(tmp_path / "start"), 2)
+    scene.tick()
+    applied(running, 2)
+    assert scene.engine.weights == digest_of(tmp_path / "start")
+    assert scene.presence().applied == (1, 2)
+
+
+def test_a_uri_goes_to_a_hook_that_takes_it(scene):
+    hook = FakeHook(scene.engine, frozenset({"remote"}))
+    follower = scene.follow(hook=hook)
+    with Synchronizer.open(scene.root) as sync:
+        sync.set_model_state_dict("tinker://weights/7", 2)
+    scene.tick()
+    scene.engine.load = lambda path: setattr(scene.engine, "weights", path)
+    applied(follower, 2)
+    assert scene.engine.weights == "tinker://weights/7"
+
+
+def test_steps_that_others_wrote_are_loaded_where_they_are_safetensors(scene, tmp_path):
+    follower = scene.follow(stage=str(tmp_path / "stage"))
+    for step, name, data in ((1, "model.safetensors", shard_bytes({"w": (2, 2)})), (2, "model.bin", b"")):
+        os.makedirs(scene.payload(step))
+        with open(f"{scene.payload(step)}/{name}", "wb") as file:
+            file.write(data)
+    with open(scene.job.marker, "w") as file:
+        file.write("1")
+    scene.tick()
+    applied(follower, 1)
+    target = scene.hook.prepared[-1]
+    assert (target.path, target.shards, set(target.tensors)) == (scene.payload(1), (), {"w"})
+
+
+# --- what fails in the engine -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["load", "commit"])
+def test_a_load_that_fails_once_is_tried_again(scene, running, phase):
+    scene.engine.fails[phase] = 1
+    scene.publish(2)
+    applied(running, 2)
+    serves(scene, 2)
+    assert scene.engine.log[3:] == [
+        *(["prepare", "load", "abort"] if phase == "load" else ["prepare", "load", "commit", "abort"]),
+        *["prepare", "load", "commit"],
+    ]
+    assert scene.hook.aborted[0].label == "1.1"
+    assert "failed" not in scene.presence().info
+
+
+@pytest.mark.parametrize("phase", ["load", "commit"])
+def test_a_version_that_fails_is_given_up_and_the_engine_is_on_the_last_good_one(scene, running, phase):
+    scene.engine.fails[phase] = 3
+    scene.publish(2)
+    outcome = running.turn(timeout=LONG)
+    assert (outcome.kind, outcome.pair) == ("failed", (1, 2))
+    assert f"{phase} went wrong" in outcome.reason
+    serves(scene, 1)
+    presence = scene.presence()
+    assert presence.applied == running.applied == (1, 1)
+    assert presence.info["state"] == "serving"
+    assert presence.info["failed"]["version"] == "1.2"
+    assert presence.leases == (1,)
+    tried = scene.engine.log.count("load")
+    assert tried == 4
+    assert running.turn(timeout=SHORT).kind == "nothing"
+    assert scene.engine.log.count("load") == tried
+    scene.publish(3)
+    applied(running, 3)
+    serves(scene, 3)
+
+
+def test_the_last_good_version_stays_however_many_versions_fail(scene, running):
+    scene.engine.fails["load"] = 100
+    for step in range(2, 7):
+        scene.publish(step)
+        assert running.turn(timeout=LONG).kind == "failed"
+        serves(scene, 1)
+    assert os.path.isdir(scene.payload(1))
+
+
+def test_while_a_version_is_tried_again_a_newer_one_goes_first(scene):
+    follower = scene.follow(backoff=60.0)
+    scene.publish(1)
+    applied(follower, 1)
+    scene.publish(2)
+    scene.engine.fails["load"] = 1
+    scene.engine.doing["abort"] = lambda: scene.publish(3)
+    applied(follower, 3)
+
+
+def test_an_engine_that_says_yes_and_runs_something_else_is_not_believed(scene, running):
+    scene.publish(2)
+    scene.engine.lies = "1.1"
+    outcome = running.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert "1.2 and says that it runs 1.1" in outcome.reason
+    assert scene.presence().applied == (1, 1)
+    assert scene.engine.weights == digest_of(scene.payload(1))
+
+
+def test_an_engine_that_has_nothing_to_go_back_to_is_dead(scene):
+    follower = scene.follow()
+    scene.engine.fails["load"] = 1
+    scene.publish(1)
+    with pytest.raises(EngineDeadError, match="cannot go back"):
+        follower.turn(timeout=LONG)
+    assert follower.state == scene.presence().info["state"] == "dead"
+    assert not follower.may_work()
+    with pytest.raises(EngineDeadError):
+        follower.turn(timeout=SHORT)
+
+
+def test_an_engine_that_cannot_go_back_is_dead_until_it_is_restarted(scene, running):
+    scene.engine.fails["commit"] = 1
+    scene.engine.cannot_go_back = True
+    scene.publish(2)
+    with pytest.raises(EngineDeadError):
+        running.turn(timeout=LONG)
+    presence = scene.presence()
+    assert (presence.applied, presence.info["state"]) == (None, "dead")
+    assert presence.info["failed"]["version"] == "1.2"
+    scene.engine.restart()
+    scene.engine.cannot_go_back = False
+    scene.publish(3)
+    applied(running, 3)
+    serves(scene, 3)
+
+
+def test_somebody_elses_hook_may_raise_anything(scene, running):
+    def broken():
+        raise KeyError("tensor")
+
+    scene.publish(2)
+    scene.engine.doing["load"] = broken
+    outcome = running.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert "KeyError" in outcome.reason
+    serves(scene, 1)
+
+
+def test_an_interrupted_load_leaves_the_engine_at_work(scene, running):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    scene.publish(2)
+    scene.engine.doing["commit"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        running.turn(timeout=LONG)
+    serves(scene, 1)
+
+
+# --- engines that go and come -----------------------------------------------------------------------------------
+
+
+def test_an_engine_that_does_not_answer_is_waited_for(scene):
+    scene.engine.is_gone = True
+    follower = scene.follow()
+    scene.publish(1)
+    assert follower.turn(timeout=SHORT).kind == "unreachable"
+    assert (scene.presence().applied, scene.presence().info["state"]) == (None, "unreachable")
+    assert not follower.may_work()
+    scene.engine.is_gone = False
+    applied(follower, 1)
+    assert follower.may_work()
+
+
+def test_an_engine_that_goes_is_told_at_once_and_one_that_comes_back_the_same_is_not_loaded(scene, running):
+    scene.engine.is_gone = True
+    assert running.turn(timeout=SHORT).kind == "unreachable"
+    assert (scene.presence().applied, scene.presence().info["state"]) == (None, "unreachable")
+    scene.engine.is_gone = False
+    assert running.turn(timeout=SHORT).kind == "nothing"
+    assert (scene.presence().applied, scene.presence().info["state"]) == ((1, 1), "serving")
+    assert scene.engine.log.count("load") == 1
+
+
+def test_an_engine_that_was_restarted_comes_to_the_newest_version(scene, running):
+    seen = []
+    scene.engine.doing["load"] = lambda: seen.append(scene.presence().applied)
+    scene.engine.restart()
+    applied(running, 1)
+    assert seen == [None]  # corrected before the load
+    serves(scene, 1)
+
+
+def test_a_restart_between_two_turns_is_noticed_within_one(scene, running):
+    waiting = threading.Timer(0.05, scene.engine.restart)
+    waiting.start()
+    applied(running, 1)
+    waiting.join()
+    serves(scene, 1)
+
+
+def test_an_engine_that_vanishes_in_a_load_is_loaded_again_once_it_is_back(scene, running):
+    scene.publish(2)
+    scene.engine.doing["commit"] = lambda: setattr(scene.engine, "is_gone", True)
+    assert running.turn(timeout=SHORT).kind == "unreachable"
+    assert scene.engine.weights != HALF
+    assert scene.engine.paused
+    assert scene.presence().info["failed"]["version"] == "1.2"
+    scene.engine.doing.clear()
+    scene.engine.is_gone = False
+    applied(running, 2)
+    serves(scene, 2)
+
+
+def test_a_version_that_ends_the_engine_each_time_is_given_up(scene, running):
+    def crash():
+        scene.engine.restart()
+        scene.engine.is_gone = True
+        threading.Timer(0.02, setattr, (scene.engine, "is_gone", False)).start()
+
+    scene.publish(2)
+    scene.engine.doing["load"] = crash
+    outcome = running.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert scene.engine.log.count("prepare") == 4
+    scene.engine.doing.clear()
+    # The restarted engine goes back to what was good.
+    assert running.turn(timeout=SHORT).kind == "nothing"
+    serves(scene, 1)
+    assert scene.presence().applied == (1, 1)
+
+
+@pytest.mark.parametrize("label", ["1.1", "1.2", None])
+def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, label):
+    scene.publish(1)
+    scene.publish(2)
+    scene.engine.label, scene.engine.paused, scene.engine.weights = label, True, HALF
+    follower = scene.follow()
+    applied(follower, 2)
+    serves(scene, 2)
+
+
+def test_a_paused_engine_that_nothing_fits_is_resumed_on_what_it_ran(scene):
+    scene.publish(1)
+    scene.publish(2)
+    scene.engine.label, scene.engine.paused, scene.engine.weights = "1.1", True, HALF
+    scene.engine.fails["prepare"] = 1
+    follower = scene.follow()
+    assert follower.turn(timeout=LONG).kind == "refused"
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    serves(scene, 1)
+    assert scene.presence().applied == (1, 1)
+
+
+def test_a_paused_engine_without_any_way_back_is_dead(scene):
+    scene.publish(1)
+    scene.engine.paused, scene.engine.weights = True, HALF
+    scene.engine.fails["prepare"] = 1
+    follower = scene.follow()
+    assert follower.turn(timeout=LONG).kind == "refused"
+    with pytest.raises(EngineDeadError):
+        follower.turn(timeout=LONG)
+
+
+def test_what_an_engine_runs_already_is_taken_over_and_gone_back_to(scene):
+    scene.publish(1)
+    scene.engine.label, scene.engine.weights = "1.1", digest_of(scene.payload(1))
+    follower = scene.follow()
+    assert scene.presence().applied == follower.applied == (1, 1)
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    assert scene.engine.log == []
+    scene.engine.fails["load"] = 3
+    scene.publish(2)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    serves(scene, 1)
+
+
+@pytest.mark.parametrize("label", ["9.9", "latest", "1.0.0"])
+def test_a_version_of_something_else_is_not_one_of_this_job(scene, label):
+    scene.publish(1)
+    scene.engine.label = label
+    follower = scene.follow()
+    assert follower.applied is None
+    applied(follower, 1)
+
+
+# --- steps that go, trainers that go ----------------------------------------------------------------------------
+
+
+def test_a_step_that_has_gone_is_skipped_for_the_newest(scene, running):
+    scene.publish(2)
+    shutil.rmtree(scene.job.step(2))
+    outcome = running.turn(timeout=SHORT)
+    assert (outcome.kind, outcome.pair) == ("gone", (1, 2))
+    assert scene.engine.log == ["prepare", "load", "commit"]
+    scene.publish(3)
+    applied(running, 3)
+
+
+class Meddling(LocalDisk):
+    """Does something when a shard is first read, or fails where it is told to."""
+
+    def __init__(self):
+        self.meddle = None
+        self.full = ""
+
+    def read_at(self, path, offset, length):
+        if path.endswith(".safetensors") and self.meddle is not None:
+            meddle, self.meddle = self.meddle, None
+            meddle()
+        return super().read_at(path, offset, length)
+
+    def replace(self, path, data, *, via=None):
+        if self.full and self.full in path:
+            raise OSError(28, "No space left on device", path)
+        super().replace(path, data, via=via)
+
+
+def meddled(scene, disk, identity="e0", **options):
+    """Return a follower over a disk of its own."""
+    sync = Synchronizer.open(scene.root, "explorer", identity, disk=disk, poll=0.005)
+    tell = lambda level, name, fields: scene.told.append((name, fields))  # noqa: E731
+    made = Follower(sync, scene.hook, FollowOptions(**{**QUICK, **options}), tell=tell)
+    return scene._stack.enter_context(made)
+
+
+@pytest.mark.fault("a step is pruned while it is read")
+def test_a_step_that_goes_while_it_is_copied_is_skipped_for_the_newest(scene, tmp_path):
+    disk = Meddling()
+    follower = meddled(scene, disk, stage=str(tmp_path / "stage"))
+    scene.publish(1)
+
+    def overtake():
+        shutil.rmtree(scene.job.step(1))
+        scene.publish(2)
+
+    disk.meddle = overtake
+    applied(follower, 2)
+    assert scene.engine.log == ["prepare", "load", "commit"]
+
+
+class Counting(LocalDisk):
+    """Counts what is read of shards, by all followers together, from the job directory."""
+
+    def __init__(self):
+        self.count = 0
+
+    def read_at(self, path, offset, length):
+        data = super().read_at(path, offset, length)
+        self.count += len(data) if path.endswith(".safetensors") else 0
+        return data
+
+
+def test_engines_of_one_host_read_each_byte_of_the_job_once(scene, tmp_path):
+    disk, engines = Counting(), [FakeEngine() for _ in range(3)]
+    followers = []
+    for place, engine in enumerate(engines):
+        scene.hook = FakeHook(engine)
+        followers.append(meddled(scene, disk, f"e{place}", stage=str(tmp_path / "stage")))
+    total = 0
+    for step in (1, 2, 3):
+        total += sum(record.size for record in scene.publish(step, world_size=2).shards)
+        for follower in followers:
+            applied(follower, step)
+        assert disk.count == total
+        assert {engine.weights for engine in engines} == {digest_of(scene.payload(step))}
+    assert len({target.path for hook in (scene.hook,) for target in hook.prepared}) == 3
+
+
+def test_a_stage_without_room_is_done_without(scene, tmp_path, monkeypatch):
+    monkeypatch.setattr(explorer_hooks.stage.LocalDisk, "free", lambda *_: 0)
+    follower = scene.follow(stage=str(tmp_path / "stage"))
+    scene.publish(1)
+    applied(follower, 1)
+    assert scene.hook.prepared[0].path == scene.payload(1)
+    assert ("stage_full" in scene.names(), scene.presence().leases) == (True, (1,))
+
+
+def test_a_presence_that_cannot_be_written_is_no_reason_to_touch_the_engine(scene):
+    disk = Meddling()
+    follower = meddled(scene, disk)
+    scene.publish(1)
+    applied(follower, 1)
+    scene.publish(2)
+    scene.engine.doing["commit"] = lambda: setattr(disk, "full", "/explorers/")
+    applied(follower, 2)
+    serves(scene, 2)
+    assert "presence_not_written" in scene.names()
+    assert scene.presence().applied == (1, 1)
+    disk.full = ""
+    follower.turn(timeout=0)
+    follower.sync.beat()
+    assert scene.presence().applied == (1, 2)
+
+
+def test_it_ends_with_the_trainer_once_its_last_version_runs(scene):
+    follower = scene.follow()
+    with Synchronizer.open(scene.root, "trainer") as trainer:
+        follower.sync.get_trainer_status()  # it was seen
+        trainer.set_model_state_dict({"w": ("F32", (1,), b"1234")}, 7)
+    scene.tick()
+    follower.sync.get_trainer_status()
+    applied(follower, 7)
+    outcome = follower.run()
+    assert (outcome.kind, outcome.pair) == ("ended", (1, 7))
+    follower.close()
+    assert scene.presence().status is RunningStatus.STOPPED
+
+
+def test_an_ask_is_answered_or_brings_a_version(scene):
+    follower = scene.follow()
+    with Synchronizer.open(scene.root, "trainer") as trainer:
+        stop = threading.Event()
+
+        def serve(make):
+            while not stop.wait(0.005):
+                if trainer.explorer_requires_sync():
+                    make()
+                    stop.set()
+                    scene.tick()
+
+        for make, kind in (
+            (lambda: trainer.set_model_state_dict({"w": ("F32", (1,), b"1234")}, 1), "applied"),
+            (trainer.notify_no_new_model_state_dict, "nothing"),
+        ):
+            stop.clear()
+            serving = threading.Thread(target=serve, args=(make,))
+            serving.start()
+            assert follower.turn(timeout=LONG, ask=True).kind == kind
+            serving.join()
+
+
+def test_heartbeats_go_on_during_a_long_load(scene, monkeypatch):
+    monkeypatch.setattr(syncd.synchronizer.member, "HEARTBEAT", 0.01)
+    follower = scene.follow()
+    scene.publish(1)
+
+    def wait_for_beats():
+        first = scene.presence().beat
+        for _ in range(1000):
+            if scene.presence().beat > first + 1:
+                return
+            threading.Event().wait(0.01)
+        pytest.fail("the heart stood still")
+
+    scene.engine.doing["load"] = wait_for_beats
+    applied(follower, 1)
+
+
+# --- readiness --------------------------------------------------------------------------------------------------
+
+
+def test_the_ready_file_is_there_exactly_while_the_engine_may_be_given_work(scene, tmp_path):
+    path = tmp_path / "ready"
+    path.write_text("left by a killed one")
+    follower = scene.follow(ready_file=str(path), max_lag=1)
+    assert not path.exists()
+    scene.publish(1)
+    applied(follower, 1)
+    assert path.read_text() == "1.1\n"
+    scene.engine.fails["prepare"] = 9
+    scene.publish(2)
+    assert follower.turn(timeout=LONG).kind == "refused"
+    assert path.exists()  # one step behind
+    assert follower.may_work()
+    scene.publish(3)
+    assert follower.turn(timeout=LONG).kind == "refused"
+    assert not path.exists()
+    assert not follower.may_work()
+    scene.engine.fails["prepare"] = 0
+    scene.publish(4)
+    applied(follower, 4)
+    assert path.read_text() == "1.4\n"
+    scene.engine.is_gone = True
+    assert follower.turn(timeout=SHORT).kind == "unreachable"
+    assert not path.exists()
+    scene.engine.is_gone = False
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    assert path.exists()
+    follower.close()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": "latest"},
+        {"policy": "exact=x"},
+        {"verify": "deep"},
+        {"retries": -1},
+        {"backoff": float("nan")},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        FollowOptions(**wrong)
+
+
+def test_one_identity_has_one_follower(scene, running):
+    with pytest.raises(UsageError, match="held by another"):
+        scene.follow()

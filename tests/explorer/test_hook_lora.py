@@ -1,0 +1,218 @@
+"""Adapters in vLLM: a name for each version, nothing unloaded that somebody uses."""
+
+import json
+import os
+
+import pytest
+from engine_beds import LoraBed
+from fake_servers import Answer
+from hook_contract import load
+
+from explorer_hooks.base import HookOptions, Running
+from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
+from explorer_hooks.hooks.adapters import adapters_in
+from explorer_hooks.hooks.lora import LoraHook
+from syncd.errors import ConfigError
+
+
+@pytest.fixture
+def bed(tmp_path):
+    with LoraBed(tmp_path) as bed:
+        yield bed
+
+
+@pytest.fixture
+def hook(bed):
+    return bed.open()
+
+
+def loaded(bed):
+    return sorted(bed.engine.adapters, key=lambda name: int(name.rpartition(".")[2]))
+
+
+def follow(bed, hook, *steps):
+    for step in steps:
+        load(hook, bed.target((1, step)))
+
+
+def test_each_version_has_a_name_of_its_own(bed, hook):
+    target = bed.target((2, 120))
+    load(hook, target)
+    assert hook.adapter_name(target) == "policy-2.120"
+    assert bed.engine.adapters["policy-2.120"][0] == target.path
+    assert not [path for path in bed.engine.paths() if "pause" in path]
+
+
+def test_the_two_before_the_newest_stay(bed, hook):
+    follow(bed, hook, 1, 2, 3, 4, 5)
+    assert loaded(bed) == ["policy-1.3", "policy-1.4", "policy-1.5"]
+
+
+@pytest.mark.parametrize("use", ["running", "waiting"])
+def test_what_a_request_uses_is_not_unloaded_until_it_ends(bed, hook, use):
+    bed.engine.stale = [("policy-1.9", "")]
+    if use == "running":
+        bed.engine.used = {"policy-1.1": 1}
+    else:
+        bed.engine.get_metrics = lambda query, body: _metrics("", "policy-1.1").encode()
+    follow(bed, hook, 1, 2, 3, 4, 5, 6)
+    assert loaded(bed) == ["policy-1.1", "policy-1.4", "policy-1.5", "policy-1.6"]
+    bed.engine.used = {}
+    bed.engine.get_metrics = lambda query, body: _metrics("policy-1.6", "").encode()
+    follow(bed, hook, 7)
+    assert loaded(bed) == ["policy-1.5", "policy-1.6", "policy-1.7"]
+
+
+def _metrics(running, waiting):
+    labels = f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f"vllm:lora_requests_info{{{labels}}} 1.8e+09\n"
+
+
+def test_where_the_engine_does_not_say_what_it_uses_time_decides(tmp_path):
+    with LoraBed(tmp_path, keep="1", drain="3600") as bed:
+        bed.engine.tells_use = False
+        hook = bed.open()
+        follow(bed, hook, 1, 2, 3, 4)
+        assert loaded(bed) == [f"policy-1.{step}" for step in (1, 2, 3, 4)]
+        since = hook._superseded["policy-1.1"]
+        hook._superseded["policy-1.1"] = since - 3600
+        follow(bed, hook, 5)
+        assert loaded(bed) == [f"policy-1.{step}" for step in (2, 3, 4, 5)]
+
+
+def test_an_unload_that_fails_does_not_make_a_good_version_bad(bed, hook):
+    follow(bed, hook, 1, 2, 3)
+    bed.engine.replies["/v1/unload_lora_adapter"] = Answer(500, {"error": "not now"})
+    follow(bed, hook, 4)
+    assert hook.current_version() == Running("1.4")
+    bed.engine.replies.clear()
+    follow(bed, hook, 5)
+    assert loaded(bed) == ["policy-1.3", "policy-1.4", "policy-1.5"]
+
+
+def test_adapters_of_others_are_left_alone(bed, hook):
+    bed.engine.adapters = dict.fromkeys(
+        ["judge", "policy", "policy-x", "policy-1", "judge-1.1", "policy-1.1-copy"], ("/x", "")
+    )
+    others = set(bed.engine.adapters)
+    assert hook.current_version() == Running(None)
+    follow(bed, hook, 1, 2, 3, 4, 5)
+    assert others < set(bed.engine.adapters)
+    assert hook.current_version() == Running("1.5")
+
+
+def test_a_name_of_its_own_keeps_two_jobs_apart(tmp_path):
+    with LoraBed(tmp_path, name="job-a") as bed:
+        hook = bed.open()
+        load(hook, bed.target((1, 10)))
+        assert list(bed.engine.adapters) == ["job-a-1.10"]
+        other = LoraHook.from_options(HookOptions(bed.engine.address, token=bed.token))
+        assert other.current_version() == Running(None)
+
+
+def test_an_adapter_that_fails_leaves_the_old_one(bed, hook):
+    follow(bed, hook, 1, 2)
+    target = bed.target((1, 3))
+    bed.fail_load(target)
+    hook.prepare(target)
+    with pytest.raises(LoadFailedError, match="max_lora_rank"):
+        hook.load(target)
+    hook.abort(bed.target((1, 2)))
+    assert hook.current_version() == Running("1.2")
+    assert loaded(bed) == ["policy-1.1", "policy-1.2"]
+
+
+def test_a_last_good_adapter_that_was_lost_with_a_restart_is_loaded_again(bed, hook):
+    follow(bed, hook, 1)
+    bed.restart()
+    hook.abort(bed.target((1, 1)))
+    assert hook.current_version() == Running("1.1")
+
+
+def test_a_last_good_adapter_that_cannot_be_loaded_again_makes_the_engine_dead(bed, hook):
+    follow(bed, hook, 1)
+    bed.restart()
+    bed.fail_load(None)
+    with pytest.raises(EngineDeadError):
+        hook.abort(bed.target((1, 1)))
+
+
+def test_a_name_that_stands_for_another_directory_is_replaced(bed, hook, tmp_path):
+    target = bed.target((1, 10))
+    bed.engine.adapters["policy-1.10"] = ("/an/older/job", "something else")
+    load(hook, target)
+    assert bed.runs(target)
+
+
+def test_going_back_withdraws_what_is_newer(bed, hook):
+    follow(bed, hook, 10, 11, 12)
+    follow(bed, hook, 10)
+    assert hook.current_version() == Running("1.10")
+    assert loaded(bed) == ["policy-1.10"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: os.remove(f"{path}/adapter_config.json"), "adapter_config"),
+        (lambda path: os.remove(f"{path}/adapter_model.safetensors"), "adapter_model"),
+        (lambda path: os.truncate(f"{path}/adapter_model.safetensors", 30), "30 bytes"),
+        (lambda path: _config(path, "{"), "cannot be read"),
+        (lambda path: _config(path, "[]"), "not a JSON object"),
+        (lambda path: _config(path, json.dumps({"peft_type": "IA3"})), "peft_type"),
+    ],
+)
+@pytest.mark.fault("a failed adapter save is published all the same")
+def test_an_adapter_that_is_not_whole_is_refused_before_the_engine_hears_of_it(bed, hook, change, message):
+    target = bed.target((1, 10))
+    change(target.path)
+    with pytest.raises(RefusedError, match=message):
+        hook.prepare(target)
+    assert bed.engine.seen == []
+
+
+def _config(path, text):
+    with open(f"{path}/adapter_config.json", "w") as file:
+        file.write(text)
+
+
+def test_weights_under_another_name_are_no_adapter(bed, hook):
+    target = bed.target((1, 10))
+    os.rename(f"{target.path}/adapter_model.safetensors", f"{target.path}/model.safetensors")
+    from targets import target_of
+
+    with pytest.raises(RefusedError, match="no adapter_model"):
+        hook.prepare(target_of(target.path, (1, 10), kind="lora"))
+
+
+def test_an_engine_without_adapters_says_how_to_start_it(bed, hook):
+    bed.engine.enabled = False
+    with pytest.raises(ConfigError) as error:
+        hook.prepare(bed.target((1, 10)))
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in error.value.hint
+    assert "--enable-lora" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "settings", [{"name": "a b"}, {"name": ""}, {"keep": "-1"}, {"drain": "0"}, {"n": "1"}]
+)
+def test_settings_that_mean_nothing_are_refused(settings):
+    with pytest.raises(ConfigError):
+        LoraHook.from_options(HookOptions(settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "used"),
+    [
+        ("", None),
+        ("vllm:num_requests_running 3\n", None),
+        ("# HELP vllm:lora_requests_info Running stats\n", frozenset()),
+        (_metrics("", ""), frozenset()),
+        (_metrics("a-1.1,a-1.2", "a-1.3"), frozenset({"a-1.1", "a-1.2", "a-1.3"})),
+        (_metrics("old", "").replace("1.8e", "1.7e") + _metrics("new", ""), frozenset({"new"})),
+        (_metrics("new", "") + _metrics("old", "").replace("1.8e", "1.7e"), frozenset({"new"})),
+        (_metrics("odd", "").replace("1.8e+09", "?") + _metrics("new", ""), frozenset({"new"})),
+    ],
+)
+def test_which_adapters_are_used_by_the_engines_metrics(metrics, used):
+    assert adapters_in(metrics) == used

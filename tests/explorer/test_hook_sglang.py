@@ -1,0 +1,188 @@
+"""The SGLang hook: what it sends, what a 400 means, and what becomes of a server that a bad shard ends."""
+
+import os
+
+import pytest
+from engine_beds import SglangBed, write_version
+from fake_engines import fingerprint_of
+from fake_servers import Answer
+from hook_contract import load
+from targets import target_of
+
+from explorer_hooks.base import HookOptions, Running
+from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
+from explorer_hooks.hooks.sglang import SGLangHook
+from syncd.errors import ConfigError
+
+
+@pytest.fixture
+def bed(tmp_path):
+    with SglangBed(tmp_path) as bed:
+        yield bed
+
+
+@pytest.fixture
+def hook(bed):
+    return bed.open()
+
+
+def told(bed):
+    return [(path, body) for path, body in bed.engine.seen if path.startswith("POST")]
+
+
+def test_one_load_is_these_requests(bed, hook):
+    target = bed.target((2, 120))
+    load(hook, target)
+    body = {"model_path": target.path, "weight_version": "2.120", "flush_cache": True}
+    assert told(bed) == [
+        ("POST /pause_generation", {"mode": "retract"}),
+        ("POST /update_weights_from_disk", body),
+        ("POST /continue_generation", {}),
+    ]
+
+
+def test_the_version_changes_with_the_weights(bed, hook):
+    targets = [bed.target((1, step)) for step in (10, 11)]
+    for target in targets:
+        load(hook, target)
+    assert bed.engine.versions_at == [(target.label, fingerprint_of(target.path)) for target in targets]
+
+
+def test_a_400_before_the_first_tensor_leaves_the_engine_as_it_was(bed, hook):
+    """The directory is there for the follower and not for the engine."""
+    good = bed.target((1, 10))
+    load(hook, good)
+    bed.engine.replies["/update_weights_from_disk"] = Answer(
+        400, {"success": False, "message": "Failed to get weights iterator: no such directory."}
+    )
+    target = bed.target((1, 11))
+    hook.prepare(target)
+    with pytest.raises(LoadFailedError, match="no such directory"):
+        hook.load(target)
+    bed.engine.replies.clear()
+    before = len(told(bed))
+    hook.abort(good)
+    assert [path for path, _ in told(bed)[before:]] == ["POST /continue_generation"]
+    assert bed.runs(good)
+
+
+def test_a_400_before_the_first_tensor_of_a_first_load_does_not_make_the_engine_dead(bed, hook):
+    bed.engine.replies["/update_weights_from_disk"] = Answer(
+        400, {"success": False, "message": "Failed to get weights iterator: no such directory."}
+    )
+    target = bed.target((1, 10))
+    hook.prepare(target)
+    with pytest.raises(LoadFailedError):
+        hook.load(target)
+    hook.abort(None)
+    assert hook.current_version() == Running(None)
+    assert bed.runs(None)
+
+
+def test_a_400_after_the_first_tensor_has_the_last_good_version_loaded_again(bed, hook):
+    good = bed.target((1, 10))
+    load(hook, good)
+    target = bed.target((1, 11))
+    hook.prepare(target)
+    bed.fail_load(target)
+    with pytest.raises(LoadFailedError, match="Rolling back to original weights"):
+        hook.load(target)
+    before = len(told(bed))
+    hook.abort(good)
+    assert told(bed)[before + 1][1]["model_path"] == good.path
+    assert bed.runs(good)
+
+
+def test_a_200_without_success_is_a_failure(bed, hook):
+    target = bed.target((1, 10))
+    hook.prepare(target)
+    answer = {"success": False, "message": "Weights were updated, but the cache was not flushed"}
+    bed.engine.replies["/update_weights_from_disk"] = Answer(200, answer)
+    with pytest.raises(LoadFailedError, match="not flushed"):
+        hook.load(target)
+    with pytest.raises(EngineDeadError):
+        hook.abort(None)
+
+
+@pytest.mark.parametrize("body", [b"", b"ok", b"[]", b'{"success": "true"}'])
+def test_an_answer_without_a_word_of_success_is_a_failure(bed, hook, body):
+    target = bed.target((1, 10))
+    hook.prepare(target)
+    bed.engine.replies["/update_weights_from_disk"] = Answer(200, body)
+    with pytest.raises(LoadFailedError):
+        hook.load(target)
+
+
+def test_a_server_that_a_wrong_shape_ended_is_unreachable_until_it_is_started_again(bed, hook, tmp_path):
+    bed.engine.survives = False
+    good = bed.target((1, 10))
+    load(hook, good)
+    wrong = target_of(write_version(f"{tmp_path}/wrong", 5, shapes={"model.a": (9, 9)}), (1, 11))
+    hook.prepare(wrong)
+    with pytest.raises(EngineUnreachableError):
+        hook.load(wrong)
+    with pytest.raises(EngineUnreachableError):
+        hook.abort(good)
+    with pytest.raises(EngineUnreachableError):
+        hook.current_version()
+    bed.restart()
+    assert hook.current_version() == Running(None)
+    hook.abort(good)
+    assert bed.runs(good)
+    assert hook.current_version() == Running("1.10")
+
+
+def test_sglang_that_does_not_say_whether_it_is_paused_counts_as_paused_until_it_was_resumed(bed):
+    bed.engine.tells_readiness = False
+    hook = bed.open()
+    assert hook.current_version() == Running(None, paused=True)
+    target = bed.target((1, 10))
+    load(hook, target)
+    assert hook.current_version() == Running("1.10")
+    other = bed.open()
+    assert other.current_version() == Running("1.10", paused=True)
+    load(other, target)
+    assert other.current_version() == Running("1.10")
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("0.5.5", True), ("0.4.9.post6", True), ("0.5.6", False), ("0.5.6.post1", False), ("0.5.23", False)],
+)
+def test_sglang_that_is_too_old_is_refused(bed, hook, version, refused):
+    bed.engine.version = version
+    if not refused:
+        hook.prepare(bed.target((1, 10)))
+        return
+    with pytest.raises(ConfigError, match=version):
+        hook.prepare(bed.target((1, 10)))
+
+
+def test_another_program_at_the_address_is_no_engine(bed, hook):
+    bed.engine.replies["/model_info"] = lambda: {"model_path": "/x"}
+    with pytest.raises(EngineUnreachableError, match="as SGLang does"):
+        hook.current_version()
+
+
+def test_settings_reach_the_engine(tmp_path):
+    with SglangBed(tmp_path, pause="in_place", flush_cache="false") as bed:
+        load(bed.open(), bed.target((1, 10)))
+        assert told(bed)[0][1] == {"mode": "in_place"}
+        assert told(bed)[1][1]["flush_cache"] is False
+
+
+@pytest.mark.parametrize(
+    "settings", [{"pause": "keep"}, {"pause": "in_place"}, {"flush": "true"}, {"flush_cache": "1"}]
+)
+def test_settings_that_mean_nothing_are_refused(settings):
+    with pytest.raises(ConfigError) as error:
+        SGLangHook.from_options(HookOptions(settings=settings))
+    assert error.value.hint
+
+
+def test_a_shard_that_is_short_is_refused_before_the_server_hears_of_it(bed, hook):
+    target = bed.target((1, 10))
+    os.truncate(f"{target.path}/{target.shards[0].name}", 20)
+    with pytest.raises(Exception, match="20 bytes"):
+        hook.prepare(target)
+    assert bed.engine.seen == []

@@ -1,0 +1,174 @@
+"""The whole loop in real processes: trainer, daemon, a fast and a slow explorer, in each style of syncing."""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+from collections import defaultdict
+
+import checker
+import forked
+import pytest
+
+from syncd.experience import places
+from syncd.experience.table import decode_batch
+from syncd.protocol.layout import Job
+
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+STEPS, INTERVAL = 8, 2
+PAUSES = {"fast": 0.01, "slow": 0.15}
+LIMIT = 150.0
+STYLES = ("fixed", "trainer_driven", "explorer_driven", "fully_async")
+
+CONFIG = """
+[job]
+dir = "{job}"
+[model]
+path = "/nowhere"
+[engine]
+name = "tests.tiny"
+[algorithm.optimizer]
+lr = 0.01
+[data]
+groups = 2
+group_size = 2
+consumed = "archive"
+wait_timeout = 60.0
+[sync]
+style = "{style}"
+method = "checkpoint"
+interval = {interval}
+[trainer]
+nproc = 1
+total_steps = {steps}
+start_daemon = false
+"""
+
+
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(
+        [os.path.dirname(TESTS), f"{TESTS}/trainer", f"{TESTS}/trainer/engines/installed"]
+    ),
+    "OMP_NUM_THREADS": "1",
+}
+"""In which the tiny engine counts as installed."""
+
+RANK = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+}  # fmt: skip
+"""How torchrun tells its only rank, so that `trainer train` is that rank and starts no process of its own."""
+
+
+@contextlib.contextmanager
+def program(place, name, *argv, **more):
+    """Run a program beside others."""
+    made = forked.start(f"{place}/{name}.log", ENVIRONMENT | more, *argv)
+    try:
+        yield made
+    finally:
+        made.kill()
+        made.join(30)
+
+
+def ended(process):
+    """Wait until a process has ended, bounded; return its exit code."""
+    process.join(LIMIT)
+    return process.exitcode
+
+
+def run(place, style):
+    """Run all of it until trainer and explorers have ended by themselves; return their exit codes."""
+    job = f"{place}/job"
+    os.mkdir(job)
+    with open(f"{place}/job.toml", "w", encoding="ascii") as file:
+        file.write(CONFIG.format(job=job, style=style, interval=INTERVAL, steps=STEPS))
+    shared = ("--style", style, "--interval", str(INTERVAL), "--steps", str(STEPS), "--limit", str(LIMIT))
+    with contextlib.ExitStack() as running:
+        start = lambda *argv, **more: running.enter_context(program(place, *argv, **more))  # noqa: E731
+        daemon = start("daemon", "-m", "syncd", "watch", job, "--keep-last", "99")
+        train = ("-m", "trainer", "train", f"{place}/job.toml")
+        started = {"trainer": start("trainer", *train, **RANK, MASTER_PORT=str(free_port()))}
+        for name, pause in PAUSES.items():
+            explore = (f"{TESTS}/programs/explore.py", job, name, f"{place}/{name}.journal")
+            started[name] = start(name, *explore, *shared, "--pause", str(pause))
+        codes = {name: ended(one) for name, one in started.items()}
+        daemon.terminate()
+        return codes | {"daemon": ended(daemon)}
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def journal(place, name):
+    """Return the pairs that an engine has run, in their order."""
+    with open(f"{place}/{name}.journal", encoding="ascii") as file:
+        lines = [json.loads(line) for line in file]
+    return [tuple(line["pair"]) for line in lines if line["event"] == "runs"]
+
+
+def events(job, name):
+    with open(f"{job}/.syncd/events.jsonl", encoding="utf-8") as file:
+        return [event for event in map(json.loads, file) if event["event"] == name]
+
+
+def experiences(job):
+    """Return all experiences by explorer, in the order of their batches."""
+    found = defaultdict(list)
+    for name in PAUSES:
+        batches = {}
+        for directory in (places.batches(Job.at(job), name), places.archive(Job.at(job), name)):
+            with contextlib.suppress(FileNotFoundError):
+                for entry in os.scandir(directory):
+                    with open(entry.path, "rb") as file:
+                        batches[int(entry.name.split(".")[0])] = decode_batch(file.read(), entry.path)
+        found[name] = [batches[number] for number in sorted(batches)]
+    return found
+
+
+def weights_of(job, step):
+    """Return the digests of what a step holds."""
+    return [record["digest"] for record in checker.manifest(job, step)["shards"]] if step else ["start"]
+
+
+def logs(place):
+    names = sorted(name for name in os.listdir(place) if name.endswith(".log"))
+    ends = []
+    for name in names:
+        with open(f"{place}/{name}", encoding="utf-8", errors="replace") as file:
+            ends.append(f"--- {name}\n{file.read()[-1500:]}")
+    return "\n".join(ends)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_trainer_and_explorers_end_by_themselves_at_their_last_step(tmp_path, style):
+    """1 trainer, a fast and a slow explorer, interval 2, 8 steps."""
+    job = f"{tmp_path}/job"
+    codes = run(tmp_path, style)
+    assert codes == {"daemon": 0, "trainer": 0, "fast": 0, "slow": 0}, logs(tmp_path)
+    published = [(event["generation"], event["step"]) for event in events(job, "version_published")]
+    assert published[-1] == checker.pair(job) == (1, STEPS)
+    found = experiences(job)
+    for name in PAUSES:
+        ran = journal(tmp_path, name)
+        assert all(one < other for one, other in itertools.pairwise(ran))
+        assert ran[-1] == published[-1]
+        assert set(ran) <= set(published)
+        check_experiences(job, found[name], ran)
+    if style in ("fixed", "trainer_driven"):
+        # Nobody is ahead of a sync: each pair of an explorer's steps is made by the version of the pair before.
+        assert published == [(1, step) for step in range(INTERVAL, STEPS + 1, INTERVAL)]
+        for name in PAUSES:
+            assert [batch[0].step for batch in found[name]] == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
+def check_experiences(job, batches, ran):
+    """Check that each experience names the version whose bytes the engine held when it was made."""
+    assert len(batches) == STEPS
+    for experience in itertools.chain(*batches):
+        assert (experience.generation, experience.step) in {(1, 0), *ran}
+        assert list(experience.info["weights"]) == weights_of(job, experience.step)

@@ -1,0 +1,114 @@
+"""Which version is next: the table of policies, styles and lags."""
+
+import pytest
+
+from explorer_hooks.policy import (
+    Policy,
+    Situation,
+    asks,
+    choose,
+    has_passed,
+    is_done,
+    is_due,
+    is_within,
+    lag_of,
+    needs_steps,
+    parse_policy,
+)
+from syncd.errors import ConfigError
+from syncd.synchronizer import SyncStyle
+
+N, E = Policy(), Policy("every")
+
+
+@pytest.mark.parametrize("text", ["newest", "every", "exact=7", "at-least=0", " newest "])
+def test_a_policy_is_its_text(text):
+    assert str(parse_policy(text)) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "latest", "exact", "exact=", "exact=-1", "newest=3", "exact=9999999999999999"]
+)
+def test_a_text_that_names_no_policy_is_refused(text):
+    with pytest.raises(ConfigError, match="no policy"):
+        parse_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("policy", "situation", "chosen"),
+    [
+        (N, Situation(None), None),
+        (N, Situation((1, 3)), (1, 3)),
+        (N, Situation((1, 3), (1, 2)), (1, 3)),
+        (N, Situation((1, 3), (1, 3)), None),
+        (N, Situation((1, 3), (1, 3), again=True), (1, 3)),
+        (N, Situation((2, 1), (1, 3)), (2, 1)),
+        (N, Situation((1, 3), (1, 2), skipped=frozenset({(1, 3)})), None),
+        (E, Situation((1, 5), None, steps=(2, 4)), (1, 2)),
+        (E, Situation((1, 5), (1, 2), steps=(2, 4)), (1, 4)),
+        (E, Situation((1, 5), (1, 2), steps=(2, 4), skipped=frozenset({(1, 4)})), (1, 5)),
+        (E, Situation((1, 5), (1, 4), again=True, steps=(2, 4)), (1, 4)),
+        (E, Situation((1, 5), (1, 4), again=True, steps=(2,)), (1, 5)),
+        (E, Situation((2, 5), (1, 7), steps=(2, 4)), (2, 5)),
+        (E, Situation((1, 5), (1, 5), steps=(2, 4)), None),
+        (Policy("exact", 4), Situation((1, 3)), None),
+        (Policy("exact", 4), Situation((1, 4)), (1, 4)),
+        (Policy("exact", 4), Situation((1, 5), steps=(4,)), (1, 4)),
+        (Policy("exact", 4), Situation((1, 5), (1, 4), steps=(4,)), None),
+        (Policy("exact", 4), Situation((1, 5), steps=(3,)), None),
+        (Policy("at-least", 4), Situation((1, 3)), None),
+        (Policy("at-least", 4), Situation((1, 6), (1, 4)), (1, 6)),
+    ],
+)
+def test_what_is_next(policy, situation, chosen):
+    assert choose(policy, situation) == chosen
+    if situation.steps and chosen not in (None, situation.newest):
+        assert needs_steps(policy, situation)
+
+
+def test_the_steps_are_only_listed_where_they_matter():
+    assert not needs_steps(N, Situation((1, 3)))
+    assert not needs_steps(E, Situation((1, 3), (1, 3)))
+    assert not needs_steps(Policy("exact", 5), Situation((1, 3)))
+
+
+def test_an_exact_step_is_done_or_gone():
+    exact = Policy("exact", 4)
+    assert is_done(exact, (2, 4))
+    assert not is_done(exact, (1, 5))
+    assert not is_done(N, (1, 4))
+    assert has_passed(exact, Situation((1, 5), steps=(3,)))
+    assert not has_passed(exact, Situation((1, 5), steps=(4,)))
+    assert not has_passed(exact, Situation((1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("applied", "newest", "lag"),
+    [
+        (None, None, 0),
+        ((1, 3), None, 0),
+        (None, (1, 3), 3),
+        ((1, 1), (1, 3), 2),
+        ((1, 3), (1, 3), 0),
+        ((1, 3), (2, 2), float("inf")),
+    ],
+)
+def test_how_far_behind_an_engine_is(applied, newest, lag):
+    assert lag_of(applied, newest) == lag
+    assert is_within(applied, newest, None)
+    assert is_within(applied, newest, 2) is (lag <= 2)
+
+
+@pytest.mark.parametrize(
+    ("style", "due", "asking"),
+    [
+        ("fixed", [4, 6, 8], False),
+        ("trainer_driven", [4, 6, 8], False),
+        ("explorer_driven", [4, 6, 8], True),
+        ("fully_async", list(range(1, 9)), False),
+    ],
+)
+def test_when_an_explorer_syncs_by_interval_and_offset(style, due, asking):
+    style = SyncStyle(style)
+    assert [step for step in range(1, 9) if is_due(style, step, interval=2, offset=2)] == due
+    assert asks(style) is asking

@@ -1,0 +1,255 @@
+"""One copy a host: real processes that share it, and what is left when one of them is killed or stopped."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli import environment
+
+import explorer_hooks.stage
+from explorer_hooks.errors import RefusedError
+from explorer_hooks.following.placing import payload_records
+from explorer_hooks.stage import Source, Stage, StageFullError
+from syncd.errors import ConfigError, TryAgainError
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job
+from syncd.protocol.mount import Mount
+from syncd.protocol.version import Version
+from syncd.protocol.writer import StepWriter
+
+PROGRAM = Path(__file__).parent / "programs" / "take.py"
+ROWS = 3 << 16
+"""Rows of 8 floats of each shard: two reads a shard."""
+
+
+def write_large(job, step, shards=2):
+    """Write a step whose shards take several reads each; return its manifest."""
+    writer = StepWriter(job, step, 1, f"save-{step}")
+    writer.begin()
+    names = [f"actor/model-{place:05d}-of-{shards:05d}.safetensors" for place in range(1, shards + 1)]
+    records = [writer.write(name, _shard(f"w{place}"), tensors=1) for place, name in enumerate(names)]
+    writer.receipt(1, records)
+    return writer.seal()
+
+
+def _shard(name):
+    header = json.dumps({name: {"dtype": "F32", "shape": [ROWS, 8], "data_offsets": [0, ROWS * 32]}}).encode()
+    return [len(header).to_bytes(8, "little") + header, bytes(ROWS * 32)]
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job").mkdir()
+    return Job.at(tmp_path / "job")
+
+
+@pytest.fixture
+def take(job, tmp_path):
+    started = []
+
+    def start(step=1, die=""):
+        command = [sys.executable, str(PROGRAM), str(tmp_path / "stage"), job.root, str(step), die]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment())
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process):
+    return json.loads(process.stdout.readline())
+
+
+def killed(process):
+    assert process.stdout.read() == ""
+    assert process.wait() == -signal.SIGKILL
+
+
+def ended(process):
+    process.communicate("")
+    assert process.returncode == 0
+
+
+def left(tmp_path):
+    return sorted(path.relative_to(tmp_path / "stage") for path in (tmp_path / "stage").rglob("*"))
+
+
+def source_of(job, step, manifest):
+    version = Version(1, step, "weights", f"global_step_{step}/actor", manifest.digest)
+    return Source(job.disk, version, f"{job.step(step)}/actor", payload_records(manifest))
+
+
+def test_all_processes_of_a_host_read_each_byte_once_together(job, take, tmp_path, record_line):
+    manifest = write_large(job, 1)
+    processes = [take() for _ in range(4)]
+    found = [said(process) for process in processes]
+    total = sum(one["bytes"] for one in found)
+    record_line(f"stage: {len(found)} processes read {total} bytes of a step of {manifest.size}")
+    assert total == manifest.size
+    assert len({one["path"] for one in found}) == 1
+    assert all(one["whole"] for one in found)
+    for process in processes:
+        assert os.path.isdir(found[0]["path"])
+        ended(process)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("die", ["read:1", "read:2", "read:4", "rename", "renamed"])
+def test_what_a_killed_copier_has_left_is_never_used_and_cleared_away(job, take, tmp_path, die):
+    manifest = write_large(job, 1)
+    killed(take(die=die))
+    assert left(tmp_path)
+    processes = [take() for _ in range(2)]
+    found = [said(process) for process in processes]
+    assert all(one["whole"] for one in found)
+    assert sum(one["bytes"] for one in found) == manifest.size
+    for process in processes:
+        ended(process)
+    assert left(tmp_path) == []
+
+
+def test_those_who_wait_take_over_when_the_copier_is_killed(job, take):
+    manifest = write_large(job, 1)
+    first = take(die="stop:2")
+    os.waitpid(first.pid, os.WUNTRACED)
+    others = [take() for _ in range(2)]
+    first.kill()
+    found = [said(process) for process in others]
+    assert all(one["whole"] for one in found)
+    assert sum(one["bytes"] for one in found) == manifest.size
+
+
+def test_a_copier_that_stands_still_is_not_waited_for(job, take):
+    manifest = write_large(job, 1)
+    first = take(die="stop:2")
+    os.waitpid(first.pid, os.WUNTRACED)
+    other = take()
+    found = said(other)
+    assert (found["whole"], found["bytes"]) == (True, manifest.size)
+    first.send_signal(signal.SIGCONT)
+    late = said(first)
+    assert late["whole"]
+    assert late["path"] != found["path"]
+
+
+def test_a_copy_stays_while_anybody_uses_it_and_goes_then(job, take, tmp_path):
+    for step in (1, 2):
+        write_large(job, step)
+    old, new = take(1), take(2)
+    paths = [said(old)["path"], said(new)["path"]]
+    ended(new)
+    assert [os.path.isdir(path) for path in paths] == [True, False]
+    old.kill()
+    old.communicate()
+    third = take(2)
+    assert said(third)["path"] == paths[1]
+    assert [os.path.isdir(path) for path in paths] == [False, True]
+    ended(third)
+    assert left(tmp_path) == []
+
+
+def test_nobody_else_may_read_or_write_a_stage(job, tmp_path):
+    manifest = write_large(job, 1)
+    staged = Stage(str(tmp_path / "stage"), job.root).take(source_of(job, 1, manifest))
+    modes = {
+        stat.S_IMODE(os.lstat(path).st_mode)
+        for path in [tmp_path / "stage", *(tmp_path / "stage").rglob("*")]
+    }
+    assert modes == {0o700, 0o600}
+    staged.close()
+
+
+def test_a_stage_that_others_may_use_is_refused(job, tmp_path):
+    stage = Stage(str(tmp_path / "stage"), job.root)
+    own = next((tmp_path / "stage").iterdir())
+    own.chmod(0o770)
+    with pytest.raises(ConfigError, match="others may use"):
+        Stage(str(tmp_path / "stage"), job.root)
+    own.rmdir()
+    own.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="others may use"):
+        Stage(str(tmp_path / "stage"), job.root)
+    stage.close()
+
+
+def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(explorer_hooks.stage, "mount_of", lambda _: Mount("/", "nfs4"))
+    with pytest.raises(ConfigError, match="local"):
+        Stage(str(tmp_path / "stage"), job.root)
+
+
+def test_copies_of_an_earlier_boot_are_never_used(job, tmp_path):
+    stage = Stage(str(tmp_path / "stage"), job.root)
+    own = next((tmp_path / "stage").iterdir())
+    earlier = own.with_name(f"{own.name.rpartition('.')[0]}.0123abcd")
+    earlier.mkdir(0o700)
+    (earlier / "1.1-abc").mkdir()
+    (earlier / "1.1-abc" / "model.safetensors").touch()
+    (tmp_path / "stage" / "of somebody else").mkdir()
+    stage.sweep()
+    assert not earlier.exists()
+    assert (tmp_path / "stage" / "of somebody else").exists()
+
+
+def test_what_is_damaged_is_never_a_copy(job, tmp_path):
+    manifest = write_large(job, 1)
+    with open(f"{job.step(1)}/{manifest.shards[1].name}", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    stage = Stage(str(tmp_path / "stage"), job.root)
+    with pytest.raises(RefusedError, match="digest"):
+        stage.take(source_of(job, 1, manifest))
+    stage.close()
+    assert left(tmp_path) == []
+
+
+def test_a_copy_is_given_up_when_told_to(job, tmp_path):
+    manifest = write_large(job, 1)
+    stage = Stage(str(tmp_path / "stage"), job.root)
+    asked = []
+    stop = lambda: asked.append(1) is None and len(asked) > 3  # noqa: E731
+    with pytest.raises(TryAgainError, match="given up"):
+        stage.take(source_of(job, 1, manifest), stop)
+    stage.close()
+    assert left(tmp_path) == []
+
+
+class SmallDisk(LocalDisk):
+    room = 0
+
+    def free(self, path):
+        return self.room
+
+
+def test_a_stage_without_room_says_so_once_nothing_can_be_removed(job, tmp_path):
+    manifest = write_large(job, 1)
+    stage = Stage(str(tmp_path / "stage"), job.root)
+    stage._disk = SmallDisk()
+    stage._disk.room = manifest.size - 1
+    with pytest.raises(StageFullError, match="do not fit") as caught:
+        stage.take(source_of(job, 1, manifest))
+    assert caught.value.hint.startswith("df -h")
+    stage._disk.room = manifest.size
+    stage.take(source_of(job, 1, manifest)).close()
+
+
+def test_a_disk_that_fills_up_meanwhile_is_a_stage_without_room(job, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    manifest = write_large(job, 1)
+    stage = Stage(str(tmp_path / "stage"), job.root)
+    monkeypatch.setattr("explorer_hooks.following.copying._write", full)
+    with pytest.raises(StageFullError):
+        stage.take(source_of(job, 1, manifest))
+    stage.close()
+    assert left(tmp_path) == []

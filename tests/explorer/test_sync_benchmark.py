@@ -1,0 +1,36 @@
+"""The benchmark of a whole sync, with weights of next to nothing: it ends, and its figures are those of its parts."""
+
+import json
+import os
+
+import forked
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+WAYS = {"syncd, stage", "syncd", "save_file", "torch.save"}
+PARTS = {"gather", "write", "visibility", "stage", "verify", "pause", "load", "confirm"}
+
+
+def test_a_small_run(tmp_path):
+    program = (f"{ROOT}/benchmarks/sync.py", "--gib", "0.002", "--rounds", "1", "--readers", "1,2")
+    places = ("--dir", str(tmp_path), "--stage", str(tmp_path), "--json", str(tmp_path / "sync.json"))
+    process = forked.start(str(tmp_path / "said"), {"PYTHONPATH": ROOT}, *program, *places)
+    process.join(200)
+    process.kill()
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 0, said
+    assert "x as fast as save_file" in said
+    figures = json.loads((tmp_path / "sync.json").read_text())
+    assert set(figures["readers"]) == {"1", "2"}
+    for found in figures["readers"].values():
+        assert set(found) == WAYS
+        for name, (one,) in found.items():
+            check(name, one)
+
+
+def check(name, one):
+    assert set(one) == PARTS | {"total"}
+    assert one["total"] == pytest.approx(sum(one[part] for part in PARTS), rel=0.01)
+    assert all(one[part] > 0 for part in ("write", "load"))
+    assert (one["stage"] > 0) == (name == "syncd, stage")
+    assert (one["gather"] > 0) == name.startswith("syncd")
