@@ -9,8 +9,9 @@ WORKERS ?= 2
 TEST_WORKERS ?= 3
 SCHEDULES ?= 10000
 SEED ?= 1
+FAULTS ?= 100
 
-.PHONY: demo demo-vllm demo-daemon test test-gpu test-vllm test-sglang lint format soak bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-gpu test-vllm test-sglang lint format soak broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -56,6 +57,11 @@ format: $(READY)
 # Random schedules of the whole system in a simulated world; a failing seed is printed with the command that replays it.
 soak: $(READY)
 	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS)
+
+# Broadcasts that break off at random phases, on either side, by SIGKILL and SIGSTOP.
+broadcast-faults: $(READY)
+	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) \
+		$(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/daemon.py

@@ -32,7 +32,7 @@ class MemoryDisk(LocalDisk):
             Entry(name, "directory") for name in {name.split("/")[0] for name in below if "/" in name}
         ]
 
-    def replace(self, path: str, data: Data, *, via: str | None = None) -> None:
+    def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         self.files[path] = data if isinstance(data, bytes) else b"".join(bytes(part) for part in data)
 
     def make_directory(self, path: str) -> None:

@@ -141,6 +141,8 @@ class Trainer:
 
         def save() -> None:
             self._clear_way(step)
+            if self._config.sync.method is SyncMethod.NCCL and self.need_sync():
+                self.engine.sync_weight_nccl()
             self.engine.save_checkpoint(state, block_until_saved=block_until_saved, save_as_hf=save_as_hf)
 
         with self._timed("time/save_checkpoint"):

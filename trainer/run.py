@@ -50,7 +50,8 @@ def _train(joined: Joined, stop: StopSignals, opened: ExitStack) -> int:
     heads: list[Head] = []
     agreed(ranks, lambda: None if ranks.rank else heads.append(_open_head(config, job, state, opened)))
     head = heads[0] if heads else None
-    context = EngineContext(config, job, ranks, joined.device, head.sync.lease if head else nullcontext)
+    sync = head.sync if head else None
+    context = EngineContext(config, job, ranks, joined.device, sync.lease if sync else nullcontext, sync)
     trainer = Trainer(make_engine(context), context, stop, state, head)
     trainer.prepare()
     code = trainer.train()

@@ -119,7 +119,7 @@ class SyncSection(Section):
     """How weights reach explorers."""
 
     method: SyncMethod = Field(default=SyncMethod.CHECKPOINT, strict=False)
-    """checkpoint (files), nccl or memory."""
+    """checkpoint (files), nccl (a broadcast, and files underneath) or memory."""
     style: SyncStyle = Field(default=SyncStyle.FIXED, strict=False)
     """Who decides: fixed, trainer_driven, explorer_driven, fully_async."""
     interval: Positive = Field(default=1, json_schema_extra=FIXED)
@@ -140,3 +140,11 @@ class SyncSection(Section):
     """Seconds that a rank waits for the others' shards."""
     max_failures: Count = 3
     """Syncs in a row that may fail because of storage before the run ends with an error."""
+    address: str = ""
+    """nccl: the address of rank 0 for explorers; without one, loopback, and none reaches other hosts."""
+    bucket_mib: Positive = 256
+    """nccl: MiB that are sent at once; rank 0 keeps twice as much."""
+    ready_timeout: Seconds = 60.0
+    """nccl: seconds that the trainer waits for explorers to be ready; then a step goes through files alone."""
+    broadcast_timeout: Seconds = 60.0
+    """nccl: seconds that a broadcast may take from then on."""

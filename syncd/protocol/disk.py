@@ -78,7 +78,7 @@ class Disk(Protocol):
     def refresh(self, path: str) -> None:
         """Make the next opens below this directory see what other hosts have closed (close-to-open)."""
 
-    def replace(self, path: str, data: Data, *, via: str | None = None) -> None:
+    def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         """Write `data` durably to a temporary file, then rename it over `path`.
 
         Args:
@@ -86,6 +86,7 @@ class Disk(Protocol):
             data: The whole new content, or its pieces.
             via: The directory of the temporary file: the one of `path` unless given. Whoever removes
                 that directory makes this call fail, which is how a deposed leader is fenced.
+            private: Whether only this user may read it.
         """
 
     def rename(self, source: str, target: str) -> None:
@@ -164,11 +165,11 @@ class LocalDisk:
     def refresh(self, path: str) -> None:
         again(lambda: _refresh(path))
 
-    def replace(self, path: str, data: Data, *, via: str | None = None) -> None:
+    def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         directory, name = os.path.split(path)
         temporary = f"{via or directory}/{temporary_name(name)}"
         try:
-            _write(temporary, data)
+            _write(temporary, data, _PRIVATE if private else _SHARED)
             self.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -371,8 +372,11 @@ def _refresh(path: str) -> None:
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def _write(path: str, data: Data) -> None:
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as descriptor:
+_SHARED, _PRIVATE = 0o644, 0o600
+
+
+def _write(path: str, data: Data, mode: int) -> None:
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode) as descriptor:
         for part in (data,) if isinstance(data, bytes) else data:
             _write_all(descriptor, memoryview(part))
         os.fsync(descriptor)

@@ -1,19 +1,20 @@
 """Rendezvous files of a broadcast group: `rendezvous/<group>/<epoch>/`.
 
 The trainer posts an offer; each explorer posts that it has joined, then that it has received, then that it
-has left. The version is published only after every member's acknowledgement; the data plane comes with the
-broadcast. An offer holds an address and a port, never a secret.
+has left. An offer holds an address, a port and a secret: only the trainer's own user may read it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import MISSING, list_if_there
+from syncd.protocol.disk import MISSING, list_if_there, remove_tree
 from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import Job, check_identity, is_identity
 
 STATES = ("joined", "received", "failed", "left")
+
+_OFFER = "offer.json"
 
 TensorMeta = tuple[str, str, tuple[int, ...]]
 """(name, dtype, shape) of one tensor."""
@@ -32,6 +33,8 @@ class Offer:
         world_size: Members, the trainer included.
         members: The explorers it is for; rank = place + 1.
         tensors: Name, dtype and shape of each tensor in the order of sending.
+        bucket: Bytes that are sent at once.
+        secret: What the keys in the group's store begin with.
     """
 
     group: str
@@ -42,6 +45,8 @@ class Offer:
     world_size: int
     members: tuple[str, ...]
     tensors: tuple[TensorMeta, ...] = ()
+    bucket: int = 0
+    secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +92,29 @@ def write_offer(job: Job, offer: Offer) -> None:
         "world_size": offer.world_size,
         "members": list(offer.members),
         "tensors": [[name, dtype, list(shape)] for name, dtype, shape in offer.tensors],
+        "bucket": offer.bucket,
+        "secret": offer.secret,
     }
-    job.disk.replace(f"{directory}/offer.json", encode(document))
+    job.disk.replace(f"{directory}/{_OFFER}", encode(document), private=True)
+
+
+def clear_offers(job: Job, group: str, keep: int | None = None) -> None:
+    """Remove the set-up of all epochs but one; the newest epoch's directory stays, so that epochs keep growing."""
+    directory, newest = f"{job.rendezvous}/{check_identity(group)}", latest_epoch(job, group)
+    for entry in list_if_there(job.disk, directory):
+        if entry.kind != "directory" or entry.name == str(keep):
+            continue
+        if entry.name != str(newest):
+            remove_tree(job.disk, f"{directory}/{entry.name}")
+            continue
+        for inner in list_if_there(job.disk, f"{directory}/{entry.name}"):
+            remove_tree(job.disk, f"{directory}/{entry.name}/{inner.name}")
 
 
 def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
     """Return the offer of an epoch, None while there is none."""
     try:
-        fields = read_document(job.disk, f"{epoch_path(job, group, epoch)}/offer.json")
+        fields = read_document(job.disk, f"{epoch_path(job, group, epoch)}/{_OFFER}")
     except MISSING:
         return None
     if (fields.text("group"), fields.integer("epoch")) != (group, epoch):
@@ -111,6 +131,8 @@ def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
         world_size=fields.integer("world_size", least=1),
         members=tuple(members),
         tensors=tuple(_tensor(fields, item) for item in fields.items("tensors")),
+        bucket=fields.optional_integer("bucket") or 0,
+        secret=fields.text("secret", ""),
     )
 
 

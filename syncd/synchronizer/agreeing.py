@@ -6,7 +6,7 @@ sides follow one writer. The record outlives the wait: whoever gives up withdraw
 once more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from syncd.errors import TimedOutError, UsageError
@@ -21,7 +21,12 @@ class Agreeing(Base):
     """Agreement on a broadcast."""
 
     def agreeing(
-        self, module: str, trainer_step: int | None = None, timeout: float | None = None
+        self,
+        module: str,
+        trainer_step: int | None = None,
+        timeout: float | None = None,
+        *,
+        members: Collection[str] | None = None,
     ) -> Wait[int | None]:
         """Wait until the trainer and every living explorer are ready for a broadcast.
 
@@ -29,18 +34,21 @@ class Agreeing(Base):
             module: `trainer` or `explorer`: what this process is.
             trainer_step: The trainer's step; the one announced last unless given.
             timeout: Seconds to wait; the default of the synchronizer unless given.
+            members: The explorers that are asked, of those that live; all of them unless given.
 
         Returns:
             The step that is broadcast; None where it will not happen: nobody is there, or not all came in
             time.
         """
         if module == "trainer":
-            return (yield from self._lead(trainer_step, timeout))
+            return (yield from self._lead(trainer_step, timeout, members))
         if module == "explorer":
             return (yield from self._take_part(timeout))
         raise UsageError(f"no module is called {module!r}", hint="trainer or explorer")
 
-    def _lead(self, trainer_step: int | None, timeout: float | None) -> Wait[int | None]:
+    def _lead(
+        self, trainer_step: int | None, timeout: float | None, only: Collection[str] | None
+    ) -> Wait[int | None]:
         trainer = self._as("trainer", "ready_to_nccl_sync('trainer')")
         step = (
             trainer_step
@@ -51,10 +59,10 @@ class Agreeing(Base):
         with trainer.asking():
             try:
                 members = yield from self._until(
-                    self._ready, timeout, "waiting for all explorers to be ready"
+                    lambda: self._ready(only), timeout, "waiting for all explorers to be ready"
                 )
             except TimedOutError:
-                members = self._ready()
+                members = self._ready(only)
             if members:
                 self._record(trainer, {"step": step, "members": members})
         return step if members else None
@@ -67,10 +75,10 @@ class Agreeing(Base):
             trainer.settle(info=before)  # a later heartbeat must not announce what will not happen
             raise
 
-    def _ready(self) -> dict[str, int] | None:
+    def _ready(self, only: Collection[str] | None) -> dict[str, int] | None:
         """Return the ask of each living explorer, None while one of them does not ask."""
         before = agreed_asks(self._member.presence) if self._member else {}
-        living = self.explorers.living()
+        living = {name: one for name, one in self.explorers.living().items() if only is None or name in only}
         if any(not _asks(explorer, before.get(name, 0)) for name, explorer in living.items()):
             return None
         return {name: explorer.asked for name, explorer in living.items()}

@@ -16,6 +16,7 @@ from syncd.synchronizer.waiting import Deadline, Pace, T, Wait, until
 
 if TYPE_CHECKING:
     from syncd.protocol.rendezvous import Offer
+    from syncd.protocol.round import Ahead
 
 Role = Literal["trainer", "explorer", "observer"]
 """An observer publishes nothing of itself: a script, an evaluator, a rank that only writes shards."""
@@ -68,6 +69,7 @@ class Base:
         self._announcing = threading.Lock()
         self._group: Offer | None = None
         self._announced: tuple[int, str] | None = None
+        self._ahead: Ahead | None = None
         self._versions: Memory[Version] = Memory()
         self._followed: Memory[Pair] = Memory()
         self._looked_at_trainers = float("-inf")

@@ -84,4 +84,7 @@ class Synchronizer(Client):
     ready_to_nccl_sync = blocking(Client.agreeing)
     coordinate_weight_sync_setup = blocking(Client.setting_up)
     coordinate_weight_sync_teardown = blocking(Client.tearing_down)
+    confirm_received = blocking(Client.confirming)
+    wait_for_round_or_version = blocking(Client.waiting_for_round_or_version)
+    follow_round = blocking(Client.following_round)
     teardown_weight_sync_group = coordinate_weight_sync_teardown

@@ -13,7 +13,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.presence import TTL, Presence, read_presences
 from syncd.synchronizer.agreeing import Agreeing, agreed_asks
 from syncd.synchronizer.base import Role, missing_job, reported
-from syncd.synchronizer.grouping import Grouping
+from syncd.synchronizer.casting import Casting
 from syncd.synchronizer.member import Heartbeat, Member, claim, held, left_by
 from syncd.synchronizer.publishing import Publishing
 from syncd.synchronizer.roster import Roster
@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     ttl: float
 
 
-class Client(Publishing, Statuses, States, Agreeing, Grouping):
+class Client(Publishing, Statuses, States, Agreeing, Casting):
     """One process's connection to a job."""
 
     _heartbeat: Heartbeat | None = None

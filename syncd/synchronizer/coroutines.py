@@ -139,12 +139,28 @@ class AsyncSynchronizer:
     get_weight_sync_info = threaded(Client.get_weight_sync_info)
     weight_sync_group_is_closing = threaded(Client.weight_sync_group_is_closing)
 
+    broadcast_members = threaded(Client.broadcast_members)
+    agreed_members = threaded(Client.agreed_members)
+    open_round = threaded(Client.open_round)
+    end_round = threaded(Client.end_round)
+    end_group = threaded(Client.end_group)
+    take_part = threaded(Client.take_part)
+    broadcast_wanted = threaded(Client.broadcast_wanted)
+    set_ahead = threaded(Client.set_ahead)
+    confirm_published = threaded(Client.confirm_published)
+    acknowledge_round = threaded(Client.acknowledge_round)
+    round_goes_on = threaded(Client.round_goes_on)
+    refuse_round = threaded(Client.refuse_round)
+
     wait_for = waited(Client.waiting_for)
     wait_new_model_state_dict = waited(Client.waiting_for_new)
     vacate = waited(Client.vacating)
     ready_to_nccl_sync = waited(Client.agreeing)
     coordinate_weight_sync_setup = waited(Client.setting_up)
     coordinate_weight_sync_teardown = waited(Client.tearing_down)
+    confirm_received = waited(Client.confirming)
+    wait_for_round_or_version = waited(Client.waiting_for_round_or_version)
+    follow_round = waited(Client.following_round)
     teardown_weight_sync_group = coordinate_weight_sync_teardown
 
 

@@ -4,12 +4,15 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syncd.errors import StorageError, UsageError
-from syncd.protocol.disk import list_if_there
+from syncd.errors import CorruptDataError, StorageError, UsageError
+from syncd.protocol.disk import MISSING, list_if_there
+from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import Presence
+from syncd.protocol.round import AHEAD, is_overtaken, is_same
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer.base import public
 from syncd.synchronizer.leasing import Leasing
+from syncd.synchronizer.member import Member
 from syncd.synchronizer.styles import NOTHING, is_new
 from syncd.synchronizer.waiting import Wait
 
@@ -57,12 +60,9 @@ class Following(Leasing):
         """
         explorer = self._as("explorer", "confirm")
         pair = None if version is None else self._pair_of(version)
-        if pair is None:
-            explorer.change(applied=None)
-            return
-        self._followed.keep(pair[1], pair)
-        loading = explorer.presence.loading
-        explorer.change(applied=pair, loading=None if loading == pair else loading)
+        if pair is not None:
+            self._followed.keep(pair[1], pair)
+        self._apply(explorer, pair)
 
     @public
     def describe(self, fields: Mapping[str, Any], *, now: bool = True) -> None:
@@ -133,10 +133,40 @@ class Following(Leasing):
         return answers or self.trainers.departed() or ()
 
     def _news(self, current: int, version: Version | None) -> int | None:
-        if version is None or not is_new(current, self._known(current), version.pair):
+        if version is None or self._settle_ahead(version):
+            return None
+        # What is run is not what is published under its number: it is news, whatever the number.
+        replaced = self._ahead is not None and version.step == self._ahead.step
+        if not replaced and not is_new(current, self._known(current), version.pair):
             return None
         self._followed.keep(version.step, version.pair)
         return version.step
+
+    def _settle_ahead(self, version: Version | None) -> bool:
+        """Say whether a published version is what a broadcast has brought, or older; confirm it if it is that."""
+        ahead = self._ahead
+        if ahead is None or version is None:
+            return False
+        if version.step == ahead.step and is_same(ahead, version, self._attempt_of(version)):
+            self._followed.keep(version.step, version.pair)
+            self._apply(self._as("explorer", "confirm"), version.pair)
+            return True
+        return is_overtaken(ahead, version.pair)
+
+    def _apply(self, explorer: Member, pair: Pair | None) -> None:
+        info = {key: value for key, value in explorer.presence.info.items() if key != AHEAD}
+        loading = explorer.presence.loading
+        explorer.change(applied=pair, info=info, loading=None if loading == pair else loading)
+        self._ahead = None
+
+    def _attempt_of(self, version: Version) -> str:
+        """Return the attempt of a published version, empty where its manifest is not the one published."""
+        try:
+            self.job.disk.refresh(self.job.root)
+            manifest = read_manifest(self.job.disk, self.job.step(version.step))
+        except (*MISSING, CorruptDataError):
+            return ""
+        return manifest.attempt if manifest.digest == version.digest else ""
 
     def _known(self, current: int) -> Pair | None:
         applied = self._member.presence.applied if self._member else None

@@ -5,7 +5,7 @@ names, never what a dead one left behind. Explorers leave first, so that nothing
 going.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from syncd.errors import TimedOutError, TryAgainError, UsageError
@@ -15,6 +15,7 @@ from syncd.protocol.rendezvous import (
     Acknowledgement,
     Offer,
     TensorMeta,
+    clear_offers,
     epoch_path,
     latest_epoch,
     read_acknowledgements,
@@ -40,6 +41,9 @@ class Grouping(Base):
         *,
         group: str = GROUP,
         backend: str = "nccl",
+        members: Collection[str] | None = None,
+        bucket: int = 0,
+        secret: str = "",
     ) -> Offer:
         """Offer a group to all living explorers, as the trainer.
 
@@ -49,13 +53,17 @@ class Grouping(Base):
             state_dict_meta: Name, dtype and shape of each tensor, in the order of sending.
             group: Name of the group.
             backend: nccl or gloo.
+            members: The explorers that it is offered to, of those that live; all of them unless given.
+            bucket: Bytes that are sent at once.
+            secret: What the keys in the group's store begin with.
 
         Raises:
             TryAgainError: No explorer is there.
         """
         trainer = self._as("trainer", "setup_weight_sync_group")
-        members = tuple(sorted(self.explorers.living()))
-        if not members:
+        living = sorted(self.explorers.living())
+        chosen = tuple(name for name in living if members is None or name in members)
+        if not chosen:
             raise TryAgainError("no explorer is there to form a group with", path=self.job.explorers)
         offer = Offer(
             group,
@@ -63,11 +71,14 @@ class Grouping(Base):
             master_address,
             master_port,
             backend,
-            len(members) + 1,
-            members,
+            len(chosen) + 1,
+            chosen,
             tuple(state_dict_meta or ()),
+            bucket,
+            secret,
         )
         write_offer(self.job, offer)
+        clear_offers(self.job, group, keep=offer.epoch)
         trainer.change(info={**trainer.presence.info, "group": {"name": group, "epoch": offer.epoch}})
         self._group = offer
         return offer

@@ -184,7 +184,6 @@ def test_a_wrong_value_says_what_is_taken(write, table, said):
         (["--algorithm.clip_ratio", "1.5"], "algorithm.clip_ratio = 1.5 clips nothing below"),
         (["--algorithm.clip_ratio_low", "1"], "algorithm.clip_ratio_low = 1 clips nothing below"),
         (["--algorithm.optimizer.schedule", "cosine"], "has no end"),
-        (["--sync.method", "online"], 'sync.method = "nccl" is not built yet'),
         (["--sync.method", "memory"], 'sync.method = "memory" is not built yet'),
         (["--algorithm.name", "grop"], 'algorithm.name = "grop" is not one of'),
         (["--algorithm.advantage", "gae"], "cannot be had: it needs a critic"),

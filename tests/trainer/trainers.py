@@ -86,7 +86,7 @@ def make_trainer(config, sync, *, clock=None, engine=None):
     if INSTALLED not in sys.path:
         sys.path[:0] = [HERE, INSTALLED]
     job, shown = sync.job, Shown()
-    context = EngineContext(config, job, Alone(), torch.device("cpu"), sync.lease)
+    context = EngineContext(config, job, Alone(), torch.device("cpu"), sync.lease, sync)
     head = Head(config, sync, make_strategy(config, job), shown, clock)
     made = (engine or make_engine)(context)
     return Trainer(made, context, StopSignals(), find_state(job), head), shown

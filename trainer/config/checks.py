@@ -90,11 +90,11 @@ def _optimizer(config: JobConfig) -> Iterator[Problem]:
 
 
 def _sync(config: JobConfig) -> Iterator[Problem]:
-    if config.sync.method is not SyncMethod.CHECKPOINT:
+    if config.sync.method is SyncMethod.MEMORY:
         yield Problem(
             "sync.method",
             f'sync.method = "{config.sync.method}" is not built yet',
-            'sync.method = "checkpoint" is',
+            'sync.method = "checkpoint" and "nccl" are',
         )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.layout import Job
+from syncd.synchronizer import Synchronizer
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.ranks import Ranks
@@ -36,6 +37,7 @@ class EngineContext:
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
         lease: Keeps a step from being removed while files are added to it.
+        sync: The trainer's synchronizer; None on all ranks but the first.
     """
 
     config: JobConfig
@@ -43,6 +45,7 @@ class EngineContext:
     ranks: Ranks
     device: torch.device
     lease: Callable[[int], AbstractContextManager[object]] = nullcontext
+    sync: Synchronizer | None = None
 
 
 class TrainEngineWrapper(ABC):
@@ -122,7 +125,7 @@ class TrainEngineWrapper(ABC):
         raise _without(self, 'method = "memory"')
 
     def sync_weight_nccl(self) -> None:
-        """Broadcast the weights to the explorers (`method = "nccl"`)."""
+        """Broadcast the weights to the explorers that take part, and publish them (`method = "nccl"`)."""
         raise _without(self, 'method = "nccl"')
 
     def get_weight_sync_info(self) -> tuple[str, int, list[Any]] | None:

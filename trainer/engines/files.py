@@ -14,11 +14,13 @@ import torch
 from syncd.errors import SyncdError
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.writer import StepWriter
+from syncd.synchronizer.styles import SyncMethod
 from trainer.checkpoints import clear_training, complete, sync_tree, training_directory
 from trainer.engines.agreeing import agreed
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
 from trainer.transports.filesystem import StepSaver
+from trainer.transports.nccl import Broadcaster, Options
 from trainer.transports.outcome import settle
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
@@ -39,6 +41,7 @@ class FileEngine(TrainEngineWrapper):
         self._saver: StepSaver | None = None
         self._finishing: tuple[int, Future[None]] | None = None
         self._files: Mapping[str, bytes] | None = None
+        self._broadcaster: Broadcaster | None = None
 
     @abstractmethod
     def build(self) -> None:
@@ -91,6 +94,8 @@ class FileEngine(TrainEngineWrapper):
             timeout=sync.save_timeout,
         )
         self._saver.prepare(self.export)
+        if sync.method is SyncMethod.NCCL:
+            self._broadcaster = self._made_broadcaster()
 
     @property
     def train_step_num(self) -> int:
@@ -121,7 +126,16 @@ class FileEngine(TrainEngineWrapper):
         """Publish the weights; the save before this one has succeeded, or its error is raised now."""
         self.wait_for_save()
         if self._handed != self._step:
-            self._hand_over()
+            self._hand_over(self._new_attempt())
+
+    def sync_weight_nccl(self) -> None:
+        """Broadcast the weights to the explorers that take part, and publish them, whatever became of that."""
+        assert self._broadcaster is not None
+        self.wait_for_save()
+        if self._handed != self._step:
+            attempt = self._new_attempt()
+            self._broadcaster.send(self._step, attempt, self.export)
+            self._hand_over(attempt)
 
     def save_checkpoint(
         self, state: Mapping[str, Any], *, block_until_saved: bool = False, save_as_hf: bool = False
@@ -156,6 +170,8 @@ class FileEngine(TrainEngineWrapper):
 
     def shutdown(self) -> None:
         """Finish what is being written, give threads and memory back."""
+        if self._broadcaster is not None:
+            self._broadcaster.close()
         if self._saver is not None:
             self._saver.close()
 
@@ -167,9 +183,29 @@ class FileEngine(TrainEngineWrapper):
             self._handed = self._finishing = None
             raise
 
-    def _hand_over(self) -> None:
+    def _made_broadcaster(self) -> Broadcaster:
+        context, sync = self.context, self.context.config.sync
+        options = Options(
+            sync.address,
+            sync.bucket_mib << 20,
+            sync.ready_timeout,
+            sync.broadcast_timeout,
+        )
+        return Broadcaster(
+            context.ranks,
+            context.sync,
+            options,
+            dtype=DTYPES[sync.dtype],
+            tied=self.tied,
+            check_finite=sync.check_finite,
+        )
+
+    def _new_attempt(self) -> str:
+        return self.context.ranks.broadcast(uuid.uuid4().hex)
+
+    def _hand_over(self, attempt: str) -> None:
         """Give this step's weights to the saver, as one attempt of all ranks."""
-        self._attempt = self.context.ranks.broadcast(uuid.uuid4().hex)
+        self._attempt = attempt
         try:
             agreed(self.context.ranks, self._save_weights)
         except SyncdError:

@@ -74,7 +74,7 @@ class SimDisk:
     def refresh(self, path: str) -> None:
         self._again(lambda: self._opened("refresh", path))
 
-    def replace(self, path: str, data: Data, *, via: str | None = None) -> None:
+    def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:  # noqa: ARG002
         directory, _, name = path.rpartition("/")
         temporary = f"{via or directory}/{temporary_name(name)}"
         try:

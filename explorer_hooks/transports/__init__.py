@@ -1,0 +1,1 @@
+"""Weights in by other ways than files."""

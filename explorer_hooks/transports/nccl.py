@@ -1,0 +1,227 @@
+"""Weights in by a broadcast from the trainer: received beside the parameters, and theirs only once it counts.
+
+    receiver = Receiver(sync, model.state_dict())
+    came = receiver.turn(step, timeout=60)
+    if isinstance(came, Received):
+        receiver.load(came)
+    elif came is not None:
+        ...                             # a version: lease, load from files, confirm
+
+docs/broadcast.md has the protocol.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+import torch
+
+from explorer_hooks.errors import RefusedError
+from explorer_hooks.transports.group import Member, finish
+from syncd.errors import SyncdError, TryAgainError
+from syncd.protocol.buckets import Plan, make_plan
+from syncd.protocol.digest import DEFAULT, hasher
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.rendezvous import Offer
+from syncd.protocol.round import OPEN, Round
+from syncd.protocol.version import Version
+from syncd.synchronizer import Synchronizer
+from syncd.synchronizer.waiting import Deadline
+
+TORCH = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
+    "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
+}  # fmt: skip
+"""What torch calls each dtype of safetensors."""
+
+BACKEND = "gloo"
+
+_UNDER_WAY = 2
+"""Buckets that are received at once: the trainer sends as many."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A step that every member has received whole.
+
+    Args:
+        round: The round that has brought it.
+        tensors: Views of the receiver's memory by name: they hold until its next turn.
+    """
+
+    round: Round
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+
+    @property
+    def step(self) -> int:
+        """Return the trainer's step."""
+        return self.round.step
+
+
+class Receiver:
+    """An explorer's side of broadcasts. While it is open, the trainer counts on its turns.
+
+    Args:
+        sync: The explorer's synchronizer.
+        parameters: What the model holds by name: `model.state_dict()`; several names may share memory.
+    """
+
+    def __init__(
+        self,
+        sync: Synchronizer,
+        parameters: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._sync, self._parameters = sync, dict(parameters)
+        self._clock = SystemClock()
+        self._log = structlog.get_logger()
+        self._member: Member | None = None
+        self._plan: Plan | None = None
+        self._memory: torch.Tensor | None = None
+        sync.take_part(BACKEND)
+
+    def turn(self, current: int, timeout: float) -> Received | Version | None:
+        """Wait for newer weights, whichever way they come.
+
+        Args:
+            current: The step that the model has; -1 for none.
+            timeout: Seconds to wait; a broadcast that has begun by then may take its own time on top.
+
+        Returns:
+            What was received; a version to load from files; None: there is nothing newer, or nothing came.
+
+        Raises:
+            SyncdError: The job cannot be read.
+        """
+        deadline = Deadline(self._clock, timeout)
+        while True:
+            came = self._sync.wait_for_round_or_version(current, max(deadline.left(), 0.0))
+            if not isinstance(came, Round):
+                return came
+            received = self._receive(came) if came.state == OPEN else None
+            if received is not None or deadline.left() <= 0:
+                return received
+
+    def wanted(self) -> bool:
+        """Say whether the trainer waits for this explorer's turn."""
+        return self._sync.broadcast_wanted()
+
+    def load(self, received: Received) -> None:
+        """Copy what was received into the parameters, and say in the presence that this is what runs."""
+        with torch.no_grad():
+            for name, tensor in received.tensors.items():
+                self._parameters[name].copy_(tensor)
+        self._sync.set_ahead(received.round)
+
+    def confirm_published(self) -> bool:
+        """Confirm what a broadcast has brought once it is published; say whether nothing is left to confirm."""
+        return self._sync.confirm_published()
+
+    def close(self) -> None:
+        """Take part no more, and leave the group."""
+        self._drop()
+        self._memory = None
+        with contextlib.suppress(SyncdError):
+            self._sync.take_part(None)
+
+    def _receive(self, told: Round) -> Received | None:
+        deadline = Deadline(self._clock, told.timeout)
+        try:
+            member = self._joined(told, deadline)
+            tensors, checksum = self._pour(member, told, deadline)
+            self._sync.acknowledge_round(member.offer, told, checksum)
+            if not self._sync.follow_round(told, max(deadline.left(), 0.0)):
+                raise TryAgainError("the trainer has given the broadcast up, or says nothing")  # noqa: TRY301
+            return Received(told, tensors)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step comes through files
+            self._give_up(told, error)
+        return None
+
+    def _joined(self, told: Round, deadline: Deadline) -> Member:
+        """Return this explorer's place in the group of a round."""
+        if self._member is None or self._member.offer.epoch != told.epoch:
+            self._drop()
+            offer = self._sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
+            if offer.epoch != told.epoch:
+                raise TryAgainError("the trainer offers another group by now")
+            self._plan = self._fitting(offer, told)
+            self._member = Member(offer, self._sync.identity or "", deadline)
+        if self._plan is None or self._plan.digest != told.digest:
+            raise RefusedError("the round has other tensors than its group")
+        return self._member
+
+    def _fitting(self, offer: Offer, told: Round) -> Plan:
+        """Return the layout of what is offered, once it fits the model.
+
+        Raises:
+            RefusedError: It does not.
+        """
+        plan = make_plan(offer.tensors, offer.bucket)
+        if plan.digest != told.digest:
+            raise RefusedError("the round has other tensors than its group")
+        for place in plan.places:
+            held = self._parameters.get(place.name)
+            if held is None or tuple(held.shape) != place.shape or place.dtype not in TORCH:
+                shape = None if held is None else tuple(held.shape)
+                raise RefusedError(
+                    f"tensor {place.name!r} is {place.dtype} {place.shape}, the model has {shape}"
+                )
+        if lacking := _lacking(self._parameters, {place.name for place in plan.places}):
+            raise RefusedError(f"the trainer does not send {min(lacking)!r}")
+        return plan
+
+    def _pour(
+        self, member: Member, told: Round, deadline: Deadline
+    ) -> tuple[Mapping[str, torch.Tensor], str]:
+        """Receive all buckets; return views of the tensors and the checksum of all bytes."""
+        assert self._plan is not None
+        plan, memory = self._plan, self._room(self._plan.total)
+        goes_on = lambda: self._sync.round_goes_on(told)  # noqa: E731
+        state, under_way = hasher(), []
+        for start, end in plan.buckets():
+            under_way.append((memory[start:end], member.receive(memory[start:end], deadline)))
+            if len(under_way) == _UNDER_WAY:
+                bucket, work = under_way.pop(0)
+                finish(work, deadline, goes_on)
+                state.update(_view(bucket))
+        for bucket, work in under_way:
+            finish(work, deadline, goes_on)
+            state.update(_view(bucket))
+        views = {
+            place.name: memory[place.start : place.end].view(TORCH[place.dtype]).view(place.shape)
+            for place in plan.places
+        }
+        return views, f"{DEFAULT}:{state.hexdigest()}"
+
+    def _room(self, size: int) -> torch.Tensor:
+        if self._memory is None or self._memory.numel() != size:
+            self._memory = None
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory
+
+    def _give_up(self, told: Round, error: BaseException) -> None:
+        reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
+        self._log.warning("broadcast_failed", step=told.step, reason=reason)
+        self._drop()
+        with contextlib.suppress(SyncdError):
+            self._sync.refuse_round(told, reason)
+
+    def _drop(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            member.abort()
+
+
+def _lacking(parameters: Mapping[str, torch.Tensor], sent: Collection[str]) -> set[str]:
+    """Return the names in a model of which neither they nor another name of the same memory is sent."""
+    reached = {parameters[name].data_ptr() for name in sent}
+    return {name for name, held in parameters.items() if name not in sent and held.data_ptr() not in reached}
+
+
+def _view(bucket: torch.Tensor) -> memoryview:
+    content: Any = bucket.numpy()
+    return memoryview(content)

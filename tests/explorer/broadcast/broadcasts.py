@@ -1,0 +1,85 @@
+"""What tests of the broadcast share: a job, its daemon, a trainer and explorers as processes of their own."""
+
+import importlib
+import json
+import os
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+TRAINER = f"{ROOT}/tests/trainer"
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([ROOT, TRAINER, f"{TRAINER}/engines", f"{TRAINER}/engines/installed"]),
+    "OMP_NUM_THREADS": "1",
+}
+LONG = 120.0
+SIZES = {"vocab": 8192, "width": 16}
+"""Half a megabyte: five buckets, so that some are in the middle."""
+
+
+class Processes:
+    """Processes over one job, each ended at the end whatever happens."""
+
+    def __init__(self, job, nursery):
+        self.job, self.all, self._nursery = str(job), {}, nursery
+        os.makedirs(self.job, exist_ok=True)
+        with open(f"{self.job}/sizes.json", "w", encoding="ascii") as file:
+            json.dump(SIZES, file)
+
+    def start(self, name, *command):
+        with open(f"{self.job}.{name}.log", "ab"):
+            pass
+        self.all[name] = self._nursery.start(f"{self.job}.{name}.log", *command)
+        return self.all[name]
+
+    def daemon(self):
+        return self.start(
+            "daemon", "-m", "syncd", "watch", self.job, "--keep-last", "3", "--trash-grace", "0"
+        )
+
+    def trainer(self, style, steps, members, *options):
+        return self.start("trainer", f"{HERE}/programs/send.py", self.job, style, steps, members, *options)
+
+    def explorer(self, identity, style, last, *options):
+        return self.start(identity, f"{HERE}/programs/receive.py", self.job, identity, style, last, *options)
+
+    def ended(self, name, timeout=LONG):
+        code = self.all[name].wait(timeout)
+        assert code == 0, f"{name} ended with {code}: {self.log(name)}"
+
+    def log(self, name):
+        with open(f"{self.job}.{name}.log", encoding="utf-8", errors="replace") as file:
+            return file.read()[-4000:]
+
+    def result(self, name):
+        with open(f"{self.job}.{name}.json", encoding="ascii") as file:
+            return json.load(file)
+
+    def until(self, condition, timeout=LONG):
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, "\n".join(self.log(name) for name in self.all)
+            time.sleep(0.02)
+
+    def shut(self):
+        for process in self.all.values():
+            process.kill()
+            process.wait(LONG)
+
+
+def left_over(job):
+    """Return the documents of groups that are still there."""
+    found = []
+    for directory, _, names in os.walk(f"{job}/.syncd/rendezvous"):
+        found += [f"{directory}/{name}" for name in names]
+    return found
+
+
+def write_experiences(job, steps):
+    """Write what so many steps train on."""
+    sys.path.append(TRAINER)
+    try:
+        importlib.import_module("trainers").write_experiences(job, steps)
+    finally:
+        sys.path.remove(TRAINER)

@@ -1,0 +1,21 @@
+"""What tests of the broadcast begin from."""
+
+import pytest
+from broadcasts import ENVIRONMENT, Processes
+from nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    made = Nursery(ENVIRONMENT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def processes(tmp_path, nursery):
+    """Processes over a job that a daemon leads already."""
+    made = Processes(tmp_path / "job", nursery)
+    made.daemon()
+    yield made
+    made.shut()

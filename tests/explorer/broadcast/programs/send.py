@@ -1,0 +1,77 @@
+"""A trainer of one rank that broadcasts, by the real loop and the tiny engine.
+
+send.py JOB STYLE STEPS MEMBERS [FAULT]         begins once so many explorers are there
+
+It writes, into JOB.trainer.json, how each broadcast ended and the digest of its weights. Faults are as there.
+"""
+
+import json
+import sys
+
+import torch
+from receive import BUCKETS, Fault, digest, sockets
+from trainers import make_trainer, small_config, write_experiences
+
+from syncd.synchronizer import RunningStatus, Synchronizer
+from trainer.transports import group, nccl
+
+LONG = 120.0
+
+
+def arm(text):
+    """Have a fault strike."""
+    fault = Fault(text)
+    if fault.phase == "asked":
+        fault.before(nccl.Broadcaster, "_offer")
+    elif fault.phase == "joined":
+        fault.before(nccl.Broadcaster, "_form")
+    elif fault.phase == "bucket":
+        fault.midst(group.Root, "send", BUCKETS)
+    elif fault.phase == "confirming":
+        fault.before(Synchronizer, "end_round")
+    else:
+        raise SystemExit(f"no phase is called {fault.phase!r}")
+
+
+def main(job, style, steps, members, fault="", timeout="20", address=""):
+    torch.set_num_threads(1)
+    with open(f"{job}/sizes.json", encoding="ascii") as file:
+        sizes = json.load(file)
+    write_experiences(job, int(steps) + 4)
+    config = small_config(
+        job,
+        engine={"options": sizes},
+        sync={
+            "method": "nccl",
+            "style": style,
+            "dtype": "keep",
+            "address": address,
+            "ready_timeout": float(timeout),
+            "broadcast_timeout": float(timeout),
+        },
+        trainer={"total_steps": int(steps)},
+        data={"end_when_left": False},
+    )
+    if fault:
+        arm(fault)
+    ends = []
+    send = nccl.Broadcaster.send
+    nccl.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
+    with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
+        ready = sync.get_explorer_status_counts
+        sync.wait_for(
+            lambda: sum(n for s, n in ready().items() if s is not RunningStatus.STOPPED) >= int(members)
+        )
+        made, _ = make_trainer(config, sync)
+        made.prepare()
+        options = made.engine._broadcaster._options
+        object.__setattr__(options, "bucket", 128 << 10)
+        code = made.train()
+        made.shutdown()
+        weights = digest(made.engine.model)
+    with open(f"{job}.trainer.json", "w", encoding="ascii") as file:
+        json.dump({"ends": ends, "digest": weights, "code": code, "sockets": sockets()}, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,65 @@
+"""What a broadcast sends: the tensors of the export cut into buckets, as the plan says."""
+
+import pytest
+import torch
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.buckets import make_plan
+from trainer.transports.export import Walk
+from trainer.transports.nccl import _bytes_of, fill
+
+STATE = {
+    "a": torch.arange(30, dtype=torch.float32).reshape(5, 6),
+    "none": torch.zeros(0),
+    "b": torch.arange(7, dtype=torch.int8),
+    "c": torch.arange(40, dtype=torch.float32).reshape(8, 5).T,
+    "d": torch.tensor(3.0),
+}
+
+
+def walked(state, dtype=None):
+    return Walk(list(state.items()), 0, 1, dtype)
+
+
+def planned(state, bucket, dtype=None):
+    walk = walked(state, dtype)
+    walk.plan()
+    return make_plan([spec[:3] for spec in walk.specs], bucket)
+
+
+def poured(plan, state, dtype=None):
+    """Return all bytes that are sent, in one piece."""
+    size = min(plan.bucket, plan.total)
+    room = (torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8))
+    pieces = ((piece, _bytes_of(piece)) for piece in walked(state, dtype))
+    return torch.cat([bucket.clone() for bucket in fill(plan, pieces, room)])
+
+
+@pytest.mark.parametrize("bucket", [16, 32, 48, 100, 160, 4096])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_every_tensor_comes_out_as_it_went_in(bucket, dtype):
+    plan = planned(STATE, bucket, dtype)
+    memory = poured(plan, STATE, dtype)
+    assert memory.numel() == plan.total
+    for place in plan.places:
+        wanted = STATE[place.name]
+        if wanted.is_floating_point() and dtype is not None:
+            wanted = wanted.to(dtype)
+        found = memory[place.start : place.end].clone().view(wanted.dtype).view(place.shape)
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("d"),
+        lambda state: state.update(e=torch.zeros(3)),
+        lambda state: state.update(a=torch.zeros(6, 5)),
+        lambda state: state.update(b=torch.zeros(7, dtype=torch.uint8)),
+    ],
+)
+def test_an_export_that_has_changed_is_noticed(change):
+    changed = dict(STATE)
+    change(changed)
+    with pytest.raises(CorruptDataError, match="the export has"):
+        poured(planned(STATE, 64), changed)

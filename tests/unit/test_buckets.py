@@ -1,0 +1,61 @@
+"""The layout of a broadcast: every byte in its place, the same on all sides."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.buckets import ALIGNMENT, make_plan
+
+SHAPES = st.lists(
+    st.tuples(st.sampled_from(["BF16", "F32", "U8"]), st.integers(0, 70)), min_size=1, max_size=9
+)
+
+
+def metas(shapes):
+    return [(f"t{number}", dtype, (length,)) for number, (dtype, length) in enumerate(shapes)]
+
+
+@given(SHAPES, st.integers(1, 100))
+def test_tensors_lie_apart_and_buckets_cover_all_of_them(shapes, bucket):
+    tensors = [*metas(shapes), ("last", "U8", (1,))]
+    plan = make_plan(tensors, bucket)
+    ends = 0
+    for place in plan.places:
+        assert place.start >= ends
+        assert place.start % ALIGNMENT == 0
+        ends = place.end
+    assert ends == plan.total
+    cuts = list(plan.buckets())
+    assert [start for start, _ in cuts] == list(range(0, plan.total, bucket))
+    assert [end for _, end in cuts] == [start for start, _ in cuts[1:]] + [plan.total]
+
+
+def test_the_digest_tells_plans_apart():
+    base = [("a", "F32", (2, 3)), ("b", "F32", (4,))]
+    others = [
+        ([("a", "F32", (3, 2)), base[1]], 64),
+        ([("c", "F32", (2, 3)), base[1]], 64),
+        ([("a", "I32", (2, 3)), base[1]], 64),
+        (base[::-1], 64),
+        (base, 65),
+    ]
+    digests = {make_plan(*one).digest for one in [(base, 64), *others]}
+    assert len(digests) == 6
+    assert make_plan(list(base), 64).digest == make_plan(base, 64).digest
+
+
+@pytest.mark.parametrize(
+    ("tensors", "bucket"),
+    [
+        ([], 1),
+        ([("a", "F32", (0,))], 1),
+        ([("a", "F99", (1,))], 1),
+        ([("a", "F32", (1,)), ("a", "F32", (1,))], 1),
+        ([("a", "F32", (1,))], 0),
+        ([("a", "F32", (1 << 60,))], 1),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(tensors, bucket):
+    with pytest.raises(CorruptDataError):
+        make_plan(tensors, bucket)
