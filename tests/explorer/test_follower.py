@@ -318,6 +318,7 @@ def test_a_load_that_fails_once_is_tried_again(scene, running, phase):
     assert "failed" not in scene.presence().info
 
 
+@pytest.mark.fault("an exception between pause and resume leaves an engine paused")
 @pytest.mark.parametrize("phase", ["load", "commit"])
 def test_a_version_that_fails_is_given_up_and_the_engine_is_on_the_last_good_one(scene, running, phase):
     scene.engine.fails[phase] = 3

@@ -103,15 +103,17 @@ def test_where_links_do_not_work_files_are_copied(job, monkeypatch):
     assert os.stat(f"{actor}/{shard}").st_nlink == 1
 
 
+@pytest.mark.fault("a truncated meta file silently restarts training at step 0")
 def test_a_damaged_checkpoint_is_passed_over(job):
     save(job, 2)
     save(job, 4)
     os.truncate(f"{job.step(4)}/actor/model-00001-of-00001.safetensors", 10)
     assert find_state(job) == state_at(2)
-    os.unlink(f"{job.step(2)}/training/trainer.json")
-    with pytest.raises(CorruptDataError, match="no full checkpoint is whole") as caught:
-        find_state(job)
-    assert "continue_from_checkpoint" in caught.value.hint
+    for damage in (lambda path: os.truncate(path, 10), os.unlink):
+        damage(f"{job.step(2)}/training/trainer.json")
+        with pytest.raises(CorruptDataError, match="no full checkpoint is whole") as caught:
+            find_state(job)
+        assert "continue_from_checkpoint" in caught.value.hint
 
 
 def test_a_checkpoint_above_the_tracker_was_gone_back_from(job):

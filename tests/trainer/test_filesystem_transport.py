@@ -179,6 +179,7 @@ class TestExport:
             save(StepSaver(job, 0, 1, mode=mode), 0, tensors)
         assert absent(job, 0)
 
+    @pytest.mark.fault("the final save rewrites an advertised step in place")
     def test_sealed_step_is_never_written_again(self, job, mode):
         saver = StepSaver(job, 0, 1, mode=mode)
         save(saver, 0, [("w", torch.ones(4))])
@@ -243,6 +244,7 @@ class TestFailure:
             save(StepSaver(job, 0, 1, mode=mode), 0, [("w", torch.ones(4))])
         assert not os.path.exists(job.root)
 
+    @pytest.mark.fault("a failed background save hangs everybody")
     def test_other_ranks_notice(self, job, mode, monkeypatch):
         tensors = [("a", torch.ones(64)), ("b", torch.full((64,), float("nan")))]
         savers = [StepSaver(job, rank, 2, mode=mode, timeout=20) for rank in range(2)]
