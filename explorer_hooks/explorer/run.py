@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from explorer_hooks.base import Hook
 
 _ASK = 10.0
+_MAX_ANSWER = 512 << 20
+"""Bytes of the longest answer that is read: all rollouts of a group, with about a hundred bytes a token."""
+
 _SETTLE = 2.0
 """Seconds that a group waits for an engine on no applied version where nobody loads one meanwhile."""
 
@@ -151,6 +154,7 @@ class _Engine:
             timeout=section.timeout,
             ask_timeout=_ASK,
             missing="explorer.engine.address is that of the server itself, without /v1",
+            max_answer=_MAX_ANSWER,
         )
         calls = Calls(
             server,

@@ -70,19 +70,28 @@ class Server:
         timeout: Seconds that a load may take.
         ask_timeout: Seconds that a question may take.
         missing: The hint where the server does not know a path.
+        max_answer: Bytes of the longest answer that is read.
 
     Raises:
         ConfigError: The address is none, or carries a secret.
     """
 
     def __init__(
-        self, address: str, *, token: str | None, timeout: float, ask_timeout: float, missing: str
+        self,
+        address: str,
+        *,
+        token: str | None,
+        timeout: float,
+        ask_timeout: float,
+        missing: str,
+        max_answer: int = MAX_ANSWER,
     ) -> None:
         self._url = _checked_url(address)
         self._token = token
         self._timeout = timeout
         self._ask_timeout = min(timeout, ask_timeout)
         self._missing = missing
+        self._max_answer = max_answer
 
     def __repr__(self) -> str:
         return f"Server({self.address})"
@@ -222,7 +231,9 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         connection.request(method, f"{self._url.path}{path}", data, self._headers(data or b""))
         with contextlib.closing(connection.getresponse()) as response:
-            return Reply(request, response.status, _whole(response), response.getheader("Location"))
+            return Reply(
+                request, response.status, _whole(response, self._max_answer), response.getheader("Location")
+            )
 
     def _headers(self, data: bytes) -> dict[str, str]:  # noqa: ARG002 - what signs has to see it
         headers = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
@@ -249,14 +260,14 @@ def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -
         timer.cancel()
 
 
-def _whole(response: http.client.HTTPResponse) -> bytes:
+def _whole(response: http.client.HTTPResponse, longest: int) -> bytes:
     """Read an answer that has an end in time and in size."""
     pieces, size = [], 0
     while piece := response.read(_PIECE):
         pieces.append(piece)
         size += len(piece)
-        if size > MAX_ANSWER:
-            raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER} bytes")
+        if size > longest:
+            raise http.client.HTTPException(f"the answer is longer than {longest} bytes")
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
     return b"".join(pieces)

@@ -10,7 +10,6 @@ from fake_servers import Answer, FakeServer
 from hook_contract import bounded, shown
 
 from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
-from explorer_hooks.hooks import http
 from explorer_hooks.hooks.http import Server
 from syncd.errors import ConfigError
 
@@ -19,7 +18,8 @@ MISSING = "start it with the flag"
 
 
 def server(address, timeout=1.0):
-    return Server(address, token=TOKEN, timeout=timeout, ask_timeout=timeout, missing=MISSING)
+    options = {"timeout": timeout, "ask_timeout": timeout, "missing": MISSING, "max_answer": 1 << 20}
+    return Server(address, token=TOKEN, **options)
 
 
 @contextlib.contextmanager
@@ -109,8 +109,7 @@ def says(text):
         pytest.param(says(b"HTTP/1.1 200 OK\r\n\r\n"), "empty answer", id="no body"),
     ],
 )
-def test_what_is_no_answer_is_an_unreachable_engine(behave, message, monkeypatch):
-    monkeypatch.setattr(http, "MAX_ANSWER", 1 << 20)
+def test_what_is_no_answer_is_an_unreachable_engine(behave, message):
     with raw(behave) as address:
         error = bounded(lambda: server(address).ask_json("/is_paused"))
         assert isinstance(error, EngineUnreachableError)
