@@ -92,7 +92,13 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb, or name the nearest one."""
         name = args[0]
-        if name not in self.verbs and not name.startswith("-") and not ctx.resilient_parsing:
+        # Looking for verbs of other packages takes longer than anything else here.
+        if (
+            name not in self.own
+            and name not in self.verbs
+            and not name.startswith("-")
+            and not ctx.resilient_parsing
+        ):
             near = difflib.get_close_matches(name, self.verbs, 1)
             ctx.fail(f"there is no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)

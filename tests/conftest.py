@@ -49,6 +49,7 @@ def _log_of_its_own():
     yield
     if "structlog" in sys.modules:
         sys.modules["structlog"].reset_defaults()
+        sys.modules["structlog"].contextvars.clear_contextvars()
 
 
 def pytest_terminal_summary(terminalreporter):

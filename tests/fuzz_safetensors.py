@@ -25,7 +25,7 @@ import safetensors
 from syncd.errors import CorruptDataError
 from syncd.protocol.safetensors import DTYPE_BITS, RECORD_LIMIT, Header, parse_header
 
-SECONDS_LIMIT = 1.0
+SECONDS_LIMIT = 10.0
 MEMORY_FACTOR = 16
 MEMORY_BASE = 1 << 20
 FIELDS = {"dtype", "shape", "data_offsets"}

@@ -79,7 +79,7 @@ def _explore(
 ) -> str:
     section, (training, held_out), (tokens, scores, engine, follower) = file.explorer, tasks, parts
     job, name = follower.sync.job, follower.sync.identity or ""
-    structlog.contextvars.bind_contextvars(explorer=name)
+    opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
     seed = f"{file.job.seed}/{name}" if section.shuffle else ""
     writer = opened.enter_context(ExperienceWriter(job, name))
     ledger = Ledger.opened(writer, training.digest, seed)
