@@ -11,7 +11,7 @@ SCHEDULES ?= 10000
 SEED ?= 1
 FAULTS ?= 100
 
-.PHONY: demo demo-vllm demo-daemon test test-gpu test-vllm test-sglang lint format soak broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-gpu test-slurm test-vllm test-sglang lint format soak broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -31,6 +31,10 @@ test: $(READY)
 # The same loop on CUDA with NCCL, where there is a GPU.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+# The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
+test-slurm: $(READY)
+	SYNCD_SLURM=1 $(BIN)/python -m pytest tests/trainer/test_slurm_files.py $(PYTEST_ARGS)
 
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
