@@ -13,8 +13,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from syncd.lines import append
 from trainer.monitors.base import Rollout, Run
-from trainer.monitors.lines import append
 
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
