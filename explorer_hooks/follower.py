@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from explorer_hooks.base import Hook
@@ -18,6 +17,7 @@ from explorer_hooks.following.telling import Telling
 from explorer_hooks.following.versions import Versions
 from explorer_hooks.policy import Situation, choose, has_passed, is_done, is_within, needs_steps
 from explorer_hooks.stage import Stage
+from syncd.closing import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer import Synchronizer
@@ -32,7 +32,7 @@ _TURN = 10.0
 _LAST = ("applied", "refused")
 
 
-class Follower:
+class Follower(Closing):
     """Follows the versions of a job with one engine. Used by one thread, but for `may_work`.
 
     Args:
@@ -190,18 +190,6 @@ class Follower:
         finally:
             if self._stage is not None:
                 self._stage.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except SyncdError:
-            if error is None:  # what ended the body matters more
-                raise
 
     def _is_told_to_stop(self) -> bool:
         return self._stop()

@@ -3,10 +3,9 @@
 import functools
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Concatenate, Self, TypeVar, Unpack
 
-from syncd.errors import SyncdError
+from syncd.closing import Closing
 from syncd.protocol.disk import SystemClock
 from syncd.synchronizer.base import Base, P, Role, checked
 from syncd.synchronizer.client import Client, Options
@@ -25,7 +24,7 @@ def blocking(wait: Callable[Concatenate[C, P], Wait[T]]) -> Callable[Concatenate
     return call
 
 
-class Synchronizer(Client):
+class Synchronizer(Client, Closing):
     """What trainer and explorers use to follow each other, over the files of a job alone.
 
     Examples:
@@ -65,18 +64,6 @@ class Synchronizer(Client):
         """
         clock = options.get("clock") or SystemClock()
         return drive(cls.opening(job_dir, role, identity, **options), clock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except SyncdError:
-            if error is None:  # what ended the body matters more
-                raise
 
     wait_for = blocking(Client.waiting_for)
     wait_new_model_state_dict = blocking(Client.waiting_for_new)
