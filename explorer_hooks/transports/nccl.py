@@ -19,6 +19,7 @@ import structlog
 import torch
 
 from explorer_hooks.errors import RefusedError
+from explorer_hooks.loading.places import DTYPES
 from explorer_hooks.transports.group import Member, finish
 from syncd.errors import SyncdError, TryAgainError
 from syncd.protocol.buckets import Plan, make_plan
@@ -29,15 +30,6 @@ from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
 from syncd.synchronizer import Synchronizer
 from syncd.synchronizer.waiting import Deadline
-
-TORCH = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
-    "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
-}  # fmt: skip
-"""What torch calls each dtype of safetensors."""
 
 BACKEND = "gloo"
 
@@ -165,7 +157,7 @@ class Receiver:
             raise RefusedError("the round has other tensors than its group")
         for place in plan.places:
             held = self._parameters.get(place.name)
-            if held is None or tuple(held.shape) != place.shape or place.dtype not in TORCH:
+            if held is None or tuple(held.shape) != place.shape or place.dtype not in DTYPES:
                 shape = None if held is None else tuple(held.shape)
                 raise RefusedError(
                     f"tensor {place.name!r} is {place.dtype} {place.shape}, the model has {shape}"
@@ -192,7 +184,7 @@ class Receiver:
             finish(work, deadline, goes_on)
             state.update(_view(bucket))
         views = {
-            place.name: memory[place.start : place.end].view(TORCH[place.dtype]).view(place.shape)
+            place.name: memory[place.start : place.end].view(DTYPES[place.dtype]).view(place.shape)
             for place in plan.places
         }
         return views, f"{DEFAULT}:{state.hexdigest()}"
