@@ -165,7 +165,7 @@ class Served(Generator):
         reply = self._calls.server.tried(completions.PATH, body)
         if is_passing(reply):
             raise EngineUnreachableError(self._calls.server.complaint(reply))
-        if reply.status >= 400:  # noqa: PLR2004
+        if reply.is_error:
             raise RefusedRequestError(self._calls.server.complaint(reply))
         return reply.document
 

@@ -56,6 +56,11 @@ class Reply:
         return document if isinstance(document, dict) else None
 
     @property
+    def is_error(self) -> bool:
+        """Return whether the server did not do what it was asked for."""
+        return self.status >= _BAD
+
+    @property
     def has_no_route(self) -> bool:
         """Return whether the server does not know the path, rather than what was asked for there."""
         return self.status == _MISSING and "error" not in (self.document or {})
@@ -111,7 +116,7 @@ class Server:
         reply = self.look(path)
         if reply.has_no_route:
             raise self._no_route(reply)
-        if reply.status >= _BAD:
+        if reply.is_error:
             raise EngineUnreachableError(self.complaint(reply), hint=f"curl -i {self.address}{path}")
         return reply
 
@@ -153,7 +158,7 @@ class Server:
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
         reply = self.tried(path, body, **query)
-        if reply.status >= _BAD:
+        if reply.is_error:
             raise LoadFailedError(self.complaint(reply), path=self.address, hint=hint)
         return reply.document or {}
 

@@ -29,7 +29,6 @@ _LOG = "see the log of the vLLM server; --max-lora-rank must be at least the ada
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _GONE = 404
-_BAD = 400
 
 
 class LoraHook(Hook):
@@ -62,14 +61,7 @@ class LoraHook(Hook):
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address, `http://127.0.0.1:8000` without one."""
         settings = Settings(cls.name, options.settings)
-        server, paths = server_settings(
-            settings,
-            options.address,
-            ADDRESS,
-            token=options.token,
-            timeout=options.timeout,
-            missing=_MISSING,
-        )
+        server, paths = server_settings(settings, options, ADDRESS, _MISSING)
         prefix = settings.text("name", "policy")
         if not _NAME.fullmatch(prefix):
             raise ConfigError(
@@ -171,7 +163,7 @@ class LoraHook(Hook):
 
     def _unload(self, name: str) -> None:
         reply = self._server.tried(_UNLOAD, {"lora_name": name})
-        if reply.status >= _BAD and reply.status != _GONE:
+        if reply.is_error and reply.status != _GONE:
             raise LoadFailedError(self._server.complaint(reply), path=self._server.address, hint=_LOG)
 
     def _check_enabled(self) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 from abc import abstractmethod
 
-from explorer_hooks.base import Hook, Running, Target
+from explorer_hooks.base import Hook, HookOptions, Running, Target
 from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
 from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.settings import Settings
@@ -262,13 +262,24 @@ def document_of(path: str) -> dict[str, object]:
 
 
 def server_settings(
-    settings: Settings, address: str | None, default: str, *, token: str | None, timeout: float, missing: str
+    settings: Settings, options: HookOptions, default: str, missing: str
 ) -> tuple[Server, PathMap]:
-    """Return the server and the paths that the settings which all engines behind HTTP share stand for.
+    """Return the server and the paths that the options which all engines behind HTTP share stand for.
+
+    Args:
+        settings: The hook's settings.
+        options: What the hook was given.
+        default: The address where none was given.
+        missing: The hint where the server does not know a path.
 
     Raises:
         ConfigError: One of them is not usable.
     """
-    ask = settings.seconds("ask_timeout", 10.0)
-    server = Server(address or default, token=token, timeout=timeout, ask_timeout=ask, missing=missing)
+    server = Server(
+        options.address or default,
+        token=options.token,
+        timeout=options.timeout,
+        ask_timeout=settings.seconds("ask_timeout", 10.0),
+        missing=missing,
+    )
     return server, PathMap(settings.text("path_map", ""))

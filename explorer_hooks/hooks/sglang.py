@@ -62,14 +62,7 @@ class SGLangHook(ServedHook):
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address, `http://127.0.0.1:30000` without one."""
         settings = Settings(cls.name, options.settings)
-        server, paths = server_settings(
-            settings,
-            options.address,
-            ADDRESS,
-            token=options.token,
-            timeout=options.timeout,
-            missing=_MISSING,
-        )
+        server, paths = server_settings(settings, options, ADDRESS, _MISSING)
         pause = settings.choice("pause", "retract", ("retract", "abort", "in_place"))
         flush_cache = settings.flag("flush_cache", default=True)
         start_check = settings.choice("start_check", "full", CHECKS)

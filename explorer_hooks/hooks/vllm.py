@@ -62,14 +62,7 @@ class VllmHook(ServedHook):
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address, `http://127.0.0.1:8000` without one."""
         settings = Settings(cls.name, options.settings)
-        server, paths = server_settings(
-            settings,
-            options.address,
-            ADDRESS,
-            token=options.token,
-            timeout=options.timeout,
-            missing=_MISSING,
-        )
+        server, paths = server_settings(settings, options, ADDRESS, _MISSING)
         hook = cls(
             server,
             paths,

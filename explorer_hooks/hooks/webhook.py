@@ -19,7 +19,7 @@ SIGNATURE = "X-Syncd-Signature"
 TIMESTAMP = "X-Syncd-Timestamp"
 PROTOCOL = 1
 
-_OK, _BAD, _SERVER = 200, 400, 500
+_OK, _SERVER = 200, 500
 _LATER = frozenset({408, 425, 429})
 _NO_GET = frozenset({404, 405, 501})
 _ASK_TIMEOUT = 10.0
@@ -80,7 +80,7 @@ class WebhookHook(Hook):
         reply = self._server.tried("", document_of(target, "prepare"))
         if reply.status >= _SERVER or reply.status in _LATER:
             raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
-        if reply.status >= _BAD:
+        if reply.is_error:
             raise RefusedError(self._server.complaint(reply), path=self._server.address)
 
     def load(self, target: Target) -> None:
@@ -99,7 +99,7 @@ class WebhookHook(Hook):
         reply = self._server.look("")
         if reply.status in _NO_GET:
             return Running(self._label)
-        if reply.status >= _BAD:
+        if reply.is_error:
             raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
         return self._running(reply)
 
