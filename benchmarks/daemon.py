@@ -9,7 +9,6 @@ absolute times belong to this machine.
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -27,19 +26,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+import report
 from jobs import shard_bytes, write_step
+from report import Row
 
 from syncd.daemon.scan import examine_all
 from syncd.daemon.wake import Pipe, Watcher
 from syncd.protocol.disk import LocalDisk, SystemClock, remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.marker import write_marker
-from syncd.protocol.mount import mount_of
 from syncd.protocol.presence import Presence, write_presence
 from syncd.protocol.writer import StepWriter
 
 SYNCD = [sys.executable, "-m", "syncd"]
-Row = tuple[str, str, str, bool | None]
 
 
 def main() -> None:
@@ -53,8 +52,7 @@ def main() -> None:
     rows = list(_rows(figures))
     _print(rows, figures["machine"])
     if options.json:
-        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
+        report.keep(options.json, figures)
 
 
 def _options() -> argparse.Namespace:
@@ -68,24 +66,13 @@ def _options() -> argparse.Namespace:
 def _measure(scratch: Path, *, quick: bool) -> dict[str, Any]:
     rounds = 100 if quick else 1000
     return {
-        "machine": _machine(scratch),
+        "machine": report.machine(scratch),
         "latency_ms": _latency(scratch / "latency", rounds),
         "notify_ms": _notify(scratch / "notify", 5 if quick else 20),
         "idle": _idle(scratch / "idle", 5.0 if quick else 30.0),
         "start_s": _start_up(scratch / "start", 5 if quick else 15),
         "scan_s": _scan(scratch / "scan", (25, 50, 100) if quick else (250, 500, 1000)),
         "prune_ms": _prune(scratch / "prune", 5 if quick else 15),
-    }
-
-
-def _machine(scratch: Path) -> dict[str, Any]:
-    mount = mount_of(str(scratch))
-    return {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "file_system": mount.type,
-        "date": time.strftime("%Y-%m-%d"),
     }
 
 
@@ -336,9 +323,7 @@ def _scan_rows(scan: dict[str, float]) -> Iterator[Row]:
 
 def _print(rows: list[Row], machine: dict[str, Any]) -> None:
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    for name, value, target, met in rows:
-        verdict = "" if met is None else "met" if met else "MISSED"
-        print(f"{name:<48} {value:>18}  {target:<10} {verdict}")
+    report.print_targets(rows, 48, 18)
 
 
 if __name__ == "__main__":

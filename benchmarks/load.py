@@ -9,10 +9,8 @@ cache, and that they are gone is checked. Ratios are taken within a round. Absol
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import shutil
 import statistics
 import tempfile
@@ -22,11 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import report
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from save import _Watch as Watch
-from save import _weights as weights_of
+from report import Row
+from save import Watch, weights_of
 
 from explorer_hooks.base import Target
 from explorer_hooks.loading.places import held
@@ -34,13 +33,11 @@ from explorer_hooks.loading.residency import cached_share
 from explorer_hooks.loading.step import check, load
 from syncd.protocol.digest import digest_file
 from syncd.protocol.disk import LocalDisk
-from syncd.protocol.mount import mount_of
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 
 Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]
-Row = tuple[str, str, str, bool | None]
 
 SHARDS = 2
 COLD, WARM = "cold", "warm"
@@ -58,9 +55,8 @@ def main() -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _print_table(figures)
-    _print_targets(_rows(figures))
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
+    report.print_targets(_rows(figures), 60, 12)
+    report.keep(options.json, figures)
 
 
 def _options() -> argparse.Namespace:
@@ -82,7 +78,7 @@ def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     readers = _readers(scratch / "step", target, parameters, options.readers)
     contestants = _contestants(scratch, target, parameters)
     rounds, loads = _rounds(contestants, weights, parameters, options)
-    machine = {**_machine(scratch), "load": f"{min(loads)}-{max(loads)}"}
+    machine = report.machine(scratch, torch=torch.__version__, load=report.span(loads))
     found = {"machine": machine, "bytes": size, "tensors": len(weights)}
     return {**found, "rounds": rounds, "readers": {"processes": options.readers, **readers}}
 
@@ -234,17 +230,6 @@ def _bytes_read() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
-def _machine(scratch: Path) -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "file_system": mount_of(str(scratch)).type,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def _rows(figures: dict[str, Any]) -> Iterator[Row]:
     """Yield each target of the design with what was measured: medians of the ratios within each round."""
     rounds = figures["rounds"]
@@ -285,21 +270,10 @@ def _print_table(figures: dict[str, Any]) -> None:
     print(f"{figures['bytes'] / (1 << 30):.2f} GiB in {figures['tensors']} tensors; median (least-most)\n")
     print(f"{'':<26} {'cold s':>20} {'warm s':>20} {'extra MiB':>18}")
     for name, rounds in figures["rounds"].items():
-        shown = [_spread([one["seconds"] for one in rounds[how]], 2) for how in (COLD, WARM)]
-        memory = _spread([one["memory"] for how in (COLD, WARM) for one in rounds[how]], 0)
+        shown = [report.spread([one["seconds"] for one in rounds[how]], 2) for how in (COLD, WARM)]
+        memory = report.spread([one["memory"] for how in (COLD, WARM) for one in rounds[how]], 0)
         print(f"{name:<26} {shown[0]:>20} {shown[1]:>20} {memory:>18}")
     print()
-
-
-def _spread(values: list[float], digits: int) -> str:
-    low, middle, high = (f"{one:.{digits}f}" for one in (min(values), statistics.median(values), max(values)))
-    return f"{middle} ({low}-{high})"
-
-
-def _print_targets(rows: Iterator[Row]) -> None:
-    for name, value, target, met in rows:
-        verdict = "" if met is None else "met" if met else "MISSED"
-        print(f"{name:<60} {value:>12}  {target:<10} {verdict}".rstrip())
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ the cache. `--plain` leaves that out.
 import argparse
 import ctypes
 import gc
-import json
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -29,20 +27,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+import report
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from report import Row
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.mount import mount_of
 from trainer.transports.arena import Arena, view
 from trainer.transports.filesystem import StepSaver
 
 Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]
-Row = tuple[str, str, str, bool | None]
 PIECE = 16 << 20
 BLOCK = 1 << 30
 """What memcpy reads again and again, to leave memory to the others; no cache holds it."""
@@ -63,9 +61,8 @@ def main() -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _print_table(figures)
-    _print_targets(list(_rows(figures)))
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
+    report.print_targets(_rows(figures), 48, 10)
+    report.keep(options.json, figures)
 
 
 def _options() -> argparse.Namespace:
@@ -79,7 +76,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _weights(gib: float) -> Weights:
+def weights_of(gib: float) -> Weights:
     """Return bf16 weights in the proportions of a small language model: one large embedding, many layers."""
     total = int(gib * (1 << 30)) // 2
     width = max(64, int((total / 300) ** 0.5) // 64 * 64)
@@ -99,7 +96,7 @@ def _noise(size: int) -> torch.Tensor:
     return torch.randn(min(size, 1 << 22)).bfloat16().repeat(-(-size // (1 << 22)))[:size].clone()
 
 
-class _Watch:
+class Watch:
     """What happens in the process meanwhile: its peak memory, and the longest pause of another thread."""
 
     _TICK = 0.0005
@@ -271,7 +268,7 @@ def _contestants(scratch: Path, weights: Weights) -> dict[str, Callable[[Path], 
 
 
 def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
-    weights = _weights(options.gib)
+    weights = weights_of(options.gib)
     contestants = _contestants(scratch, weights)
     names = [name for name in contestants if name not in options.without]
     found: dict[str, list[Figures]] = {name: [] for name in names}
@@ -284,7 +281,10 @@ def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
                 found[name].append(figures)
         loads.append(round(os.getloadavg()[0], 1))
     size = sum(tensor.nbytes for tensor in weights.values())
-    machine = {**_machine(scratch), "load": f"{min(loads)}-{max(loads)}"}
+    non_temporal = TUNABLES in os.environ.get("GLIBC_TUNABLES", "")
+    machine = report.machine(
+        scratch, torch=torch.__version__, non_temporal=non_temporal, load=report.span(loads)
+    )
     return {"machine": machine, "bytes": size, "tensors": len(weights), "rounds": found}
 
 
@@ -293,7 +293,7 @@ def _one(scratch: Path, contestant: Callable[[Path], float | None]) -> Figures:
     if isinstance(contestant, _Ours):
         contestant.ready()
     os.sync()
-    with _Watch() as watch:
+    with Watch() as watch:
         started = time.perf_counter()
         blocked = contestant(place)
         total = time.perf_counter() - started
@@ -302,18 +302,6 @@ def _one(scratch: Path, contestant: Callable[[Path], float | None]) -> Figures:
         contestant.clear()
     blocked = total if blocked is None else blocked
     return {"blocked": blocked, "total": total, "memory": watch.memory, "pause": watch.pause}
-
-
-def _machine(scratch: Path) -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "non_temporal": TUNABLES in os.environ.get("GLIBC_TUNABLES", ""),
-        "file_system": mount_of(str(scratch)).type,
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def _rows(figures: dict[str, Any]) -> Iterator[Row]:
@@ -367,25 +355,12 @@ def _print_table(figures: dict[str, Any]) -> None:
     print(f"{figures['bytes'] / (1 << 30):.2f} GiB in {figures['tensors']} tensors; median (least-most)\n")
     print(f"{'':<22} {'blocked s':>20} {'durable s':>20} {'extra MiB':>16} {'pause ms':>18}")
     for name, rounds in figures["rounds"].items():
-        shown = [_spread([one[key] for one in rounds], digits) for key, digits in _COLUMNS]
+        shown = [report.spread([one[key] for one in rounds], digits) for key, digits in _COLUMNS]
         print(f"{name:<22} {shown[0]:>20} {shown[1]:>20} {shown[2]:>16} {shown[3]:>18}")
     print()
 
 
 _COLUMNS = (("blocked", 2), ("total", 2), ("memory", 0), ("pause", 1))
-
-
-def _spread(values: list[float], digits: int) -> str:
-    low, middle, high = (
-        f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values))
-    )
-    return f"{middle} ({low}-{high})"
-
-
-def _print_targets(rows: list[Row]) -> None:
-    for name, value, target, met in rows:
-        verdict = "" if met is None else "met" if met else "MISSED"
-        print(f"{name:<48} {value:>10}  {target:<10} {verdict}".rstrip())
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ readers go by another path to the same directory: a second NFS client's.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -34,6 +32,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import report
 import safetensors.torch
 import torch
 from sync_reader import MARKER, PARTS, parameters_like, read_forever
@@ -62,8 +61,7 @@ def main() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(stage, ignore_errors=True)
     _print(figures)
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
+    report.keep(options.json, figures)
 
 
 def _options() -> argparse.Namespace:
@@ -197,7 +195,9 @@ def _measure(scratch: Path, stage: str, options: argparse.Namespace) -> dict[str
                         found[str(count)][name].append(figures)
             loads.append(round(os.getloadavg()[0], 1))
     size = sum(tensor.nbytes for tensor in weights.values())
-    machine = {**_machine(scratch, stage), "load": f"{min(loads)}-{max(loads)}"}
+    machine = report.machine(
+        scratch, torch=torch.__version__, stage=mount_of(stage).type, load=report.span(loads)
+    )
     return {"machine": machine, "bytes": size, "tensors": len(weights), "readers": found}
 
 
@@ -228,18 +228,6 @@ def _answer(pipe: Connection) -> Figures:
     if isinstance(answer, str):
         raise RuntimeError(answer)  # noqa: TRY004 - what a reader died of
     return answer
-
-
-def _machine(scratch: Path, stage: str) -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "file_system": mount_of(str(scratch)).type,
-        "stage": mount_of(stage).type,
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 _COLUMNS = ("gather", "write", "visibility", "stage", "verify", "pause", "load", "confirm", "total")

@@ -1,0 +1,56 @@
+"""What the benchmarks share: on which machine, how figures are shown, and where they are kept."""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from syncd.protocol.mount import mount_of
+
+Row = tuple[str, str, str, bool | None]
+"""What was measured, its value, the target, and whether that was met; None: there is none."""
+
+
+def machine(scratch: Path, **more: Any) -> dict[str, Any]:
+    """Return what the figures depend on.
+
+    Args:
+        scratch: Where it was measured.
+        **more: What this benchmark depends on besides.
+    """
+    return {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **more,
+        "file_system": mount_of(str(scratch)).type,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Return median (least-most)."""
+    low, middle, high = (f"{one:.{digits}f}" for one in (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({low}-{high})"
+
+
+def span(values: list[float]) -> str:
+    """Return least-most."""
+    return f"{min(values)}-{max(values)}"
+
+
+def print_targets(rows: Iterable[Row], name_width: int, value_width: int) -> None:
+    """Print each row with its verdict."""
+    for name, value, target, met in rows:
+        verdict = "" if met is None else "met" if met else "MISSED"
+        print(f"{name:<{name_width}} {value:>{value_width}}  {target:<10} {verdict}".rstrip())
+
+
+def keep(path: str, figures: dict[str, Any]) -> None:
+    """Write figures as JSON."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(figures, indent=2) + "\n")
