@@ -18,6 +18,9 @@ from syncd.protocol.version import read_version
 pytestmark = [pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FILES = Path(__file__).parents[2] / "examples" / "slurm"
+takes_minutes = pytest.mark.skipif(
+    not os.environ.get("SYNCD_SLURM"), reason="takes minutes: run make test-slurm"
+)
 NOT_OURS = ("SYNCD_VENV", "SYNCD_IMAGE")
 
 HELPERS = """
@@ -63,7 +66,7 @@ def in_bed(bed, place, script, limit=480, **environment):
     return done.stdout
 
 
-@pytest.mark.skipif(not os.environ.get("SYNCD_SLURM"), reason="takes minutes: run make test-slurm")
+@takes_minutes
 def test_a_trainer_that_is_warned_drained_and_requeued_ends_where_an_undisturbed_one_does(
     bed, tmp_path, record_line
 ):
@@ -185,6 +188,7 @@ wait_for 60 job_is 2 JobState=COMPLETED
     )
 
 
+@takes_minutes
 def test_trainer_and_explorers_of_one_heterogeneous_job_are_requeued_together(bed, tmp_path, stubs):
     said = in_bed(
         bed,
@@ -195,12 +199,10 @@ both() {{ (($(wc -l <explorers) >= $1 && $(wc -l <trainers) >= $1)); }}
 wait_for 60 both 1
 scancel --signal=USR2 --batch 1
 wait_for 60 job_is 1 Restarts=1
-again() {{ # each component waits two minutes of its own
-  scontrol update jobid=1+0 StartTime=now 2>/dev/null || :
-  scontrol update jobid=1+1 StartTime=now 2>/dev/null || :
-  both 2
-}}
-wait_for 240 again
+# Each component waits two minutes of its own, and each change of a job makes the scheduler begin anew: once is enough.
+at_once 1+0
+at_once 1+1
+wait_for 300 both 2
 wait_for 60 job_is 1 JobState=COMPLETED
 cat *.out
 """,
