@@ -199,7 +199,7 @@ both() {{ (($(wc -l <explorers) >= $1 && $(wc -l <trainers) >= $1)); }}
 wait_for 60 both 1
 scancel --signal=USR2 --batch 1
 wait_for 60 job_is 1 Restarts=1
-# Each component waits two minutes of its own, and each change of a job makes the scheduler begin anew: once is enough.
+# Each component waits two minutes of its own. Each change makes the scheduler begin anew: once is enough.
 at_once 1+0
 at_once 1+1
 wait_for 300 both 2
