@@ -22,6 +22,7 @@ MOST_ROWS = 200
 
 MOST_EVENTS = 30
 MOST_TEXT = 500
+_MOST_FIELDS = 100
 _WORST = {"dead": 0, "unknown": 1, "alive": 2, "left": 3}
 _QUIET = frozenset(
     {names.SCAN_DONE, names.EXPLORER_LAG, names.STEP_PROGRESS, names.STEP_FOUND, names.STEP_COMPLETE}
@@ -124,7 +125,7 @@ def _plain(event: Mapping[str, Any]) -> Document:
 def _bounded(value: Any) -> Any:
     """Return a value with no list, text or number that a page could not take."""
     if isinstance(value, dict):
-        return {_bounded(key): _bounded(item) for key, item in list(value.items())[:MOST_ROWS]}
+        return {_bounded(key): _bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
     if isinstance(value, list):
         return [_bounded(item) for item in value[:MOST_ROWS]]
     if isinstance(value, str):
