@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from cli import Shell, spawn
+from cli import ROOT, Shell, spawn
 from jobs import explorer, write_step
 from pages import TIMEOUT, served
 
@@ -50,7 +50,7 @@ def test_the_data_is_that_of_status_and_ls(page, job, shell):
     assert document["serving"]["state"] == "fresh"
     status, ls = shell("status", job.root, "--json").document, shell("ls", job.root, "--json").document
     assert set(document["status"]) | {"schema_version"} == set(status)
-    for name in ("job", "marker", "newest_complete", "steps", "filling", "requests", "problems"):
+    for name in ("job", "marker", "newest_complete", "steps", "filling", "requests"):
         assert document["status"][name] == status[name], name
     assert document["status"]["version"]["digest"] == status["version"]["digest"]
     assert document["ls"]["steps"] == ls["steps"][::-1]
@@ -351,3 +351,19 @@ def test_help_has_an_example_and_needs_no_server(shell):
     assert done.code == 0
     assert "syncd serve /ckpt/job" in done.out
     assert "--expose" in done.out
+
+
+def test_the_pages_files_and_the_dashboards_are_in_the_package(monkeypatch):
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.chdir(ROOT)
+    distribution = setuptools.Distribution()
+    distribution.parse_config_files(["setup.cfg"])
+    build = distribution.get_command_obj("build_py")
+    build.ensure_finalized()
+    (found,) = [names for package, _, _, names in build.data_files if package == "syncd"]
+    packaged = {name for name in found if name.startswith("dashboard/static/")}
+    assert packaged == {
+        f"dashboard/static/{path.name}" for path in (ROOT / "syncd/dashboard/static").iterdir()
+    }
+    monitoring = dict(distribution.data_files)["share/syncd/monitoring"]
+    assert all((ROOT / name).is_file() for name in monitoring)

@@ -124,7 +124,7 @@ function server({ serving, schema_version: schema }, known, add) {
     add("bad", `The last look failed: ${plain(serving.error.message)}.${known}`, hint && plain(hint));
   } else if (serving.state === "starting") {
     add("wait", `The first look at the job takes ${lasting(serving.looking_for ?? 0)} so far.`);
-  } else if (age() > Math.max(OLD_AFTER, 4 * serving.every)) {
+  } else if (!link.asking && age() > Math.max(OLD_AFTER, 4 * serving.every)) {
     add("wait", `The data is old.${known}`);
   }
 }
