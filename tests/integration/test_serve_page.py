@@ -257,3 +257,26 @@ def test_no_step_goes_without_saying_why(show, server):
     page = show(PHONE, answer={**document, "ls": {**document["ls"], "steps": steps}})
     page.wait_for_selector("#steps .chip.goes")
     assert "newer ones are there \u00b7 older than the newest 2" in page.inner_text("#steps")
+
+
+def test_long_lists_are_folded_and_the_worst_are_seen(show, server):
+    document = server.get().document
+    row = {**document["status"]["explorers"][0], "heart": "alive", "alive": True, "lag": 0}
+    rows = [{**row, "id": f"e{number:02d}", "lag": number} for number in range(40)]
+    rows.append({**row, "id": "gone", "heart": "dead", "alive": False})
+    problems = [{"name": "damaged_step", "detail": f"step {number}"} for number in range(9)]
+    page = show(
+        PHONE, answer={**document, "status": {**document["status"], "explorers": rows, "problems": problems}}
+    )
+    page.wait_for_selector("#explorers button")
+    shown = page.locator("#explorers tbody tr:visible")
+    assert shown.count() == 12
+    assert [shown.nth(number).locator(".first").inner_text() for number in range(3)] == ["gone", "e39", "e38"]
+    page.click("#explorers button")
+    assert shown.count() == 41
+    page.wait_for_timeout(1200)
+    assert shown.count() == 41, "and it stays so when news come"
+    page.click("#explorers button")
+    assert shown.count() == 12
+    assert page.locator("#notices .notice").count() == 7
+    assert "and 3 more" in page.inner_text("#notices")

@@ -9,6 +9,7 @@ const LEAST = 500;
 const MOST = 30000;
 const OLD_AFTER = 10;
 const MANY = 8;
+const MOST_PROBLEMS = 6;
 
 const place = (id) => document.getElementById(id);
 const shown = new Map();
@@ -108,8 +109,13 @@ function notices() {
   } else if (latest) {
     server(latest, known, add);
   }
-  for (const { name, detail } of latest?.status?.problems ?? []) {
-    add(name === "dead" || name === "config" ? "wait" : "bad", `${plain(name)}: ${plain(detail)}`);
+  const problems = latest?.status?.problems ?? [];
+  for (const { name, detail } of problems.slice(0, MOST_PROBLEMS)) {
+    add(name === "dead" || name === "config" ? "wait" : "bad", `${plain(name).replaceAll("_", " ")}: ${plain(detail)}`);
+  }
+  const others = problems.length - MOST_PROBLEMS + (latest?.left_out.problems ?? 0);
+  if (others > 0) {
+    add("bad", `and ${others} more, which syncd status shows`);
   }
   return found;
 }

@@ -3,6 +3,8 @@
 import { reason } from "./rules.js";
 import { clock, count, lasting, pair, plain, sentence, size, where } from "./text.js";
 
+const FOLD = 12;
+
 export function node(tag, style, ...children) {
   const made = document.createElement(tag);
   if (style) {
@@ -163,7 +165,14 @@ export function explorers(rows, left) {
     return [node("p", "quiet", "No explorer has shown itself.")];
   }
   const worst = Math.max(1, ...rows.map((row) => row.lag ?? 0));
-  return [table(["explorer", "heartbeat", "runs", "behind", "reads", "host"], rows.map((row) => explorer(row, worst))), more(left, "explorers")];
+  // Where not all are seen at first, those that need to be seen come first.
+  const ordered = rows.length > FOLD ? [...rows].sort((a, b) => need(b) - need(a)) : rows;
+  const shown = table(["explorer", "heartbeat", "runs", "behind", "reads", "host"], ordered.map((row) => explorer(row, worst)));
+  return [shown, unfold(rows.length), more(left, "explorers")];
+}
+
+function need(row) {
+  return row.heart === "dead" ? Infinity : row.heart === "left" ? -1 : row.lag ?? 0;
 }
 
 function explorer(row, worst) {
@@ -190,7 +199,7 @@ export function steps(rows, left) {
   if (!rows.length) {
     return [node("p", "quiet", "There is no step yet.")];
   }
-  return [table(["step", "state", "size", "stays", "why"], rows.map(step)), more(left, "older steps")];
+  return [table(["step", "state", "size", "stays", "why"], rows.map(step)), unfold(rows.length), more(left, "older steps")];
 }
 
 const STATES = { complete: "ok", filling: "wait", damaged: "bad" };
@@ -236,6 +245,17 @@ function table(columns, rows) {
   const head = node("thead", "", node("tr", "", ...columns.map((name) => node("th", "", name))));
   const body = rows.map(([style, cells]) => node("tr", style, ...cells.map(cell)));
   return node("table", "", head, node("tbody", "", ...body));
+}
+
+// What shows the rows beyond the first dozen, and hides them again; page.css does the hiding.
+function unfold(number) {
+  if (number <= FOLD) {
+    return "";
+  }
+  const made = node("button", "", node("span", "shut", `show all ${number}`), node("span", "open", "show fewer"));
+  made.type = "button";
+  made.addEventListener("click", () => made.parentElement.classList.toggle("unfolded"));
+  return made;
 }
 
 function more(number, what) {
