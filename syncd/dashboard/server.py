@@ -107,7 +107,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a page's file, the data, or 404."""
-        content = self.server.site.at(self.path.partition("?")[0])
+        try:
+            content = self.server.site.at(self.path.partition("?")[0])
+        except Exception:  # noqa: BLE001 - whatever it is, who asks is told that the server still lives
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return
         if content is None:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:

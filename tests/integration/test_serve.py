@@ -213,6 +213,21 @@ def test_too_many_are_told_to_come_back_and_the_others_are_still_answered(still)
         stop()
 
 
+def test_an_answer_that_fails_is_one_too():
+    class Broken:
+        def at(self, path):
+            raise ZeroDivisionError(path)
+
+    server = Server("127.0.0.1", 0, Broken())
+    stop = serve_in_background(server)
+    try:
+        with connected(server) as connection:
+            connection.sendall(ASK)
+            assert everything(connection).startswith(b"HTTP/1.1 500 ")
+    finally:
+        stop()
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", ASK[:-2]])
 def test_who_never_ends_a_request_is_cut_off(still, sent):
     server = Server("127.0.0.1", 0, still, limit=0.2)
