@@ -65,7 +65,7 @@ def test_believing_the_marker_blindly(monkeypatch):
 def test_pruning_without_regard_to_leases(monkeypatch):
     monkeypatch.setattr(Snapshot, "leases", property(lambda _: {}))
     monkeypatch.setattr(Actor, "_claimed", lambda *_: None)
-    assert_caught("I3 a leased step stays", first=52)
+    assert_caught("I3 a leased step stays", first=76)
 
 
 def test_pruning_the_previous_version(monkeypatch):
@@ -134,7 +134,7 @@ def test_following_a_step_that_was_abandoned(monkeypatch):
 
     original = planning._against
     monkeypatch.setattr(planning, "_against", against)
-    assert_caught("I7 everything comes right", first=52)
+    assert_caught("I7 everything comes right", first=146)
 
 
 def test_names_that_are_not_synced(monkeypatch):

@@ -36,7 +36,8 @@ class RealEngineContract(HookContract):
     bed_type = None
 
     @pytest.fixture(scope="class")
-    def start_directory(self, tmp_path_factory):
+    @classmethod
+    def start_directory(cls, tmp_path_factory):
         return small_qwen.write_model(str(tmp_path_factory.mktemp("start")))
 
     @pytest.fixture

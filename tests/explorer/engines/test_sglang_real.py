@@ -74,7 +74,8 @@ class TestSglang(RealEngineContract):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")
-    def engine(self, start_directory, tmp_path_factory):
+    @classmethod
+    def engine(cls, start_directory, tmp_path_factory):
         argv = [PYTHON, "-m", "sglang.launch_server", "--model-path", start_directory, *FLAGS]
         engine = EngineProcess(argv, ENV, tmp_path_factory.mktemp("sglang") / "log", "/model_info")
         engine.start()

@@ -34,7 +34,8 @@ class TestVllm(RealEngineContract):
     bed_type = Bed
 
     @pytest.fixture(scope="class")
-    def engine(self, start_directory, tmp_path_factory):
+    @classmethod
+    def engine(cls, start_directory, tmp_path_factory):
         engine = vllm(PYTHON, start_directory, tmp_path_factory.mktemp("vllm") / "log")
         engine.start()
         yield engine
