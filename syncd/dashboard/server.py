@@ -43,6 +43,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MOST_CONNECTIONS  # fewer, and who comes with others waits for a second packet
 
     def __init__(
         self, address: str, port: int, site: Site, names: Collection[str] = (), limit: float = LIMIT
