@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import time
 from collections import deque
 from typing import Any, BinaryIO
@@ -23,6 +24,8 @@ MAX_BYTES = 8 << 20
 MAX_LINE = 64 << 10
 
 _WAITING = 64
+_MOST_READ = 16 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENDS = frozenset({names.STANDING_BY, names.FENCED})
 _TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG})
@@ -142,8 +145,9 @@ def _read(path: str, limit: int) -> list[dict[str, Any]]:
 def _tail(path: str, limit: int) -> list[bytes]:
     """Return the last lines of a file, reading backwards no further than needed."""
     try:
-        with open(path, "rb") as file:
-            return _last_lines(file, limit)
+        with os.fdopen(os.open(path, _READ), "rb") as file:
+            # A job directory may hold anything, also a pipe that nobody ever writes to.
+            return _last_lines(file, limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else []
     except OSError:
         return []
 
@@ -154,6 +158,6 @@ def _last_lines(file: BinaryIO, limit: int) -> list[bytes]:
         start = max(end - span, 0)
         file.seek(start)
         lines = file.read(span).split(b"\n")
-        if start == 0 or len(lines) > limit + 1:
+        if start == 0 or len(lines) > limit + 1 or span >= _MOST_READ:
             return lines[-limit - 1 :]
         span *= 4
