@@ -47,8 +47,7 @@ def start(nursery, tmp_path_factory):
     for module in ("transformers.models.llama.modeling_llama", "explorer_hooks.explorer.run", "tokenizers"):
         nursery.ask("import", module)
     made = nursery.start(f"{directory}/log", f"{HERE}/programs/start.py", directory)
-    with open(f"{directory}/log", encoding="utf-8") as log:
-        assert made.wait(LONG) == 0, log.read()
+    assert made.wait(LONG) == 0, (directory / "log").read_text()
     return directory
 
 
