@@ -11,6 +11,19 @@ from syncd.protocol.layout import Job
 from syncd.protocol.presence import path_of, read_presence
 
 STEPS = 3
+IMPORTED = (
+    "explorer_hooks.explorer.run",
+    "explorer_hooks.explorer.broadcasts",
+    "syncd.experience.table",
+    "pandas",
+    "torch._dynamo",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.tokenization_python",
+    "transformers.tokenization_utils_tokenizers",
+    "transformers.generation.utils",
+)
 FILE = """
 [job]
 dir = "{job}"
@@ -44,7 +57,7 @@ max_tokens = 4
 def start(nursery, tmp_path_factory):
     """Return a directory with a model and tasks; what explorers import is imported once, for all of them."""
     directory = tmp_path_factory.mktemp("start")
-    for module in ("transformers.models.llama.modeling_llama", "explorer_hooks.explorer.run", "tokenizers"):
+    for module in IMPORTED:
         nursery.ask("import", module)
     made = nursery.start(f"{directory}/log", f"{HERE}/programs/start.py", directory)
     assert made.wait(LONG) == 0, (directory / "log").read_text()
