@@ -40,8 +40,22 @@ class SyncdError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = f": {self.path}" if self.path else ""
+        where = f": {plain(self.path)}" if self.path else ""
         return f"{self.message}{where}"
+
+
+def plain(text: str, keep: str = "") -> str:
+    """Return a text that others wrote, with what could steer a terminal or is no text spelt out.
+
+    Args:
+        text: The text.
+        keep: Characters that stay although they do not print, such as the line feed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text
+    )
 
 
 class UsageError(SyncdError):
