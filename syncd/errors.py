@@ -14,6 +14,7 @@ code  meaning
 65    corrupt data
 74    I/O
 75    try again: a passing state, nothing was changed
+77    something is too open: `syncd doctor --security`
 78    bad configuration
 ====  ==========================================================
 """

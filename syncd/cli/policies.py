@@ -86,12 +86,16 @@ def _is_own(path: str) -> bool:
 
 
 def with_policy(job: Job, config: DaemonConfig) -> Job:
-    """Return the job as a daemon with this configuration makes files in it.
+    """Return the job as a daemon with this configuration makes files in it, and set this process's umask to it.
 
     Raises:
         ConfigError: The policy means nothing on this host, or not for this user.
     """
     modes = modes_of(config.permissions, config.group)
+    if modes.exact:
+        os.umask(
+            ~modes.file & 0o077
+        )  # nothing is more open for a moment, and a setgid directory's bit is inherited
     return dataclasses.replace(job, disk=job_disk(job.root, job.state, modes))
 
 

@@ -79,7 +79,17 @@ def _own(place: int | str, mode: int, group: int | None, found: os.stat_result) 
     if taken:
         os.chown(place, -1, group if group is not None else -1)
     if taken or stat.S_IMODE(found.st_mode) != mode:
+        _chmod(place, mode)
+
+
+def _chmod(place: int | str, mode: int) -> None:
+    try:
         os.chmod(place, mode)
+    except PermissionError:
+        # RestrictSUIDSGID= of systemd forbids the bit. All that syncd makes is given to the group without it, too.
+        if not mode & stat.S_ISGID:
+            raise
+        os.chmod(place, mode & ~stat.S_ISGID)
 
 
 def _group(name: str) -> int:
