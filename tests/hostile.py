@@ -98,16 +98,15 @@ def canary(place: Path) -> Path:
     return place
 
 
-def fingerprint(place: Path) -> dict[str, tuple[int, int, str]]:
-    """Return what a tree is: by name the mode, the number of links and the content."""
+def fingerprint(place: Path) -> dict[str, tuple[int, str]]:
+    """Return what a tree is: by name the mode and the content."""
     found = {}
     for parent, directories, files in os.walk(place):
         for name in (*directories, *files):
             path = os.path.join(parent, name)
             status = os.lstat(path)
             data = Path(path).read_bytes() if stat.S_ISREG(status.st_mode) else b""
-            links = status.st_nlink if stat.S_ISREG(status.st_mode) else 0
-            found[os.path.relpath(path, place)] = (status.st_mode, links, hashlib.sha256(data).hexdigest())
+            found[os.path.relpath(path, place)] = (status.st_mode, hashlib.sha256(data).hexdigest())
     return found
 
 
@@ -193,7 +192,11 @@ def deep(path: str) -> None:
 
 
 def wide(path: str) -> None:
-    Path(path).write_bytes(b'{"protocol":1,"info":[' + b"{}," * 5_000_000 + b"{}]}")
+    Path(path).write_bytes(b'{"protocol":1,"info":[' + b"{}," * 1_500_000 + b"{}]}")
+
+
+def nested_toml(path: str) -> None:
+    Path(path).write_bytes(b"[daemon]\nkeep_last = " + b"[" * 100_000)
 
 
 def numbers(path: str) -> None:
