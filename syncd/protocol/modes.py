@@ -13,6 +13,9 @@ Permissions = Literal["umask", "private", "group"]
 POLICIES: tuple[str, ...] = get_args(Permissions)
 
 
+_NO_GROUP = 2**32 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Modes:
     """How files and directories are made.
@@ -93,12 +96,19 @@ def _chmod(place: int | str, mode: int) -> None:
 
 
 def _group(name: str) -> int:
+    number = _number(name)
+    if os.geteuid() != 0 and number not in {os.getegid(), *os.getgroups()}:
+        raise ConfigError(f"this user is not in the group {name!r}", hint="id; then log in anew, or: newgrp")
+    return number
+
+
+def _number(name: str) -> int:
     import grp  # noqa: PLC0415 - only where a group is named
 
+    # A number needs no name on this host: containers often have no names for the groups of the cluster.
+    if name.isascii() and name.isdecimal() and int(name) < _NO_GROUP:
+        return int(name)
     try:
-        found = grp.getgrgid(int(name)) if name.isdecimal() else grp.getgrnam(name)
+        return grp.getgrnam(name).gr_gid
     except KeyError:
         raise ConfigError(f"there is no group {name!r} on this host", hint=f"getent group {name}") from None
-    if os.geteuid() != 0 and found.gr_gid not in {os.getegid(), *os.getgroups()}:
-        raise ConfigError(f"this user is not in the group {name!r}", hint="id; then log in anew, or: newgrp")
-    return found.gr_gid

@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import os
+import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ ENTRIES = 2000
 _UNITS = ("/etc/systemd/system/syncd*.service", "~/.config/systemd/user/syncd*.service")
 _SECRETS = ("/etc/syncd/*.env", "/etc/credstore/hook-token*", "~/.config/syncd/*.env")
 _WORDS = ("token", "secret", "password", "passwd", "api_key", "apikey", "credential")
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _ACLS = (("system.posix_acl_access", False), ("system.posix_acl_default", True))
 _USER, _GROUP, _MASK = 0x02, 0x08, 0x10
 
@@ -158,7 +160,7 @@ def secret_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             yield from secret_keys(value, f"{name}.")
-        elif isinstance(value, str) and value and _is_secret(key):
+        elif isinstance(value, str) and value and (_is_secret(key) or _PASSWORD.search(value)):
             yield name
 
 
