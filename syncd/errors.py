@@ -120,6 +120,13 @@ class FencedError(TryAgainError):
     code = "fenced"
 
 
+class TooOpenError(SyncdError):
+    """Others may do more with a job than they should: what `syncd doctor --security` ends with."""
+
+    code = "too_open"
+    exit_code = 77
+
+
 class ConfigError(SyncdError):
     """The configuration is not usable."""
 

@@ -11,9 +11,8 @@ from typing import NoReturn
 import click
 
 from syncd.cli.options import state_dir_option
-from syncd.errors import StorageError
+from syncd.errors import StorageError, TooOpenError
 
-_TOO_OPEN = 77
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -107,7 +106,7 @@ def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, 
     report = examine(directory, state_dir, secrets)
     click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
     if report.verdict == "fail":
-        click.get_current_context().exit(_TOO_OPEN)
+        click.get_current_context().exit(TooOpenError.exit_code)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ NFS = Mount("/shared", "nfs4", ("rw", "sec=sys"), "server:/x")
         (seen(units=(Unit("/etc/x", {"NoNewPrivileges": "yes"}),)), [("unit-root", "fail")]),
         (seen(units=(Unit("/h/.config/systemd/user/s.service", {"NoNewPrivileges": "yes"}),)), []),
         (seen(units=(Unit("/etc/x", {"User": "a"}),)), [("unit-privileges", "warn")]),
-        (seen(units=(Unit("/etc/x", {"User": "a", "NoNewPrivileges": "1", "UMask": "0"}),)), [("unit-umask", "fail")]),
+        (seen(units=(Unit("/x", {"User": "a", "NoNewPrivileges": "1", "UMask": "0"}),)), [("unit-umask", "fail")]),
     ],
 )  # fmt: skip
 def test_each_rule(snapshot, expected):
