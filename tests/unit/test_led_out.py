@@ -1,5 +1,6 @@
 """A disk of a job is led out of it by no link, whatever it is asked for."""
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -7,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from syncd import lines
+from syncd.errors import StorageError
 from syncd.observe.journal import Journal, read_events
-from syncd.protocol.disk import list_if_there, remove_tree
+from syncd.protocol.candidate import Candidate
+from syncd.protocol.disk import SystemClock, list_if_there, remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.opening import open_append, open_read
+from syncd.protocol.writer import StepWriter
 
 
 @pytest.fixture
@@ -117,3 +121,54 @@ def test_the_lines_of_a_file_come_as_they_were_appended(tmp_path):
     lines.append(path, [{"b": 2}])
     assert list(lines.read(path)) == [{"a": 1}, {"b": 2}]
     assert Path(path).read_bytes().count(b"\n") == 2
+
+
+def test_a_step_is_not_written_through_a_link(job, tmp_path):
+    os.mkdir(job.step(2))
+    os.symlink("../../outside", f"{job.step(2)}/actor")
+    (tmp_path / "outside/stray.safetensors").write_text("precious")
+    writer = StepWriter(job, 2, 1, "attempt")
+    with pytest.raises(OSError, match="symbolic link"):
+        writer.begin()
+    with pytest.raises(OSError, match="symbolic link"):
+        writer.write("actor/model-00001-of-00001.safetensors", b"x")
+    with pytest.raises(OSError, match="symbolic link"):
+        writer.place("actor/model.safetensors", lambda path: (Path(path).write_bytes(b"x"), "xxh3_128:0"))
+    assert sorted(os.listdir(tmp_path / "outside")) == ["below", "file", "stray.safetensors"]
+
+
+@pytest.mark.parametrize("name", [".consumed", ".rejected", ".archive", ".writers"])
+def test_experiences_are_moved_nowhere_else(job, tmp_path, name):
+    pytest.importorskip("pyarrow")
+    from syncd.experience.writer import ExperienceWriter
+    from trainer.experience.store import ExperienceReader
+
+    os.makedirs(f"{job.root}/experiences/e0")
+    os.symlink("../../outside", f"{job.root}/experiences/{name}")
+    for number in (1, 2):
+        Path(job.root, f"experiences/e0/{number}.parquet").write_bytes(b"no batch")
+    (tmp_path / "outside/e0").mkdir()
+    (tmp_path / "outside/e0/1.parquet").write_text("precious")
+    (tmp_path / "outside/e0.json").write_text("precious")
+    reader = ExperienceReader(job, consumed="archive")
+    list(reader.poll())
+    reader.commit({"e0": 2}, frozenset())
+    with contextlib.suppress(StorageError):
+        ExperienceWriter(job, "e0").close()
+    there = {path.relative_to(tmp_path / "outside") for path in (tmp_path / "outside").rglob("*")}
+    assert {str(path) for path in there} == {"below", "below/file", "file", "e0", "e0/1.parquet", "e0.json"}
+    assert (tmp_path / "outside/e0.json").read_text() == "precious"
+    assert (tmp_path / "outside/e0/1.parquet").read_text() == "precious"
+
+
+def test_a_new_leader_leaves_alone_what_a_link_in_the_trash_leads_to(job, tmp_path):
+    os.makedirs(f"{job.trash}/0000000002")
+    os.symlink("../../../outside", f"{job.trash}/0000000001")
+    Path(f"{job.trash}/0000000003").write_text("no directory")
+    os.makedirs(f"{job.lock}/0000000004")
+    Candidate(job, SystemClock(), timeout=0).holder()
+    candidate = Candidate(job, SystemClock(), timeout=0)
+    assert candidate.holder() is None
+    term = candidate.claim()
+    assert os.listdir(job.trash) == [os.path.basename(term.trash)]
+    assert sorted(os.listdir(tmp_path / "outside")) == ["below", "file"]
