@@ -11,7 +11,7 @@ SCHEDULES ?= 10000
 SEED ?= 1
 FAULTS ?= 100
 
-.PHONY: demo demo-vllm demo-daemon test test-gpu test-slurm test-vllm test-sglang lint format soak broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-gpu test-faults test-slurm test-vllm test-sglang lint format soak broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -31,6 +31,12 @@ test: $(READY)
 # The same loop on CUDA with NCCL, where there is a GPU.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+# Every fault at every point, a thousand markers on each NFS mount, fifty kills of ranks: an hour or two. `make test` takes
+# each kill, and of the rest a part that changes from point to point.
+test-faults: $(READY)
+	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 $(BIN)/python -m pytest tests/integration/test_sweep.py \
+		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/trainer/test_kills.py $(PYTEST_ARGS)
 
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 test-slurm: $(READY)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from syncd.protocol.opening import open_append, open_read
+from syncd.opening import open_append, open_read
 
 LINE_LIMIT = 1 << 20
 """The longest line that is read, in bytes."""

@@ -12,6 +12,7 @@ _SOURCES = (
     "trainer",
     "explorer_hooks",
     "systemd",
+    "examples/monitoring",
     "setup.cfg",
     "pyproject.toml",
     "README.md",

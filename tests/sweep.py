@@ -7,6 +7,7 @@ call in each; the call that was really hit is read from the trace all the same.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import subprocess
@@ -80,7 +81,7 @@ class Result:
 
     name: str
     points: list[Point]
-    faults: tuple[str, ...]
+    faults: str
     runs: int = 0
     drifted: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -88,7 +89,7 @@ class Result:
     def line(self) -> str:
         """Return the record of the sweep in one line."""
         return (
-            f"sweep of {self.name}: {len(self.points)} system calls x {'/'.join(self.faults)}: {self.runs} runs, "
+            f"sweep of {self.name}: {len(self.points)} system calls x {self.faults}: {self.runs} runs, "
             f"{len(self.problems)} problems, {len(self.drifted)} faults not met where expected"
         )
 
@@ -125,24 +126,24 @@ def points(target: Target) -> list[Point]:
 def sweep(
     target: Target,
     faults: Sequence[str] = (KILL, *ERRORS),
+    in_turn: Sequence[str] = (),
     workers: int = 2,
-    every: int = 1,
-    start: int = 0,
     where: str = "",
 ) -> Result:
-    """Disturb a target at its points with each fault.
+    """Disturb a target at its points.
 
     Args:
         target: What is swept.
-        faults: SIGKILL or names of errors.
+        faults: SIGKILL or names of errors, each at every point.
+        in_turn: More of them, of which each point meets one, in turn.
         workers: Runs at a time.
-        every: Take each n-th point only.
-        start: The first point to take.
         where: Take points whose text matches this regular expression only.
     """
-    chosen = [point for point in points(target)[start::every] if re.search(where, str(point))]
-    result = Result(target.name, chosen, tuple(faults))
+    chosen = [point for point in points(target) if re.search(where, str(point))]
+    named = [*faults, *(["one of " + "/".join(in_turn)] if in_turn else [])]
+    result = Result(target.name, chosen, " and ".join(named) if in_turn else "/".join(named))
     cases = [(point, fault) for fault in faults for point in chosen]
+    cases += zip(chosen, itertools.cycle(in_turn), strict=False)
     with ThreadPoolExecutor(workers) as pool:
         for (point, fault), (outcome, wrong) in zip(
             cases, pool.map(lambda c: _case(target, *c), cases), strict=True

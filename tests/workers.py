@@ -18,6 +18,8 @@ GROUPS = {
     "engines": r"tests/trainer/engines/",
     # They are forked from one process that has imported torch.
     "forked": r"tests/explorer/test_(matrix|examples|sync_benchmark)\.py::",
+    # One undisturbed run is what all of them are compared with.
+    "kills": r"test_kills\.py::",
     "export of FSDP": r"test_export_fsdp\.py::",
     # One boot of a bed serves all tests of its version; more machines at a time than two only wait for each other.
     "NFS v4.2": r"::.*nfs.*\[vers=4\.2|test_nfs\.py::.*\[v4\.2",

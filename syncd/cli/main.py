@@ -12,6 +12,7 @@ from syncd._version import __version__
 VERBS: Mapping[str, str] = {
     "watch": "Run the daemon: notice new steps, publish versions, prune.",
     "status": "Show what is published, who follows it, and what is wrong.",
+    "serve": "Serve one live page about a job.",
     "ls": "List the steps of a job and why each is kept.",
     "verify": "Check a step: structure, sizes, headers, or every byte.",
     "wait": "Wait for a version that is newer than a given one.",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from syncd.errors import JobMissingError
+from syncd.errors import JobMissingError, UsageError
 from syncd.protocol.layout import Job, parse_step_name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,11 +58,23 @@ def open_job(job: str, state_dir: str | None) -> Job:
 
 
 def _job(_: click.Context, __: click.Parameter, value: str) -> str:
+    try:
+        return check_job(value)
+    except UsageError as error:
+        raise click.BadParameter(error.message) from None
+
+
+def check_job(value: str) -> str:
+    """Return a job directory as it was given.
+
+    Raises:
+        UsageError: It is empty, or it is a step.
+    """
     if not value:
-        raise click.BadParameter("it is empty; is a shell variable unset?")
+        raise UsageError("it is empty; is a shell variable unset?")
     directory, name = os.path.split(os.path.realpath(value))
     if parse_step_name(name) is not None:
-        raise click.BadParameter(f"{value} is a step; its job is {directory}")
+        raise UsageError(f"{value} is a step; its job is {directory}")
     return value
 
 

@@ -239,12 +239,16 @@ class Scanner:
         trainers, unreadable_trainers = read_presences(self._disk, self._job.trainers)
         # The time after the reading: a heartbeat counts from when it can have been seen, not from before a stall.
         seen_at = self._clock.monotonic()
+        tracker = read_marker(self._disk, self._job.tracker).step
+        # The one thing that happens to a sealed step: what was a sync step has become a full checkpoint.
+        if tracker in self._known and not self._known[tracker].step.full:
+            self._doubted.add(tracker)
         self._snapshot = replace(
             self._snapshot,
             explorers=_modules(explorers | unreadable_explorers, self._explorers, seen_at),
             trainers=_modules(trainers | unreadable_trainers, self._trainers, seen_at),
             pins=read_pins(self._job),
-            tracker=read_marker(self._disk, self._job.tracker).step,
+            tracker=tracker,
         )
 
     def _free(self) -> int | None:

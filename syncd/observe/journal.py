@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from syncd.observe import names
 from syncd.observe.events import Event
-from syncd.protocol.opening import open_append, open_read
+from syncd.opening import open_append, open_read
 
 KEEP = 3
 """Rotated files beside the current one: `events.jsonl.1` is the newest of them."""
@@ -25,6 +25,7 @@ MAX_BYTES = 8 << 20
 MAX_LINE = 64 << 10
 
 _WAITING = 64
+_MOST_READ = 16 << 20
 _ENDS = frozenset({names.STANDING_BY, names.FENCED})
 _TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG})
 
@@ -162,6 +163,6 @@ def _last_lines(file: BinaryIO, limit: int) -> list[bytes]:
         start = max(end - span, 0)
         file.seek(start)
         lines = file.read(span).split(b"\n")
-        if start == 0 or len(lines) > limit + 1:
+        if start == 0 or len(lines) > limit + 1 or span >= _MOST_READ:
             return lines[-limit - 1 :]
         span *= 4

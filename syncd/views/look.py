@@ -19,6 +19,9 @@ from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read
 from syncd.protocol.process import Process
 from syncd.protocol.term import TIMEOUT, Leader, latest_token, read_leader
 
+RECONCILE = 60.0
+"""Seconds between two looks at everything; between them only what may have changed is looked at."""
+
 _STEP = 0.25
 
 T = TypeVar("T")
@@ -90,11 +93,11 @@ class Looker:
         self._scanner = Scanner(job, clock, ttl)
         self._modules, self._daemons = _Pulse(ttl), _Pulse(takeover)
         self._mount = mount_of(job.root)
-        self._looked = False
+        self._reconciled = float("-inf")
         self._free: int | None = None
 
     def look(self) -> Look:
-        """Look at everything; after the first time only at what may have changed.
+        """Look at everything, and within a minute of that only at what may have changed.
 
         Raises:
             JobMissingError: The job directory is not there.
@@ -115,9 +118,8 @@ class Looker:
 
     def _look(self) -> Look:
         self._scanner.check_root()
-        snapshot = self._scanner.look(woken=True) if self._looked else self._scanner.reconcile()
+        snapshot = self._scan()
         self._free = snapshot.free if snapshot.free is not None else self._free
-        self._looked = True
         explorers, wrong_explorers = read_presences(self._job.disk, self._job.explorers)
         trainers, wrong_trainers = read_presences(self._job.disk, self._job.trainers)
         hearts = self._hearts(explorers, trainers)
@@ -135,6 +137,14 @@ class Looker:
             mount=self._mount,
             problems=_problems("explorer", wrong_explorers) | _problems("trainer", wrong_trainers),
         )
+
+    def _scan(self) -> Snapshot:
+        now = self._clock.monotonic()
+        if now - self._reconciled < RECONCILE:
+            return self._scanner.look(woken=True)
+        snapshot = self._scanner.reconcile()
+        self._reconciled = now
+        return snapshot
 
     def _hearts(
         self, explorers: Mapping[str, Presence], trainers: Mapping[str, Presence]

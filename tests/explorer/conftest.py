@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("hook_contract")
+pytest.register_assert_rewrite("hook_contract", "real_contract", "real_bed")

@@ -193,6 +193,23 @@ def test_a_trainer_that_makes_a_full_checkpoint_of_a_step_keeps_it_meanwhile(job
     assert steps_of(job) == [1, 4, 5]
 
 
+def test_a_step_that_becomes_a_full_checkpoint_takes_the_place_of_an_older_one_soon(job):
+    daemon, _, clock = start(job, keep_last=1, keep_full=1, trash_grace=0)
+    write_step(job, 1, full=True)
+    job.disk.replace(job.tracker, b"1")
+    daemon.tick(woken=True)
+    for step in (2, 3):
+        write_step(job, step)
+        daemon.tick(woken=True)
+    assert steps_of(job) == [1, 2, 3]
+    job.disk.replace(f"{job.step(3)}/.full_checkpoint", b"{}")
+    job.disk.replace(job.tracker, b"3")
+    clock.at += 6
+    for _ in range(2):
+        daemon.tick()
+    assert steps_of(job) == [2, 3]
+
+
 def test_an_explorer_whose_presence_is_damaged_or_newer_holds_pruning_until_it_is_silent(job):
     daemon, _, clock = start(job)
     write_step(job, 1)

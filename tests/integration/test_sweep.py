@@ -24,7 +24,7 @@ from processes import (
 from sweep import ENVIRONMENT, ERRORS, KILL, LASTING, Target, python, sweep
 from warm import run_warm
 
-FAULTS = (KILL, *ERRORS, LASTING) if FULL else (KILL, *ERRORS)
+EACH = (KILL, *ERRORS, *((LASTING,) if FULL else ()))
 
 pytestmark = [
     pytest.mark.sweep,
@@ -83,7 +83,7 @@ def assert_clean(result, record_line):
 
 @pytest.mark.fault("the ready mark is visible before its data")
 def test_a_writer_disturbed_at_any_call_leaves_no_step_or_a_whole_one(one_step, record_line):
-    result = sweep(writer_target(one_step), FAULTS)
+    result = sweep(writer_target(one_step), EACH)
     assert len(result.points) > 30
     assert_clean(result, record_line)
 
@@ -91,21 +91,16 @@ def test_a_writer_disturbed_at_any_call_leaves_no_step_or_a_whole_one(one_step, 
 def test_a_daemon_disturbed_at_any_call_announces_nothing_broken_and_removes_nothing_leased(
     busy, record_line
 ):
-    result = sweep(daemon_target(busy), FAULTS)
+    result = sweep(daemon_target(busy), EACH) if FULL else sweep(daemon_target(busy), [KILL], in_turn=ERRORS)
     assert len(result.points) > 30
     assert_clean(result, record_line)
 
 
 def test_a_watching_daemon_rides_out_an_error_at_any_call(busy, record_line):
     target = watching_target(busy)
-    results = (
-        [sweep(target, ERRORS, workers=4)]
-        if FULL
-        else [sweep(target, (e,), every=3, start=n, workers=4) for n, e in enumerate(ERRORS)]
-    )
-    for result in results:
-        record_line(result.line())
-        assert not result.problems, "\n".join(result.problems[:20])
+    result = sweep(target, ERRORS if FULL else (), () if FULL else ERRORS, workers=4)
+    record_line(result.line())
+    assert not result.problems, "\n".join(result.problems[:20])
 
 
 def test_the_sweep_finds_a_writer_that_announces_too_early(one_step):

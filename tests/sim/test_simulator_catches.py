@@ -19,10 +19,15 @@ from syncd.protocol.writer import StepWriter
 BOUND = 600
 
 
-def assert_caught(*invariants: str) -> None:
-    """Run schedules until one of these invariants fails; others may fail before."""
+def assert_caught(*invariants: str, first: int) -> None:
+    """Run schedules until one of these invariants fails; others may fail before.
+
+    Args:
+        *invariants: How their texts begin.
+        first: The seed that caught it the last time, only to save time: all are tried if it does no more.
+    """
     seen = Counter()
-    for seed in range(1, BOUND + 1):
+    for seed in (first, *range(1, BOUND + 1)):
         failure = run_schedule(seed).failure
         if failure is not None and failure[0].startswith(invariants):
             return
@@ -40,7 +45,7 @@ def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
     original = scan.examine_native
     monkeypatch.setattr(scan, "examine_native", examine)
     monkeypatch.setattr(service, "problems_of", lambda *_: [])
-    assert_caught("I1")
+    assert_caught("I1", first=1)
 
 
 def test_believing_the_marker_blindly(monkeypatch):
@@ -54,13 +59,13 @@ def test_believing_the_marker_blindly(monkeypatch):
     original = planning.plan
     monkeypatch.setattr(service, "plan", plan)
     monkeypatch.setattr(service, "problems_of", lambda *_: [])
-    assert_caught("I1")
+    assert_caught("I1", first=19)
 
 
 def test_pruning_without_regard_to_leases(monkeypatch):
     monkeypatch.setattr(Snapshot, "leases", property(lambda _: {}))
     monkeypatch.setattr(Actor, "_claimed", lambda *_: None)
-    assert_caught("I3 a leased step stays")
+    assert_caught("I3 a leased step stays", first=76)
 
 
 def test_pruning_the_previous_version(monkeypatch):
@@ -71,7 +76,7 @@ def test_pruning_the_previous_version(monkeypatch):
 
     original = retention.decide
     monkeypatch.setattr(planning, "decide", decide)
-    assert_caught("I3 the previous version stays")
+    assert_caught("I3 the previous version stays", first=7)
 
 
 def test_pruning_what_the_trainer_writes_again(monkeypatch):
@@ -79,18 +84,18 @@ def test_pruning_what_the_trainer_writes_again(monkeypatch):
     monkeypatch.setattr(retention, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
     monkeypatch.setattr(planning, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
     monkeypatch.setattr(Actor, "_changed", lambda *_: None)
-    assert_caught("I3", "I7")
+    assert_caught("I3", "I7", first=202)
 
 
 def test_acting_on_an_old_look(monkeypatch):
     """Removing a step without looking once more what it is: it may have become a full checkpoint."""
     monkeypatch.setattr(Actor, "_changed", lambda *_: None)
-    assert_caught("I3 a full checkpoint inside its policy stays", "I3 a step being written stays")
+    assert_caught("I3 a full checkpoint inside its policy stays", "I3 a step being written stays", first=202)
 
 
 def test_leading_without_fencing(monkeypatch):
     monkeypatch.setattr(candidate, "fence_below", lambda *_: None)
-    assert_caught("I5 a deposed leader does nothing")
+    assert_caught("I5 a deposed leader does nothing", first=46)
 
 
 def test_a_generation_that_does_not_grow_at_a_rewind(monkeypatch):
@@ -103,7 +108,7 @@ def test_a_generation_that_does_not_grow_at_a_rewind(monkeypatch):
         return stamped
 
     monkeypatch.setattr(Actor, "publish", publish)
-    assert_caught("I2")
+    assert_caught("I2", first=7)
 
 
 def test_writing_over_a_sealed_step(monkeypatch):
@@ -114,7 +119,7 @@ def test_writing_over_a_sealed_step(monkeypatch):
 
     monkeypatch.setattr(StepWriter, "begin", begin)
     monkeypatch.setattr(StepWriter, "_write_manifest", write_anyway)
-    assert_caught("I1", "I4", "I7")
+    assert_caught("I1", "I4", "I7", first=317)
 
 
 def write_anyway(writer, manifest):
@@ -129,7 +134,7 @@ def test_following_a_step_that_was_abandoned(monkeypatch):
 
     original = planning._against
     monkeypatch.setattr(planning, "_against", against)
-    assert_caught("I7 everything comes right")
+    assert_caught("I7 everything comes right", first=146)
 
 
 def test_names_that_are_not_synced(monkeypatch):
@@ -139,12 +144,12 @@ def test_names_that_are_not_synced(monkeypatch):
 
     original = SimDisk.sync_directory
     monkeypatch.setattr(SimDisk, "sync_directory", sync_directory)
-    assert_caught("I1 a published step is complete")
+    assert_caught("I1 a published step is complete", first=5)
 
 
 def test_content_that_is_not_synced(monkeypatch):
     monkeypatch.setattr(SimDisk, "_write", unsynced)
-    assert_caught("I1 a published step is complete")
+    assert_caught("I1 a published step is complete", first=4)
 
 
 def unsynced(self, path, data):

@@ -23,7 +23,7 @@ from syncd.protocol.manifest import read_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-KILLS = int(os.environ.get("SYNCD_KILLS", "8"))
+KILLS = int(os.environ.get("SYNCD_KILLS", "3"))
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
 VERL = os.environ.get("SYNCD_ENGINE") == "verl"
 ENGINE = 'compute_dtype = "float32"' if VERL else 'name = "tests.tiny"\noptions = { pause = 0.08 }'
@@ -53,12 +53,20 @@ max_checkpoints_to_keep = 2
 """
 
 
-@pytest.fixture(autouse=True)
-def model(tmp_path):
-    """Make the model that verl's engine trains; the tiny one makes its own."""
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory for jobs, beside the model that verl's engine trains; the tiny one makes its own."""
+    place = tmp_path_factory.mktemp("kills")
     if VERL:
         sys.path.append(f"{os.path.dirname(os.path.abspath(__file__))}/engines")
-        pytest.importorskip("samples").make_model(tmp_path / "model", tied=False, tokenizer=True)
+        pytest.importorskip("samples").make_model(place / "model", tied=False, tokenizer=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def straight(place):
+    """What an undisturbed run comes to."""
+    return final_state(finish(new_job(place, "straight")))
 
 
 def start(job):
@@ -151,24 +159,31 @@ def content_of(path):
         ]
 
 
+def new_job(place, name):
+    """Make a job that has all its experiences."""
+    job = place / name
+    job.mkdir()
+    write_experiences(job, STEPS + 4)
+    return job
+
+
 def finish(job):
+    """Run a trainer to its end and return its job."""
     process = start(job)
     assert process.wait(_LONG) == 0, tail(job)
+    return job
 
 
-def test_killed_at_any_moment_a_run_ends_where_an_undisturbed_one_does(tmp_path, record_line):
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    for job in (straight, killed):
-        job.mkdir()
-        write_experiences(job, STEPS + 4)
-    finish(straight)
+def test_killed_at_any_moment_a_run_ends_where_an_undisturbed_one_does(place, straight, record_line):
+    killed = new_job(place, "killed")
     draw, done, resumed = random.Random(SEED), 0, []
     while done < KILLS:
         process = start(killed)
         if not wait_for_work(killed, process, draw.randint(1, 7)):
             # It has reached the end before it could be killed: begin again from nothing.
             assert process.wait(_LONG) == 0, tail(killed)
-            killed = again(tmp_path, killed, straight, done)
+            assert final_state(killed) == straight
+            killed = new_job(place, f"killed-{done}")
             continue
         time.sleep(draw.uniform(0, 0.4))
         everyone = draw.random() < 0.5
@@ -180,17 +195,13 @@ def test_killed_at_any_moment_a_run_ends_where_an_undisturbed_one_does(tmp_path,
         announced = marker(str(killed))
         resumed.append(announced)
         assert not damaged(killed), f"after kill {done}"
-    finish(killed)
-    assert final_state(killed) == final_state(straight)
+    assert final_state(finish(killed)) == straight
     record_line(f"kill -9 of ranks: {done} kills, seed {SEED}; markers at the kills: {resumed}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_asked_to_stop_a_run_saves_and_ends_with_75_and_goes_on(tmp_path, number):
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    for job in (straight, stopped):
-        job.mkdir()
-        write_experiences(job, STEPS + 4)
+def test_asked_to_stop_a_run_saves_and_ends_with_75_and_goes_on(place, straight, number):
+    stopped = new_job(place, f"stopped-{number}")
     process = start(stopped)
     assert wait_for_work(stopped, process, 2)
     process.send_signal(number)
@@ -199,14 +210,4 @@ def test_asked_to_stop_a_run_saves_and_ends_with_75_and_goes_on(tmp_path, number
     assert os.path.exists(f"{stopped}/global_step_{announced}/.full_checkpoint")
     finish(stopped)
     assert '"event": "resumed"' in tail(stopped, 1 << 20)
-    finish(straight)
-    assert final_state(stopped) == final_state(straight)
-
-
-def again(tmp_path, killed, straight, done):
-    """Check a run that has come to its end, and return an empty job to go on with."""
-    assert final_state(killed) == final_state(straight)
-    fresh = tmp_path / f"killed-{done}"
-    fresh.mkdir()
-    write_experiences(fresh, STEPS + 4)
-    return fresh
+    assert final_state(stopped) == straight

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from beds import probe
 from checker import sealed
-from test_kills import STEPS, damaged, final_state, finish
-from trainers import ENVIRONMENT, write_experiences
+from test_kills import STEPS, damaged, final_state, finish, new_job
+from trainers import ENVIRONMENT
 
 from syncd.protocol.layout import Job
 from syncd.protocol.version import read_version
@@ -70,11 +70,7 @@ def in_bed(bed, place, script, limit=480, **environment):
 def test_a_trainer_that_is_warned_drained_and_requeued_ends_where_an_undisturbed_one_does(
     bed, tmp_path, record_line
 ):
-    straight, disturbed = tmp_path / "straight", tmp_path / "job"
-    for job in (straight, disturbed):
-        job.mkdir()
-        write_experiences(job, STEPS + 4)
-    finish(straight)
+    straight, disturbed = finish(new_job(tmp_path, "straight")), new_job(tmp_path, "job")
     config = (tmp_path / "straight.toml").read_text().replace(str(straight), "/elsewhere")
     config = config.replace("pause = 0.08", "pause = 0.5")  # time to be disturbed in
     (tmp_path / "config.toml").write_text(config)

@@ -10,10 +10,10 @@ import pytest
 from syncd import lines
 from syncd.errors import StorageError
 from syncd.observe.journal import Journal, read_events
+from syncd.opening import open_append, open_read
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import SystemClock, list_if_there, remove_tree
 from syncd.protocol.layout import Job
-from syncd.protocol.opening import open_append, open_read
 from syncd.protocol.writer import StepWriter
 
 

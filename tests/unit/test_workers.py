@@ -28,7 +28,7 @@ TESTS = Path(__file__).resolve().parents[1]
             "integration/test_systemd.py::test_reload_reads_the_configuration_again_in_the_same_process",
             "systemd",
         ),
-        ("integration/test_nfs.py::test_a_thousand_markers_are_followed_through_nfs[v4.2-b]", "NFS v4.2"),
+        ("integration/test_nfs.py::test_markers_are_followed_through_nfs[v4.2-b]", "NFS v4.2"),
         ("integration/test_nfs.py::test_a_shard_truncated_on_the_server_is_noticed[v3]", "NFS v3"),
         ("integration/test_doctor.py::test_on_nfs_it_finds_what_nfs_does[vers=4.2-excludes]", "NFS v4.2"),
         (

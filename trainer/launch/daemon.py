@@ -14,11 +14,11 @@ from signal import SIGTERM
 import structlog
 
 from syncd.errors import SyncdError
+from syncd.opening import open_append
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.marker import read_marker
-from syncd.protocol.opening import open_append
 from syncd.protocol.version import read_version
 from trainer.config.model import JobConfig
 from trainer.launch.tether import tethered

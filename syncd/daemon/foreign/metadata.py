@@ -7,7 +7,6 @@ no end.
 
 import re
 from collections.abc import Iterator
-from pickletools import genops
 from typing import Any
 
 from syncd.daemon.foreign.look import Verdict
@@ -57,6 +56,8 @@ def _lengths(data: bytes, path: str) -> dict[str, int]:
 
 def _pieces(data: bytes, path: str) -> Iterator[tuple[str, int]]:
     """Yield the file of each piece and where the piece ends in it."""
+    from pickletools import genops  # noqa: PLC0415 - large, and only jobs of others need it
+
     remembered: list[Any] = []
     values: list[Any] = []
     end = 0

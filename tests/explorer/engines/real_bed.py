@@ -57,6 +57,7 @@ class RealBed(Bed):
     """One engine that is shared by the tests of a module, brought to its start weights before each."""
 
     hook_type = None
+    engine = hook_name = pause_path = ""
     timeout = 60.0
 
     def __init__(self, process, root, start):
@@ -92,6 +93,30 @@ class RealBed(Bed):
 
     def hung(self):
         return self.process.hung()
+
+    def pauses(self):
+        """Return how often the engine was asked to pause."""
+        return self.process.heard(f"POST {self.pause_path}")
+
+    def bring_down(self, job, place):
+        """Do to the engine what no follower would have let through to it; the test ends the engine after that."""
+
+    def read_stream(self, path, body, begun=None):
+        """Send a request and read its events; return the last one. `begun` is set when three have come."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.process.port, timeout=LIMIT)
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            received, last = 0, ""
+            while line := response.readline():
+                if line.startswith(b"data: {"):
+                    received, last = received + 1, line.decode()
+                if begun is not None and received == 3:
+                    begun.set()
+            return json.loads(last.removeprefix("data: "))
+        finally:
+            connection.close()
 
 
 class RealJob:

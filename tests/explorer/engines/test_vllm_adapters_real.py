@@ -1,5 +1,6 @@
 """Adapters in real vLLM on the CPU: each name answers with its own weights, and none is lost under a request."""
 
+import json
 import os
 import threading
 import time
@@ -152,8 +153,6 @@ def test_a_request_goes_on_with_an_adapter_that_is_taken_back(bed):
 
 
 def test_an_adapter_of_a_higher_rank_is_not_loaded_and_the_old_one_goes_on(bed):
-    import json
-
     hook, good = bed.open(), bed.target((1, 1))
     load(hook, good)
     wrong = bed.target((1, 2))

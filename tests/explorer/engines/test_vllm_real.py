@@ -1,26 +1,10 @@
 """Real vLLM on the CPU: what it answers after each load is compared with transformers, never with a status code."""
 
-import json
-import statistics
-import threading
-
 import pytest
 import small_qwen
 from engine_process import python_of
-from hook_contract import HookContract
-from real_bed import (
-    CLOSE,
-    LIMIT,
-    Clients,
-    RealJob,
-    applied_next,
-    awaited,
-    cut_off,
-    killed_before_resume,
-    seed_of,
-    taken_away,
-    told,
-)
+from real_bed import told
+from real_contract import RealEngineContract, wrong_shape
 from targets import target_of
 from vllm_process import VllmRealBed, vllm
 
@@ -32,166 +16,37 @@ PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def python():
-    return PYTHON
-
-
-@pytest.fixture(scope="module")
-def start_directory(tmp_path_factory):
-    return small_qwen.write_model(str(tmp_path_factory.mktemp("start")))
-
-
-@pytest.fixture(scope="module")
-def engine(python, start_directory, tmp_path_factory):
-    engine = vllm(python, start_directory, tmp_path_factory.mktemp("vllm") / "log")
-    engine.start()
-    yield engine
-    engine.kill()
-
-
-@pytest.fixture
-def bed(engine, tmp_path, start_directory):
-    with VllmRealBed(engine, tmp_path, start_directory) as bed:
-        yield bed
-
-
-@pytest.fixture
-def job(tmp_path):
-    job = RealJob(tmp_path / "job")
-    yield job
-    job.close()
-
-
-class TestContract(HookContract):
-    @pytest.fixture
-    def bed(self, engine, tmp_path, start_directory):
-        bed = VllmRealBed(engine, tmp_path, start_directory)
-        bed.timeout = 20.0
-        with bed:
-            yield bed
-
-
-def test_twenty_versions_while_clients_stream(bed, job, record_line):
-    timings, distances = [], []
-    clients = Clients(bed.stream)
-    with job.follower(bed.open()) as follower:
-        for step in range(1, 21):
-            job.publish(step)
-            timings.append(applied_next(follower, (1, step)).timings)
-            seed = seed_of((1, step))
-            assert bed.label() == f"1.{step}"
-            assert follower.applied == (1, step)
-            # The first prompt is the same for every version: stale blocks of the prefix cache would show.
-            distances.append(bed.distance(seed))
-            distances.append(bed.distance(seed, [step + 20] * 70))
-        answered = clients.finish()
-    assert max(distances) < CLOSE
-    assert answered >= 8
-    load = [1e3 * one["load"] for one in timings]
-    record_line(
-        f"vLLM: 20 versions under 8 streams, {answered} requests all complete, log-probs within "
-        f"{max(distances):.1e} nats; pause to resume ms median {statistics.median(load):.0f} max {max(load):.0f}"
-    )
-    record_line(f"vLLM: seconds of the last load: {json.dumps(dict(timings[-1]))}")
-    record_line(f"vLLM: started in {bed.process.started_in:.0f} s")
-
-
-def test_a_stale_cache_would_have_been_seen(bed):
-    """The check is worth something: without a reset the same prompt is answered with the old keys and values."""
-    target = bed.target((1, 10))
-    assert bed.runs(None)
-    kwargs = {"weights_path": target.path}
-    told(bed.process.address, "/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
-    assert not bed.runs(target)
-    told(bed.process.address, "/reset_prefix_cache", {})
-    assert bed.runs(target)
-
-
-@pytest.mark.parametrize("damage", [cut_off, taken_away])
-def test_a_damaged_shard_is_refused_before_the_engine_is_touched(bed, job, damage):
-    job.publish(1)
-    with job.follower(bed.open(), retries=0) as follower:
-        applied_next(follower, (1, 1))
-        pauses = bed.process.heard("POST /pause")
-        job.publish(2)
-        damage(job, 2)
-        outcome = follower.turn(LIMIT)
-        assert (outcome.kind, outcome.pair) == ("refused", (1, 2))
-        assert bed.process.heard("POST /pause") == pauses
-        assert bed.distance(seed_of((1, 1))) < CLOSE
-        job.publish(3)
-        applied_next(follower, (1, 3))
-        assert bed.distance(seed_of((1, 3))) < CLOSE
-
-
-def wrong_shape(tensors):
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors[name] = tensors[name][:100].contiguous()
-
-
-def without_a_tensor(tensors):
-    del tensors["model.layers.1.mlp.down_proj.weight"]
-
-
-@pytest.mark.parametrize("change", [wrong_shape, without_a_tensor])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_version_of_another_model_is_refused_before_the_engine_is_touched(bed, job, change, first):
-    with job.follower(bed.open(), retries=0) as follower:
-        if not first:
-            job.publish(1)
-            applied_next(follower, (1, 1))
-        pauses = bed.process.heard("POST /pause")
-        job.publish(2, change=change)
-        outcome = follower.turn(LIMIT)
-        assert (outcome.kind, outcome.pair) == ("refused", (1, 2))
-        assert bed.process.heard("POST /pause") == pauses
-        assert bed.distance(0 if first else seed_of((1, 1))) < CLOSE
-
-
-def test_a_follower_killed_between_pause_and_resume_is_succeeded_by_one_that_brings_the_engine_back(bed, job):
-    answered, begun = [], threading.Event()
-    client = threading.Thread(target=lambda: answered.append(bed.stream([7] * 20, 400, begun=begun)))
-    job.publish(1)
-    client.start()
-    assert begun.wait(LIMIT)
-    assert killed_before_resume(job, "vllm", bed.process.address) == -9
-    assert bed.is_paused()
-    job.publish(2)
-    with job.follower(bed.open()) as follower:
-        applied_next(follower, (1, 2))
-        assert not bed.is_paused()
-        assert bed.distance(seed_of((1, 2))) < CLOSE
-    client.join(LIMIT)
-    assert answered == [400]
-
-
-def test_a_restarted_engine_comes_to_the_newest_version_before_it_takes_work(bed, job, tmp_path, record_line):
-    """The engine is brought to its end by a shape that no follower would have let through to it."""
-    ready = tmp_path / "ready"
-    job.publish(1)
-    with job.follower(bed.open(), ready_file=str(ready)) as follower:
-        applied_next(follower, (1, 1))
-        assert ready.read_text().split() == ["1.1"]
-        hook = bed.open()
+class Bed(VllmRealBed):
+    def bring_down(self, job, place):
+        """Load a wrong shape past the checks: vLLM does not come back from it, and the hook says so."""
+        hook = self.open()
         good = target_of(f"{job.job.step(1)}/actor", (1, 1))
-        wrong = target_of(small_qwen.write_shards(str(tmp_path / "wrong"), 5, 2, wrong_shape), (1, 9))
+        wrong = target_of(small_qwen.write_shards(str(place / "wrong"), 5, 2, wrong_shape), (1, 9))
         with pytest.raises(LoadFailedError):
             hook.load(wrong)
         with pytest.raises(EngineDeadError) as error:
             hook.abort(good)
         assert "restart" in error.value.hint
         assert hook.current_version() == Running("1.1", paused=True)
-        record_line(f"vLLM: a wrong shape: {str(error.value)[:200]}")
-        bed.process.kill()
-        outcome = follower.turn(5.0)
-        assert outcome.kind == "unreachable"
-        assert not ready.exists()
-        assert not follower.may_work()
-        job.publish(2)
-        bed.process.start()
-        awaited(lambda: follower.turn(1.0).kind == "applied" or follower.applied == (1, 2))
-        assert bed.label() == "1.2"
-        assert bed.distance(seed_of((1, 2))) < CLOSE
-        assert ready.read_text().split() == ["1.2"]
-        assert follower.may_work()
+
+
+class TestVllm(RealEngineContract):
+    bed_type = Bed
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, start_directory, tmp_path_factory):
+        engine = vllm(PYTHON, start_directory, tmp_path_factory.mktemp("vllm") / "log")
+        engine.start()
+        yield engine
+        engine.kill()
+
+    def test_a_stale_cache_would_have_been_seen(self, bed):
+        """The check is worth something: without a reset the same prompt is answered with the old keys and values."""
+        target = bed.target((1, 10))
+        assert bed.runs(None)
+        kwargs = {"weights_path": target.path}
+        told(bed.process.address, "/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
+        assert not bed.runs(target)
+        told(bed.process.address, "/reset_prefix_cache", {})
+        assert bed.runs(target)

@@ -1,12 +1,10 @@
 """Real vLLM on the CPU as a process, and what is asked of it past the hook."""
 
-import http.client
-import json
 import shutil
 from typing import ClassVar
 
 from engine_process import EngineProcess
-from real_bed import LIMIT, RealBed, asked, told
+from real_bed import RealBed, asked, told
 
 from explorer_hooks.hooks.vllm import VllmHook
 
@@ -33,6 +31,7 @@ def vllm(python, model, log, *flags, **env):
 
 class VllmRealBed(RealBed):
     hook_type = VllmHook
+    engine, hook_name, pause_path = "vLLM", "vllm", "/pause"
     cannot: ClassVar = {
         "fail_commit": "nothing makes real vLLM fail there at will",
         "gone": "a start takes a minute: test_a_restarted_engine_comes_to_the_newest_version has it",
@@ -61,21 +60,7 @@ class VllmRealBed(RealBed):
         """Ask for an answer and read it token by token; return how many came."""
         body = {"model": model, "prompt": prompt, "max_tokens": count, "ignore_eos": True, "stream": True}
         body["stream_options"] = {"include_usage": True}
-        connection = http.client.HTTPConnection("127.0.0.1", self.process.port, timeout=LIMIT)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            response = connection.getresponse()
-            assert response.status == 200, response.read()
-            received, last = 0, ""
-            while line := response.readline():
-                received += line.startswith(b"data: {")
-                last = line.decode() if line.startswith(b"data: {") else last
-                if begun is not None and received == 3:
-                    begun.set()
-            return json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"]
-        finally:
-            connection.close()
+        return self.read_stream("/v1/completions", body, begun)["usage"]["completion_tokens"]
 
     def is_paused(self):
         return asked(self.process.address, "GET", "/is_paused")[1]["is_paused"]

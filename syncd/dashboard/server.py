@@ -1,0 +1,177 @@
+"""HTTP for a few viewers: GET and HEAD only, and every connection has its end."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+
+from syncd.dashboard.hosts import is_loopback, may_ask
+from syncd.dashboard.pages import HEADERS, Site
+from syncd.errors import ConfigError
+
+MOST_CONNECTIONS = 32
+IDLE_LIMIT = 10.0
+"""Seconds that a connection may stand still."""
+
+LIMIT = 20.0
+"""Seconds that a connection may last: whoever sends one byte after the other is cut off, too."""
+
+_METHODS = ("GET", "HEAD")
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
+)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers from one thread a connection, a bounded number at a time.
+
+    Args:
+        address: IPv4 or IPv6 address to listen at.
+        port: Port; 0 takes a free one, which `server_port` says.
+        site: What there is.
+        names: Names by which it may be asked for besides localhost, lower case.
+        limit: Seconds that a connection may last.
+
+    Raises:
+        ConfigError: The address cannot be had.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = MOST_CONNECTIONS  # fewer, and who comes with others waits for a second packet
+
+    def __init__(
+        self, address: str, port: int, site: Site, names: Collection[str] = (), limit: float = LIMIT
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.site, self.names, self.loopback = site, frozenset(names), is_loopback(address)
+        self._limit = limit
+        self._open: dict[Any, float] = {}
+        self._counting = threading.Lock()
+        try:
+            super().__init__((address, port), Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"no page on {address}, port {port} ({reason})", hint="another --port, or 0 for a free one"
+            ) from error
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server who this is."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment] # typed for IPv4
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, or say at once that there are too many."""
+        with self._counting:
+            is_full = len(self._open) >= MOST_CONNECTIONS
+            if not is_full:
+                self._open[request] = time.monotonic()
+        if is_full:
+            with contextlib.suppress(OSError):
+                request.settimeout(0.0)
+                request.send(_BUSY)
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection and forget it."""
+        with self._counting:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off connections that have lasted too long; called about twice a second."""
+        now = time.monotonic()
+        with self._counting:
+            late = [request for request, since in self._open.items() if now - since > self._limit]
+        for request in late:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: whoever asked has gone, or has sent what is no request."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_LIMIT
+
+    def do_GET(self) -> None:
+        """Answer with a page's file, the data, or 404."""
+        try:
+            content = self.server.site.at(self.path.partition("?")[0])
+        except Exception:  # noqa: BLE001 - whatever it is, who asks is told that the server still lives
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return
+        if content is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            self._answer(HTTPStatus.OK, content.type, content.body)
+
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+    def parse_request(self) -> bool:
+        """Refuse what is not to be answered before anything else looks at it."""
+        if not super().parse_request():
+            return False
+        wrong = self._why_not()
+        if wrong is not None:
+            self.send_error(wrong)
+        return wrong is None
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Answer with a status and its name: nothing that a request says is ever repeated."""
+        status = HTTPStatus(code)
+        self._answer(status, "text/plain; charset=utf-8", f"{status.value} {status.phrase}\n".encode())
+
+    def version_string(self) -> str:
+        """Return what the answer calls its server."""
+        return "syncd"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature
+        """Log nothing: requests say nothing about the job."""
+
+    def _why_not(self) -> HTTPStatus | None:
+        if self.command not in _METHODS:
+            return HTTPStatus.METHOD_NOT_ALLOWED
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1:
+            return HTTPStatus.BAD_REQUEST
+        if not may_ask(hosts[0], loopback=self.server.loopback, names=self.server.names):
+            return HTTPStatus.MISDIRECTED_REQUEST
+        return None
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        self.send_header("Connection", "close")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", ", ".join(_METHODS))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if getattr(self, "command", None) != "HEAD":
+            self.wfile.write(body)
+
+
+def serve_in_background(server: Server) -> Callable[[], None]:
+    """Serve from a thread and return what ends it."""
+    threading.Thread(target=server.serve_forever, name="serve", daemon=True).start()
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return stop

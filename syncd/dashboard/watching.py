@@ -1,0 +1,148 @@
+"""One look at a time, shared by everybody who asks: a look that never comes back holds nobody up."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from syncd.errors import SyncdError, storage_error
+from syncd.protocol.disk import Clock
+
+Document = Mapping[str, Any]
+
+STUCK_AFTER = 10.0
+"""Seconds after which a look that has not come back is called stuck: slower than any mount that works."""
+
+_IDLE = 60.0
+
+
+class State(StrEnum):
+    """What became of the newest look.
+
+    starting: none has ended yet. fresh: it ended well. failing: it ended with an error. stuck: it has not ended
+    for longer than a mount that works would take.
+    """
+
+    STARTING = "starting"
+    FRESH = "fresh"
+    FAILING = "failing"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the job now.
+
+    Args:
+        document: What the last look that ended well has found, None before the first.
+        at: When that was, seconds since the epoch on this host's clock.
+        age: Seconds since it began.
+        looking_for: Seconds since the look in hand began, None between two looks.
+        error: What the newest look that ended has failed with.
+    """
+
+    document: Document | None = None
+    at: float | None = None
+    age: float | None = None
+    looking_for: float | None = None
+    error: SyncdError | None = None
+
+    @property
+    def state(self) -> State:
+        """Return what became of the newest look."""
+        if self.looking_for is not None and self.looking_for >= STUCK_AFTER:
+            return State.STUCK
+        if self.error is not None:
+            return State.FAILING
+        return State.FRESH if self.document is not None else State.STARTING
+
+
+class Watching:
+    """Looks while somebody asks, at most once every so often, from one thread.
+
+    Args:
+        look: Takes one look and returns what it has found.
+        clock: This host's clock.
+        every: Seconds between two looks.
+    """
+
+    def __init__(self, look: Callable[[], Document], clock: Clock, every: float) -> None:
+        self._look, self._clock, self.every = look, clock, every
+        self._changed = threading.Condition()
+        self._wanted = self._closed = False
+        self._known = Known()
+        self._began: float | None = None
+        self._seen: float | None = None
+
+    def start(self) -> None:
+        """Begin; the thread never keeps the process from ending."""
+        threading.Thread(target=self._run, name="look", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no further look; one in hand is not waited for."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def current(self, patience: float) -> Known:
+        """Return what is known, after waiting a moment for a look that is due.
+
+        Args:
+            patience: Seconds to wait for it at most.
+        """
+        with self._changed:
+            if not self._is_due() or self._now().state is State.STUCK:
+                return self._now()
+            self._wanted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._wanted, patience)
+            return self._now()
+
+    def _is_due(self) -> bool:
+        return self._seen is None or self._clock.monotonic() - self._seen >= self.every
+
+    def _now(self) -> Known:
+        now, known = self._clock.monotonic(), self._known
+        age = None if self._seen is None or known.document is None else now - self._seen
+        looking_for = None if self._began is None else now - self._began
+        return Known(known.document, known.at, age, looking_for, known.error)
+
+    def _run(self) -> None:
+        while self._is_asked():
+            began, at = self._begin()
+            try:
+                found = self._look()
+            except SyncdError as error:
+                self._fail(error)
+            except OSError as error:
+                self._fail(storage_error(error, None))
+            except Exception as error:  # noqa: BLE001 - the page says it, and the next look may do better
+                self._fail(SyncdError(f"a bug in syncd: {type(error).__name__}: {error}"))
+            else:
+                self._end(Known(found, at), began)
+            self._rest()
+
+    def _is_asked(self) -> bool:
+        with self._changed:
+            while not (self._wanted or self._closed):
+                self._changed.wait(_IDLE)
+            return not self._closed
+
+    def _begin(self) -> tuple[float, float]:
+        with self._changed:
+            self._began = self._clock.monotonic()
+            return self._began, self._clock.time()
+
+    def _fail(self, error: SyncdError) -> None:
+        self._end(Known(self._known.document, self._known.at, error=error), self._seen)
+
+    def _end(self, known: Known, seen: float | None) -> None:
+        with self._changed:
+            self._known, self._seen, self._began, self._wanted = known, seen, None, False
+            self._changed.notify_all()
+
+    def _rest(self) -> None:
+        """Leave a mount alone between two looks, however many ask."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, self.every)

@@ -1,0 +1,384 @@
+"""`syncd serve` as its users have it: a real process, real HTTP, real jobs."""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from cli import ROOT, Shell, spawn
+from jobs import explorer, write_step
+from pages import TIMEOUT, served
+
+from syncd.dashboard import server as dashboard_server
+from syncd.dashboard.pages import Content
+from syncd.dashboard.server import MOST_CONNECTIONS, Server, serve_in_background
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+
+
+@pytest.fixture
+def shell(capsys):
+    return Shell(capsys)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    job = Job.at(tmp_path_factory.mktemp("jobs") / "job")
+    os.mkdir(job.root)
+    for step in (1, 2):
+        write_step(job, step)
+    with spawn("watch", job.root, "--once", "--log-level", "error") as once:
+        assert once.wait(TIMEOUT) == 0
+    explorer(job, SystemClock(), "e0", applied=(1, 1))
+    return job
+
+
+@pytest.fixture(scope="module")
+def page(job):
+    with served(job.root, "--every", "0.5") as page:
+        yield page
+
+
+# --- what is answered ---------------------------------------------------------------------------------------
+
+
+def test_the_data_is_that_of_status_and_ls(page, job, shell):
+    document = page.get().document
+    assert document["schema_version"] == 1
+    assert document["serving"]["state"] == "fresh"
+    status, ls = shell("status", job.root, "--json").document, shell("ls", job.root, "--json").document
+    assert set(document["status"]) | {"schema_version"} == set(status)
+    for name in ("job", "marker", "newest_complete", "steps", "filling", "requests"):
+        assert document["status"][name] == status[name], name
+    assert document["status"]["version"]["digest"] == status["version"]["digest"]
+    assert document["ls"]["steps"] == ls["steps"][::-1]
+    assert document["ls"]["policy"] == ls["policy"]
+    assert "version_published" in {event["event"] for event in document["events"]}
+
+
+def test_news_is_seen(page, job):
+    explorer(job, SystemClock(), "late", applied=(1, 2))
+    until(page, lambda found: "late" in [item["id"] for item in found["status"]["explorers"]])
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page.css", "/page.js", "/parts.js", "/icon.svg", "/data.json", "/?x=1"]
+)
+def test_everything_comes_with_what_keeps_others_out(page, path):
+    reply = page.get(path)
+    assert reply.status == 200
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "no-store"
+    assert reply.headers["connection"] == "close"
+    assert "access-control-allow-origin" not in reply.headers
+    assert "python" not in reply.headers["server"].lower()
+
+
+@pytest.mark.parametrize("path", ["/", "/data.json"])
+def test_head_is_get_without_the_body(page, path):
+    reply = page.get(path, "HEAD")
+    assert (reply.status, reply.body) == (200, b"")
+    assert int(reply.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])
+def test_nothing_but_get_and_head(page, method):
+    reply = page.get("/data.json", method)
+    assert reply.status == 405
+    assert reply.headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/../server.py", "/static/page.js", "/%2e%2e/x", "/<b>"])
+def test_what_is_not_there(page, path):
+    reply = page.get(path)
+    assert reply.status == 404
+    assert reply.body == b"404 Not Found\n", "nothing of the request comes back"
+    assert reply.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8420", 200),
+        ("evil.example", 421),
+        ("", 421),
+        (socket.gethostname(), 200),
+        ("localhost.evil.example", 421),
+        ("10.1.2.3", 421),
+    ],
+)
+def test_a_name_that_was_pointed_here_is_refused(page, host, status):
+    assert page.get(Host=host).status == status
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"400"),
+        (b"GET /\r\n\r\n", b"400"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", b"505"),
+        (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\na: " + b"x" * 70000 + b"\r\n\r\n", b"431"),
+    ],
+)
+def test_what_is_no_request_is_refused(page, request_bytes, status):
+    try:
+        answer = page.raw(request_bytes)
+    except ConnectionResetError:
+        return  # the rest was not read: the answer may be lost with it
+    assert status in answer.split(b"\r\n")[0]
+    assert b"Traceback" not in answer
+
+
+def test_a_second_request_on_a_connection_is_not_answered(page):
+    one = b"GET /icon.svg HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert page.raw(one + one).count(b"HTTP/1.1 200") == 1
+
+
+def test_what_others_wrote_is_data_and_never_markup(tmp_path):
+    job = Job.at(tmp_path)
+    hostile = "<script>alert(1)</script>\n\u202e&\"'"
+    explorer(job, SystemClock(), "e0", host=hostile, pid=1)
+    with open(job.marker, "w") as file:
+        file.write("<img src=x onerror=alert(1)>")
+    os.mkdir(f"{job.root}/global_step_1<b>")
+    with served(job.root) as page:
+        reply = page.get()
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.body.isascii()
+    assert reply.document["status"]["explorers"][0]["host"] == hostile
+
+
+# --- limits -------------------------------------------------------------------------------------------------
+
+
+class Still:
+    """A site that answers when told."""
+
+    def __init__(self):
+        self.go = threading.Event()
+
+    def at(self, path):
+        assert self.go.wait(TIMEOUT)
+        return Content(b"x", "text/plain")
+
+
+@pytest.fixture
+def still():
+    site = Still()
+    yield site
+    site.go.set()
+
+
+def connected(server):
+    return socket.create_connection(("127.0.0.1", server.server_port), TIMEOUT)
+
+
+ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def everything(connection):
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_too_many_are_told_to_come_back_and_the_others_are_still_answered(still):
+    server = Server("127.0.0.1", 0, still)
+    stop = serve_in_background(server)
+    try:
+        busy = [connected(server) for _ in range(MOST_CONNECTIONS)]
+        for connection in busy:
+            connection.sendall(ASK)
+        with connected(server) as one_more:
+            assert everything(one_more).startswith(b"HTTP/1.1 503 ")
+        still.go.set()
+        for connection in busy:
+            with connection:
+                assert everything(connection).startswith(b"HTTP/1.1 200 ")
+        with connected(server) as later:
+            later.sendall(ASK)
+            assert everything(later).startswith(b"HTTP/1.1 200 ")
+    finally:
+        stop()
+
+
+def test_an_answer_that_fails_is_one_too():
+    class Broken:
+        def at(self, path):
+            raise ZeroDivisionError(path)
+
+    server = Server("127.0.0.1", 0, Broken())
+    stop = serve_in_background(server)
+    try:
+        with connected(server) as connection:
+            connection.sendall(ASK)
+            assert everything(connection).startswith(b"HTTP/1.1 500 ")
+    finally:
+        stop()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", ASK[:-2]])
+def test_who_never_ends_a_request_is_cut_off(still, sent):
+    server = Server("127.0.0.1", 0, still, limit=0.2)
+    stop = serve_in_background(server)
+    try:
+        with connected(server) as connection:
+            connection.sendall(sent)
+            assert everything(connection) == b""
+    finally:
+        stop()
+
+
+def test_who_says_nothing_is_cut_off_sooner(still, monkeypatch):
+    monkeypatch.setattr(dashboard_server.Handler, "timeout", 0.2)
+    server = Server("127.0.0.1", 0, still)
+    stop = serve_in_background(server)
+    try:
+        with connected(server) as connection:
+            assert everything(connection) == b""
+    finally:
+        stop()
+
+
+# --- a look that never comes back ---------------------------------------------------------------------------
+
+
+def test_a_look_that_hangs_stops_neither_the_page_nor_its_end(job, tmp_path):
+    """The configuration is a pipe that nobody writes to: reading it hangs in the kernel, as a dead mount does."""
+    pipe = tmp_path / "config.toml"
+    os.mkfifo(pipe)
+    with served(job.root, "--config", pipe, "--every", "0.5") as page:
+        document = page.get().document
+        assert document["serving"]["state"] == "starting"
+        assert document["serving"]["looking_for"] > 0
+        assert document["status"] is None
+        assert page.get("/").status == 200
+        pipe.write_text("[daemon]\nkeep_last = 7\n")
+        known = until(page, lambda found: found["status"])
+        assert known["ls"]["policy"]["keep_last"] == 7
+        hanging = until(page, lambda found: found["serving"]["state"] == "stuck")
+        assert hanging["status"]["job"] == job.root, "what was known"
+        assert hanging["serving"]["at"] == known["serving"]["at"], "and since when"
+        assert hanging["serving"]["age"] > hanging["serving"]["looking_for"] > 0
+        page.process.terminate()
+        assert page.process.wait(TIMEOUT) == 0
+
+
+def until(page, holds):
+    ends = time.monotonic() + 2 * TIMEOUT
+    while not holds(found := page.get().document):
+        assert time.monotonic() < ends, found["serving"]
+        time.sleep(0.1)
+    return found
+
+
+def test_a_job_that_goes_is_said_and_one_that_comes_back_is_shown(tmp_path):
+    job = Job.at(tmp_path / "job")
+    os.mkdir(job.root)
+    with served(job.root, "--every", "0.5") as page:
+        assert page.get().document["serving"]["state"] == "fresh"
+        os.rename(job.root, f"{job.root}-gone")
+        failing = until(page, lambda found: found["serving"]["state"] == "failing")
+        assert failing["serving"]["error"]["code"] == "job_missing"
+        assert failing["serving"]["error"]["hint"]
+        assert failing["status"]["job"] == job.root
+        os.rename(f"{job.root}-gone", job.root)
+        until(page, lambda found: found["serving"]["state"] == "fresh")
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_with_0_when_told(job, number):
+    with served(job.root) as page:
+        page.get()
+        page.process.send_signal(number)
+        assert page.process.wait(TIMEOUT) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "args", "said"),
+    [
+        (74, ["{job}/none"], "there is no job directory"),
+        (78, ["{job}", "--keep-last", "0"], "keep_last"),
+        (78, ["{job}", "--port", "{taken}"], "no page on 127.0.0.1"),
+        (2, [""], "it is empty"),
+        (2, ["{job}/global_step_2"], "is a step"),
+        (2, ["{job}", "--host", "0.0.0.0"], "no password"),
+        (2, ["{job}", "--host", "example.org"], "no address"),
+        (2, ["{job}", "--port", "65536"], "--port"),
+        (2, ["{job}", "--every", "0"], "--every"),
+    ],
+)
+def test_what_is_wrong_with_the_command_ends_it(job, code, args, said):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        shown = [arg.format(job=job.root, taken=taken.getsockname()[1]) for arg in args]
+        with spawn("serve", *shown) as process:
+            out, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, out) == (code, ""), err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_beyond_this_host_only_when_asked_for_and_with_a_warning(job):
+    with spawn("serve", job.root, "--host", "0.0.0.0", "--expose", "--port", "0") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        process.terminate()
+        _, err = process.communicate(timeout=TIMEOUT)
+    assert url.startswith(f"http://{socket.gethostname()}:")
+    assert err.startswith("warning: no password")
+
+
+def test_ipv6(job):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with served(job.root, "--host", "::1") as page:
+        assert page.url.startswith("http://[::1]:")
+        assert page.get("/").status == 200
+
+
+def test_it_writes_nothing(job):
+    before = sorted((where, sorted(names), sorted(files)) for where, names, files in os.walk(job.root))
+    with served(job.root) as page:
+        page.get()
+    assert before == sorted(
+        (where, sorted(names), sorted(files)) for where, names, files in os.walk(job.root)
+    )
+
+
+def test_help_has_an_example_and_needs_no_server(shell):
+    done = shell("serve", "--help")
+    assert done.code == 0
+    assert "syncd serve /ckpt/job" in done.out
+    assert "--expose" in done.out
+
+
+def test_the_pages_files_and_the_dashboards_are_in_the_package(monkeypatch):
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.chdir(ROOT)
+    distribution = setuptools.Distribution()
+    distribution.parse_config_files(["setup.cfg"])
+    build = distribution.get_command_obj("build_py")
+    build.ensure_finalized()
+    (found,) = [names for package, _, _, names in build.data_files if package == "syncd"]
+    packaged = {name for name in found if name.startswith("dashboard/static/")}
+    assert packaged == {
+        f"dashboard/static/{path.name}" for path in (ROOT / "syncd/dashboard/static").iterdir()
+    }
+    monitoring = dict(distribution.data_files)["share/syncd/monitoring"]
+    assert all((ROOT / name).is_file() for name in monitoring)

@@ -1,0 +1,282 @@
+"""The page of `syncd serve` in a real browser: what people see, on a phone and on a desk, by day and by night."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+from cli import command, environment
+from jobs import explorer, write_step
+from pages import TIMEOUT, served
+
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.writer import StepWriter
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+
+PHONE, NARROW, DESK = (390, 844), (320, 568), (1280, 800)
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\n<script>alert(2)</script>"
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+CONTRAST = """() => {
+  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const back = (one) => {
+    for (let at = one; at; at = at.parentElement) {
+      const found = numbers(getComputedStyle(at).backgroundColor);
+      if (found.length < 4 || found[3] === 1) return found;
+    }
+  };
+  const speaks = (one) => [...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  const poor = [];
+  for (const one of document.body.querySelectorAll("*")) {
+    if (!speaks(one) || !one.checkVisibility() || one.closest("noscript")) continue;
+    const [a, b] = [light(numbers(getComputedStyle(one).color)), light(back(one))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push([one.textContent, (a + 0.05) / (b + 0.05)]);
+  }
+  return poor;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = next((found for name in _NAMES if (found := shutil.which(name))), None)
+    with playwright.sync_playwright() as driver:
+        try:
+            started = driver.chromium.launch(executable_path=path, args=_FLAGS, timeout=TIMEOUT * 1000)
+        except playwright.Error as error:
+            pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    job, clock = Job.at(tmp_path_factory.mktemp("jobs") / "qwen-grpo"), SystemClock()
+    os.mkdir(job.root)
+    for step in (1, 2, 3):
+        write_step(job, step, full=step == 1)
+        follow(job)
+    writer = StepWriter(job, 4, 4, "a")
+    writer.begin()
+    for rank in (1, 2, 3):
+        writer.receipt(rank, [writer.write(f"actor/model-0000{rank}-of-00004.safetensors", b"x" * 10)])
+    trainer = Publisher(job.disk, clock, job.trainers, Presence("t0", incarnation="i", host="gpu00", pid=7))
+    trainer.prepare()
+    trainer.update(step=4)
+    explorer(job, clock, "vllm-0", applied=(1, 3))
+    explorer(job, clock, "vllm-1", applied=(1, 1), loading=(1, 3), leases=(3,), host=HOSTILE, pid=1)
+    return job
+
+
+def follow(job):
+    done = subprocess.run(
+        command("watch", job.root, "--once", "--log-level", "error"),
+        env=environment(),
+        check=False,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def server(job):
+    with served(job.root, "--every", "0.5") as page:
+        yield page
+
+
+@pytest.fixture
+def show(browser, server):
+    """Return what opens the page; in the end nothing may have gone wrong in it."""
+    contexts, wrong, asked = [], [], []
+
+    def opened(size=DESK, scheme="light", url=server.url, answer=None):
+        width, height = size
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT * 1000)
+        page.on(
+            "console",
+            lambda message: wrong.append(message.text) if "Failed to load" not in message.text else None,
+        )
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+        if answer is not None:
+            page.route("**/data.json", lambda route: route.fulfill(json=answer))
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+    assert [address for address in asked if not address.startswith("http://127.0.0.1:")] == []
+
+
+def test_what_people_want_to_know_is_there(show):
+    page = show()
+    page.wait_for_selector("#link.ok")
+    assert page.inner_text("#job") == "qwen-grpo"
+    tiles = page.inner_text("#tiles")
+    for text in (
+        "1.3",
+        "published",
+        "step 4",
+        "1 step ahead of the version",
+        "at most 2 steps behind",
+        "free on",
+    ):
+        assert text in tiles, text
+    assert "3 of 4" in page.inner_text("#filling")
+    assert page.locator("#filling progress").get_attribute("value") == "0.75"
+    assert "loading 1.3" in page.inner_text("#explorers")
+    assert page.locator("#explorers tbody tr").count() == 2
+    steps = page.inner_text("#steps")
+    for rule in ("being_written", "newest_version", "previous_version", "full_checkpoint"):
+        assert rule in steps, rule
+    assert "1.3 published" in page.inner_text("#events")
+    assert page.title() == "1.3 \u00b7 qwen-grpo"
+
+
+def test_news_come_by_themselves(show, tmp_path):
+    job = Job.at(tmp_path / "news")
+    os.mkdir(job.root)
+    with served(job.root, "--every", "0.5") as server:
+        page = show(url=server.url)
+        page.wait_for_selector("#tiles :text('none yet')")
+        page.evaluate("document.getElementById('job').kept = true")
+        write_step(job, 8)
+        follow(job)
+        page.wait_for_selector("#tiles :text-is('1.8')")
+        assert page.evaluate("document.getElementById('job').kept"), "the page was not loaded again"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, NARROW, DESK])
+def test_it_is_readable_everywhere(show, size, scheme):
+    page = show(size, scheme)
+    page.wait_for_selector("#tiles .tile")
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
+    assert page.evaluate(CONTRAST) == []
+    shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, shade.removeprefix("rgb(").rstrip(")").split(","))) < 380) is (scheme == "dark")
+    assert page.locator("#explorers thead").is_visible() is (size == DESK)
+
+
+def test_poor_contrast_would_be_found(show):
+    page = show()
+    page.wait_for_selector("#tiles .tile")
+    page.evaluate("document.getElementById('job').style.color = 'rgb(200, 200, 200)'")
+    assert [text for text, _ in page.evaluate(CONTRAST)] == ["qwen-grpo"]
+
+
+def test_names_of_strangers_are_text(show):
+    page = show()
+    page.wait_for_selector("#explorers tbody tr")
+    assert "<img src=x onerror=alert(1)>\ufffd\ufffd<script>" in page.inner_text("#explorers")
+    assert page.locator("main img, main script, main a, main style").count() == 0
+
+
+def test_a_server_that_goes_and_comes_back(show, job):
+    with served(job.root, "--every", "0.5") as server:
+        page = show(url=server.url)
+        page.wait_for_selector("#link.ok")
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait(TIMEOUT)
+        page.wait_for_selector("#notices :text('No answer from the server since')")
+        assert "what was known at" in page.inner_text("#notices")
+        assert page.inner_text("#link") == "no answer"
+        assert page.title().startswith("\u26a0")
+        assert page.locator("#tiles .tile").count() == 5, "what was known is still there"
+        again = [*command("serve", job.root), "--port", str(server.address[1])]
+        with subprocess.Popen(again, stdout=subprocess.PIPE, env=environment(), text=True) as heir:
+            try:
+                page.wait_for_selector("#link.ok")
+                assert "No answer" not in page.inner_text("#notices")
+            finally:
+                heir.terminate()
+                heir.communicate(timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "link"),
+    [
+        ({"state": "stuck", "looking_for": 130.0, "age": 135.0}, "has not come back for 2 min 1", "stuck"),
+        (
+            {"state": "failing", "error": {"code": "io", "message": "EIO: <b>", "hint": "findmnt"}},
+            "EIO: <b>",
+            "failing",
+        ),
+        ({"state": "fresh", "age": 60.0}, "The data is old. Shown is what was known at", "live"),
+    ],
+)
+def test_what_is_old_or_wrong_is_said(show, server, changes, said, link):
+    document = server.get().document
+    page = show(answer={**document, "serving": {**document["serving"], **changes}})
+    page.wait_for_selector(f"#notices :text({json.dumps(said)})")
+    assert page.inner_text("#link") == link
+    assert page.locator("#tiles .tile").count() == 5
+
+
+def test_nothing_known_yet_is_said(show, server):
+    document = server.get().document
+    serving = {**document["serving"], "state": "starting", "age": None, "at": None, "looking_for": 4.0}
+    page = show(
+        answer={**document, "serving": serving, "status": None, "ls": None, "events": [], "rules": []}
+    )
+    page.wait_for_selector("#notices :text('The first look at the job takes 4 s')")
+    assert page.locator("#main").is_hidden()
+
+
+def test_a_newer_server_is_not_guessed_at(show, server):
+    page = show(answer={**server.get().document, "schema_version": 2})
+    page.wait_for_selector("#notices :text('reload the page')")
+    assert page.locator("#main").is_hidden()
+
+
+def test_no_step_goes_without_saying_why(show, server):
+    document = server.get().document
+    steps = [
+        {**row, "keep": False, "rule": "superseded", "detail": "older than the newest 2"}
+        for row in document["ls"]["steps"]
+    ]
+    page = show(PHONE, answer={**document, "ls": {**document["ls"], "steps": steps}})
+    page.wait_for_selector("#steps .chip.goes")
+    assert "newer ones are there \u00b7 older than the newest 2" in page.inner_text("#steps")
+
+
+def test_long_lists_are_folded_and_the_worst_are_seen(show, server):
+    document = server.get().document
+    row = {**document["status"]["explorers"][0], "heart": "alive", "alive": True, "lag": 0}
+    rows = [{**row, "id": f"e{number:02d}", "lag": number} for number in range(40)]
+    rows.append({**row, "id": "gone", "heart": "dead", "alive": False})
+    problems = [{"name": "damaged_step", "detail": f"step {number}"} for number in range(9)]
+    page = show(
+        PHONE, answer={**document, "status": {**document["status"], "explorers": rows, "problems": problems}}
+    )
+    page.wait_for_selector("#explorers button")
+    shown = page.locator("#explorers tbody tr:visible")
+    assert shown.count() == 12
+    assert [shown.nth(number).locator(".first").inner_text() for number in range(3)] == ["gone", "e39", "e38"]
+    page.click("#explorers button")
+    assert shown.count() == 41
+    page.wait_for_timeout(1200)
+    assert shown.count() == 41, "and it stays so when news come"
+    page.click("#explorers button")
+    assert shown.count() == 12
+    assert page.locator("#notices .notice").count() == 7
+    assert "and 3 more" in page.inner_text("#notices")

@@ -1,0 +1,233 @@
+"""What the page is given is what `status` and `ls` say, and no larger than a page can show."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from jobs import ManualClock, explorer, start, write_step
+
+from syncd.daemon.policy import Policy
+from syncd.dashboard import document
+from syncd.dashboard.sight import Sight
+from syncd.dashboard.watching import Known
+from syncd.errors import ConfigError, JobMissingError
+from syncd.observe import names
+from syncd.protocol.layout import Job
+from syncd.views import data
+from syncd.views import json as views_json
+from syncd.views.look import Looker
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job.at(tmp_path)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def sight(job, clock):
+    return Sight(lambda: job, lambda _: Policy(), clock)
+
+
+def test_it_is_what_status_and_ls_say(job, clock, sight):
+    for step in (1, 2, 3):
+        write_step(job, step)
+        start(job, clock)[0].tick()
+    explorer(job, clock, "e0", applied=(1, 2))
+    found, look = sight(), Looker(job, clock).look()
+    status = data.status(look)
+    for of in (found["status"], status):
+        of["disk"].pop("free")  # others write to this disk, too
+    assert found["status"] == status
+    assert [row["step"] for row in found["ls"]["steps"]] == [3, 2, 1], "newest first"
+    assert found["left_out"] == {"steps": 0, "explorers": 0, "trainers": 0, "problems": 0}
+
+
+def test_rules_are_summed_over_all_steps(job, clock, sight):
+    for step in (1, 2, 3, 4):
+        write_step(job, step)
+    start(job, clock, prune=False)[0].tick()
+    rules = {row["rule"]: row for row in sight()["rules"]}
+    assert {name: row["steps"] for name, row in rules.items()} == {
+        "newest_version": 1,
+        "keep_last": 1,
+        "superseded": 2,
+    }
+    assert [row["keep"] for row in sight()["rules"]] == [True, True, False]
+    assert rules["superseded"]["bytes"] == sum(
+        row["bytes"] for row in sight()["ls"]["steps"] if not row["keep"]
+    )
+
+
+def test_thousands_are_cut_and_counted_and_the_worst_stay(job, clock, sight, monkeypatch):
+    monkeypatch.setattr(document, "MOST_ROWS", 3)
+    for number in range(1, 6):
+        write_step(job, number)
+    for number in range(5):
+        explorer(job, clock, f"e{number}", applied=(1, 5 - number))
+    start(job, clock, prune=False)[0].tick()
+    found = sight()
+    assert [row["step"] for row in found["ls"]["steps"]] == [5, 4, 3]
+    assert [row["id"] for row in found["status"]["explorers"]] == ["e2", "e3", "e4"]
+    assert found["left_out"] == {"steps": 2, "explorers": 2, "trainers": 0, "problems": 0}
+    assert sum(row["steps"] for row in found["rules"]) == 5
+
+
+def journal(job, *lines):
+    os.makedirs(job.state, exist_ok=True)
+    with open(job.events, "w") as file:
+        file.writelines(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+
+
+def event(name, at, **fields):
+    return {"event": name, "at": at, "level": "info", **fields}
+
+
+def test_decisions_come_newest_first_and_what_explains_itself_is_left_out(job, sight):
+    journal(
+        job,
+        event("step_removed", 1.0, step=1, rule="superseded"),
+        event("step_progress", 2.0, step=2),
+        event("trash_emptied", 3.0, entries=1),
+        {**event("step_kept", 4.0, step=2, rule="leased"), "level": "debug"},
+        event("step_kept", 5.0, step=2, rule="leased"),
+        event("no_event_of_ours", 6.0),
+        '"no object"',
+        "torn {",
+    )
+    assert [(told["event"], told["at"]) for told in sight()["events"]] == [
+        ("step_kept", 5.0),
+        ("step_removed", 1.0),
+    ]
+
+
+def test_a_hostile_journal_is_bounded(job, sight):
+    lines = [
+        event("error", number, detail="x" * 5000, nested={"a": [1]}, nan=float("nan")) for number in range(99)
+    ]
+    journal(job, *lines)
+    events = sight()["events"]
+    assert len(events) == document.MOST_EVENTS
+    assert len(events[0]["detail"]) < 600
+    assert events[0]["nan"] is None
+    assert "nested" not in events[0]
+    json.loads(views_json.text(document.answer(Known(sight()), 2.0)))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+def test_a_journal_that_is_no_file_is_no_journal(job, sight, tmp_path_factory, kind):
+    os.makedirs(job.state)
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "events.jsonl"
+    elsewhere.write_text(json.dumps(event("error", 1.0, code="secret")) + "\n")
+    {"fifo": os.mkfifo, "directory": os.mkdir, "link": lambda path: os.symlink(elsewhere, path)}[kind](
+        job.events
+    )
+    assert sight()["events"] == []
+
+
+def test_before_the_first_look_there_is_nothing_and_it_says_so():
+    document_now = document.answer(Known(looking_for=3.14159), 2.0)
+    assert document_now["status"] is None
+    assert document_now["serving"] == {
+        "syncd": document_now["serving"]["syncd"],
+        "every": 2.0,
+        "state": "starting",
+        "at": None,
+        "age": None,
+        "looking_for": 3.142,
+        "error": None,
+    }
+
+
+def test_an_error_says_what_to_run(job):
+    error = JobMissingError("gone", path="/ckpt/job", hint="ls -ld /ckpt/job")
+    assert document.answer(Known({"status": {}}, 1.0, 2.0, None, error), 2.0)["serving"]["error"] == {
+        "code": "job_missing",
+        "message": "gone: /ckpt/job",
+        "hint": "ls -ld /ckpt/job",
+    }
+
+
+def test_a_policy_that_becomes_unreadable_is_a_problem_and_the_last_one_counts(job, clock):
+    policies = [Policy(prune=False)]
+
+    def rules(_):
+        if not policies:
+            raise ConfigError("not TOML", path="config.toml")
+        return policies.pop()
+
+    sight = Sight(lambda: job, rules, clock)
+    assert sight()["status"]["problems"] == [{"name": "daemon", "detail": "no daemon leads this job"}]
+    found = sight()
+    assert {"name": "config", "detail": "not TOML: config.toml"} in found["status"]["problems"]
+    assert found["ls"]["policy"]["prune"] is False
+
+
+def test_a_policy_that_is_wrong_from_the_start_is_an_error(job, clock):
+    def rules(_):
+        raise ConfigError("not TOML")
+
+    with pytest.raises(ConfigError):
+        Sight(lambda: job, rules, clock)()
+
+
+def test_free_space_is_looked_at_again(job, clock):
+    class Shrinking(type(job.disk)):
+        left = 100
+
+        def free(self, path):
+            return self.left
+
+    disk = Shrinking()
+    looker = Looker(Job(job.root, job.state, disk), clock)
+    assert looker.look().snapshot.free == 100
+    disk.left = 50
+    assert looker.look().snapshot.free == 100
+    clock.at += 61
+    assert looker.look().snapshot.free == 50
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+STATIC = Path(document.__file__).parent / "static"
+
+
+def documented(table):
+    text = (DOCS / "dashboard.md").read_text().split("\n## Data\n")[1].split("\n## ")[0]
+    rows = text.split("|---|---|\n")[table].split("\n\n")[0]
+    return {re.match(r"\| `(\w+)` \|", row)[1]: row for row in rows.splitlines()}
+
+
+def test_the_data_is_as_documented(job, clock, sight):
+    write_step(job, 1)
+    shown = json.loads(views_json.text(document.answer(Known(sight()), 2.0)))
+    assert set(shown) == documented(1).keys() | {"schema_version"}
+    assert set(shown["serving"]) == documented(2).keys()
+    for name in ("rules", "left_out"):
+        inner = shown[name][0] if name == "rules" else shown[name]
+        assert set(inner) == set(re.findall(r"`(\w+)`", documented(1)[name])) - {name}
+
+
+def test_the_page_has_words_for_every_rule():
+    table = (DOCS / "retention.md").read_text().split("| key in")[0]
+    rules = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    rules |= set(re.findall(r"`(\w+)`", table.split("and removed by")[1].split("Removing is")[0]))
+    words = set(re.findall(r"^  (\w+): \"", (STATIC / "rules.js").read_text(), re.MULTILINE))
+    assert words == rules
+
+
+def test_the_page_knows_no_event_that_there_is_not():
+    words = set(re.findall(r"^  (\w+): \(", (STATIC / "text.js").read_text(), re.MULTILINE))
+    assert words
+    assert words <= names.EVENTS
+
+
+def test_every_alert_is_documented():
+    monitoring = DOCS.parent / "examples" / "monitoring" / "syncd.rules.yml"
+    alerts = re.findall(r"- alert: (\w+)", monitoring.read_text())
+    assert re.findall(r"^\| `(Syncd\w+)` \|", (DOCS / "dashboard.md").read_text(), re.MULTILINE) == alerts
