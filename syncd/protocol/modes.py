@@ -47,18 +47,21 @@ def modes_of(permissions: str, group: str = "") -> Modes:
     Raises:
         ConfigError: There is no such policy or group, the user is not in it, or one is missing.
     """
-    if permissions not in POLICIES:
-        raise ConfigError(f"permissions = {permissions!r} is not one of {', '.join(POLICIES)}")
-    if (permissions == "group") != bool(group):
-        problem = (
-            "needs a group" if permissions == "group" else f"and group = {group!r} contradict each other"
-        )
-        raise ConfigError(
-            f"permissions = {permissions!r} {problem}", hint='permissions = "group" and group = "NAME"'
-        )
+    if problem := contradiction(permissions, group):
+        raise ConfigError(problem, hint='permissions = "group" and group = "NAME"')
     if permissions == "group":
         return Modes(0o660, 0o2770, _group(group), exact=True)
     return PRIVATE if permissions == "private" else UMASK
+
+
+def contradiction(permissions: str, group: str) -> str:
+    """Return what is wrong with a policy on every host, empty when nothing is."""
+    if permissions not in POLICIES:
+        return f"permissions = {permissions!r} is not one of {', '.join(POLICIES)}"
+    if (permissions == "group") == bool(group):
+        return ""
+    problem = "needs a group" if permissions == "group" else f"and group = {group!r} contradict each other"
+    return f"permissions = {permissions!r} {problem}"
 
 
 def settle_file(descriptor: int, modes: Modes) -> None:

@@ -1,12 +1,15 @@
 """Real commands on job directories that somebody hostile has made: they end, in bounds, and stay inside."""
 
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import hostile
 import pytest
 from cli import command, environment
+from jobs import write_step
 from processes import PROGRAMS
 from sweep import python
 from warm import run_warm
@@ -128,3 +131,39 @@ def test_what_is_the_job_s_own_still_works_after_strange_names(attacked):
     assert Path(job.state, "version.json").exists()
     strange = {os.fsdecode(name) for name in hostile.NAMES}
     assert strange <= set(os.listdir(job.root))
+
+
+def wait_until(holds):
+    """Wait for something that is to happen."""
+    ends = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_a_leading_daemon_is_not_led_out_and_goes_on_once_the_link_has_gone(tmp_path):
+    job, outside = hostile.build(tmp_path / "job"), hostile.canary(tmp_path / "outside")
+    before = hostile.fingerprint(outside)
+    trash, aside, said = Path(job.trash), tmp_path / "aside", tmp_path / "said"
+    words = ("watch", job.root, "--keep-last", 1, "--poll", 0.05, "--reconcile", 1, "--trash-grace", 0)
+    with (
+        said.open("wb") as log,
+        subprocess.Popen(command(*words), stdout=log, stderr=log, env=environment()) as daemon,
+    ):
+        try:
+            wait_until(Path(job.version).exists)
+            trash.rename(aside)
+            trash.symlink_to(outside)
+            for step in (4, 5, 6):
+                write_step(job, step)
+            wait_until(lambda: "symbolic link" in said.read_text())
+            assert Path(job.step(2)).exists()
+            trash.unlink()
+            aside.rename(trash)
+            wait_until(lambda: not Path(job.step(2)).exists())
+            daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(SECONDS) == 0
+        finally:
+            daemon.kill()
+    assert "Traceback" not in said.read_text()
+    assert hostile.fingerprint(outside) == before
