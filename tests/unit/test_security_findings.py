@@ -68,9 +68,15 @@ NFS = Mount("/shared", "nfs4", ("rw", "sec=sys"), "server:/x")
         (seen(directory("parent", 0o755, uid=0, gid=0, path="/shared")), []),
         (seen(directory("parent", 0o777, uid=0, gid=0, path="/shared")), [("world-writable", "fail")]),
         (seen(directory("parent", 0o1777, uid=0, gid=0, path="/tmp")), []),
-        (seen(directory("parent", 0o1777, uid=0, path="/tmp"), directory(uid=99)), [
-            ("world-writable", "fail"), ("group-writable", "warn"),
-        ]),
+        (seen(directory("parent", 0o1777, uid=0, gid=0, path="/tmp"), directory(uid=99, path="/tmp/job")), []),
+        (seen(
+            directory("parent", 0o1777, uid=0, gid=0, path="/tmp"),
+            directory("parent", 0o755, uid=99, path="/tmp/theirs"), directory(path="/tmp/theirs/job"),
+        ), [("world-writable", "fail"), ("owner", "warn")]),
+        (seen(
+            directory("parent", 0o1777, uid=0, gid=0, path="/"),
+            directory("parent", 0o755, uid=99, path="/theirs"), directory(path="/theirs/job"),
+        ), [("world-writable", "fail"), ("owner", "warn")]),
         (seen(directory("parent", 0o775, uid=0, gid=5, path="/shared")), [("group-writable", "warn")]),
         (seen(directory("parent", 0o755, uid=99, path="/shared")), [("owner", "warn")]),
         (seen(directory(mode=0o700), file(mode=0o640), permissions="private"), [("against-policy", "fail")]),

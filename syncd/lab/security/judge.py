@@ -65,8 +65,7 @@ def _second_name(_: Seen, entry: Entry) -> Iterator[Finding]:
 
 def _owner(seen: Seen, entry: Entry) -> Iterator[Finding]:
     job = next((other for other in seen.entries if other.role == "job"), entry)
-    trusted = {_ROOT, seen.user, job.uid}
-    if entry.is_link or entry.uid in trusted or entry.role not in ("parent", "state", "secret"):
+    if entry.is_link or entry.uid in _trusted(seen) or entry.role not in ("parent", "state", "secret"):
         return
     if entry.role == "state" and seen.permissions == "group" and entry.gid == seen.group:
         return
@@ -78,8 +77,8 @@ def _owner(seen: Seen, entry: Entry) -> Iterator[Finding]:
 def _everybody_writes(seen: Seen, entry: Entry) -> Iterator[Finding]:
     if entry.is_link or not entry.mode & stat.S_IWOTH:
         return
-    if entry.role == "parent" and entry.mode & stat.S_ISVTX and _owned(seen):
-        return  # as in /tmp: the names of others stay as they are
+    if entry.role == "parent" and _is_sticky(seen, entry):
+        return
     what = {
         "parent": "everybody can put another directory in the place of the job",
         "job": "everybody can add steps and replace the marker",
@@ -87,8 +86,18 @@ def _everybody_writes(seen: Seen, entry: Entry) -> Iterator[Finding]:
     yield Finding("world-writable", "fail", what, entry.path, f"chmod o-w {quote(entry.path)}")
 
 
-def _owned(seen: Seen) -> bool:
-    return all(entry.uid in (_ROOT, seen.user) for entry in seen.entries if entry.role == "job")
+def _is_sticky(seen: Seen, entry: Entry) -> bool:
+    """Say whether others cannot touch what leads from a directory on to the job, as in /tmp."""
+    below = (other for other in seen.entries if other.path.rpartition("/")[0] == entry.path.rstrip("/"))
+    trusted = _trusted(seen)
+    return bool(entry.mode & stat.S_ISVTX) and all(
+        other.uid in trusted for other in below if other.role in ("parent", "job")
+    )
+
+
+def _trusted(seen: Seen) -> set[int]:
+    """Return the users who can change the job anyway."""
+    return {_ROOT, seen.user, *(entry.uid for entry in seen.entries if entry.role == "job")}
 
 
 def _group_writes(seen: Seen, entry: Entry) -> Iterator[Finding]:
@@ -96,7 +105,7 @@ def _group_writes(seen: Seen, entry: Entry) -> Iterator[Finding]:
         return
     if seen.permissions == "group" and entry.gid == seen.group:
         return
-    if entry.role == "parent" and entry.mode & stat.S_ISVTX and _owned(seen):
+    if entry.role == "parent" and _is_sticky(seen, entry):
         return
     what = f"group {entry.gid} can change it, and the job's policy is {seen.permissions!r}"
     severity: Severity = "fail" if entry.role in ("secret", "config") else "warn"
