@@ -77,7 +77,7 @@ def _problems(args):
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_crashes_hangs_or_leaves_the_job(attacked, name):
     job, outside, before = attacked(ATTACKS[name])
-    verbs = (*LOOKS, *ACTS) if name in FILES else (LOOKS[0], *ACTS)
+    verbs = (*LOOKS, *ACTS) if name in FILES else (LOOKS[0], *ACTS) if name.startswith(".syncd") else ACTS[:1]
     assert not ends_badly(verb(words, job.root) for words in verbs)
     assert hostile.fingerprint(outside) == before
 

@@ -12,12 +12,23 @@ from pathlib import Path
 import syncd
 from syncd.cli.main import main
 
-for module in pkgutil.walk_packages(syncd.__path__, "syncd."):
-    if not module.name.startswith(
-        ("syncd.__main__", "syncd.lab.simulator", "syncd.dashboard", "syncd.jobfile")
-    ):
-        importlib.import_module(module.name)
-for name in ("argparse", "encodings.ascii", "encodings.idna", "grp", "rich.console", "structlog.dev"):
+PACKAGES = ("cli", "daemon", "daemon.foreign", "lab.security", "observe", "protocol", "synchronizer", "views")
+NAMES = (
+    "syncd.publishing",
+    "argparse",
+    "encodings.ascii",
+    "encodings.idna",
+    "grp",
+    "rich.console",
+    "structlog.dev",
+)
+
+for package in PACKAGES:
+    path = f"{syncd.__path__[0]}/{package.replace('.', '/')}"
+    for module in pkgutil.iter_modules([path], f"syncd.{package}."):
+        if module.name != "syncd.observe.metrics":
+            importlib.import_module(module.name)
+for name in NAMES:
     importlib.import_module(name)
 
 user, group, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
