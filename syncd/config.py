@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,19 +99,23 @@ REACHING = ("metrics_textfile", "metrics_host")
 """Keys that reach beyond the job: a file anywhere, an address that other hosts see."""
 
 
-def load(path: str | None, overrides: Mapping[str, Any], *, trusted: bool = True) -> DaemonConfig:
+def load(
+    path: str | None, overrides: Mapping[str, Any], *, trusted: bool = True, kept: bool = False
+) -> DaemonConfig:
     """Return the configuration of a TOML file's `[daemon]` table with overrides on top.
 
     Args:
         path: The file, None for the defaults.
         overrides: Values by key; None means not given.
         trusted: Whether nobody but this user and root can have written the file.
+        kept: Whether it is what lies in the job directory, and not a file that the user has named: that one may be a
+            pipe, and takes as long as it takes.
 
     Raises:
         ConfigError: The file cannot be read or parsed, a key is unknown, a value is out of range, or one reaches
             beyond the job in a file that is not trusted.
     """
-    table = _table(path) if path else {}
+    table = _table(path, read_config_file if kept else _read) if path else {}
     if not trusted:
         _refuse_reaching(table, path)
     given = {key: value for key, value in overrides.items() if value is not None}
@@ -132,9 +136,14 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
 
 
-def _table(path: str) -> dict[str, Any]:
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _table(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
     try:
-        document = parse_config(read_config_file(path), path)
+        document = parse_config(read(path), path)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
     table = document.get("daemon", {})

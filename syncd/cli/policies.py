@@ -75,7 +75,7 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
     path = values.pop("config", None)
     if path is None and os.path.exists(f"{job.root}/{CONFIG}"):
         path = f"{job.root}/{CONFIG}"
-        return load(path, values, trusted=_is_own(path))
+        return load(path, values, trusted=_is_own(path), kept=True)
     return load(path, values)
 
 
