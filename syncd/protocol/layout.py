@@ -9,7 +9,9 @@ import re
 from dataclasses import dataclass, field
 
 from syncd.errors import UsageError
-from syncd.protocol.disk import Disk, LocalDisk
+from syncd.protocol.disk import Disk, LocalDisk, is_below
+from syncd.protocol.kept import KeptModes
+from syncd.protocol.modes import Modes
 
 MARKER = "latest_state_dict_iteration.txt"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -95,7 +97,7 @@ class Job:
         """Return the job at a path, with links in the path itself resolved once and for all."""
         resolved = os.path.realpath(root)
         where = os.path.realpath(state) if state is not None else f"{resolved}/{STATE}"
-        return Job(resolved, where, disk if disk is not None else LocalDisk())
+        return Job(resolved, where, disk if disk is not None else job_disk(resolved, where))
 
     def step(self, step: int) -> str:
         """Return the path of a step's directory."""
@@ -145,6 +147,19 @@ class Job:
     def trash(self) -> str:
         """Removed steps stay on the job's own file system, where one rename takes them."""
         return f"{self.root}/{STATE}/trash"
+
+
+def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
+    """Return the disk of a job: led out by no link, making files as the job's policy says.
+
+    Args:
+        root: The job directory, without links in its path.
+        state: The state directory, the same.
+        modes: The policy; None for the one in `config.toml`, which is read before the first file is made.
+    """
+    # The state directory inside the job is no root of its own: it must be no link itself.
+    roots = (root,) if is_below(state, root) else (root, state)
+    return LocalDisk(roots, KeptModes(root) if modes is None else lambda: modes)
 
 
 def is_relative_name(name: str) -> bool:
