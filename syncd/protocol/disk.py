@@ -175,7 +175,7 @@ class LocalDisk:
         return again(lambda: _read_at(path, offset, length))
 
     def stat(self, path: str) -> FileStat:
-        found = again(lambda: os.lstat(path))
+        found = again(partial(os.lstat, path))
         return FileStat(_kind(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ino)
 
     def list(self, path: str) -> list[Entry]:

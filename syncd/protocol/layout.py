@@ -4,6 +4,7 @@ A `Job` is the directory that all hosts share. What the daemon and the explorers
 directory, `JOB/.syncd` unless the job directory is not theirs to write (`--state-dir`).
 """
 
+import functools
 import os
 import re
 from dataclasses import dataclass, field
@@ -164,6 +165,12 @@ def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
 
 def is_relative_name(name: str) -> bool:
     """Say whether a name stays below the directory it is joined to and can be a name there."""
+    return len(name) <= _PATH_LIMIT and _stays_below(name)
+
+
+# A thousand steps have the same few names; what is longer than any path is not worth remembering.
+@functools.lru_cache(maxsize=1024)
+def _stays_below(name: str) -> bool:
     if not name.isprintable() or len(name.encode()) > _PATH_LIMIT:
         return False
     return all(part not in ("", ".", "..") and len(part.encode()) <= _NAME_LIMIT for part in name.split("/"))
