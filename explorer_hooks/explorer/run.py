@@ -85,7 +85,7 @@ def _explore(
     writer = opened.enter_context(ExperienceWriter(job, name))
     ledger = Ledger.opened(writer, training.digest, seed)
     source = opened.enter_context(engine.source(follower))
-    explorer = Explorer(source, ledger, _rules(file), Records(places.metrics(job, name)), stop)
+    explorer = Explorer(source, ledger, _rules(file), Records(places.metrics(job, name), job.disk), stop)
     generator = engine.generator(explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
     batches = Batches(
         training,
@@ -104,7 +104,7 @@ def _explore(
         evaluation = Evaluation(
             held_out,
             section.evaluation.every,
-            Records(places.evaluations(job, name)),
+            Records(places.evaluations(job, name), job.disk),
             tokens,
             generator,
             scores,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncd.cli.options import job_argument, open_job, state_dir_option
-from syncd.cli.policies import daemon_options, read_config
+from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
@@ -56,6 +56,7 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
     config = read_config(job, given)
+    job = with_policy(job, config)
     with _observers(job, config) as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
@@ -69,6 +70,7 @@ def _serve(job: Job, given: Mapping[str, Any]) -> None:
     from syncd.observe.sd_notify import Notifier  # noqa: PLC0415
 
     config, clock, background = read_config(job, given), SystemClock(), Background()
+    job = with_policy(job, config)
     with _observers(job, config) as observers:
         daemon = Daemon(job, config, clock, observers, background)
         daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
@@ -86,7 +88,10 @@ def _observers(job: Job, config: DaemonConfig) -> "Observers":
         sys.stderr,
         json=None if config.log_format == "auto" else config.log_format == "json",
     )
-    heard: list[Observer] = [log.LogObserver(), Journal(job.events, config.events_bytes)]
+    heard: list[Observer] = [
+        log.LogObserver(),
+        Journal(job.events, config.events_bytes, adopt=job.disk.adopt),
+    ]
     if config.metrics_port or config.metrics_textfile:
         from syncd.observe.metrics import Metrics  # noqa: PLC0415
 
