@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from syncd.observe import names
 from syncd.observe.events import Event
+from syncd.protocol.attended import Attend, unattended
 
 KEEP = 3
 """Rotated files beside the current one: `events.jsonl.1` is the newest of them."""
@@ -28,7 +29,7 @@ _MOST_READ = 16 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENDS = frozenset({names.STANDING_BY, names.FENCED})
-_TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG})
+_TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG, names.MOUNT_STUCK})
 
 
 class Journal:
@@ -38,9 +39,13 @@ class Journal:
         path: The file; its directory comes with the first leader.
         max_bytes: Size beyond which it is rotated.
         keep: Rotated files to keep.
+        attend: Notes what is asked of the file system while it is.
     """
 
-    def __init__(self, path: str, max_bytes: int = MAX_BYTES, keep: int = KEEP) -> None:
+    def __init__(
+        self, path: str, max_bytes: int = MAX_BYTES, keep: int = KEEP, attend: Attend = unattended
+    ) -> None:
+        self._attend = attend
         self._path, self._max_bytes, self._keep = path, max_bytes, keep
         self._waiting: deque[bytes] = deque(maxlen=_WAITING)
         self._leads = False
@@ -61,7 +66,8 @@ class Journal:
         while self._waiting:
             line = self._waiting.popleft()
             try:
-                self._append(self._gap() + line)
+                with self._attend("write", self._path):
+                    self._append(self._gap() + line)
             except OSError:
                 self.dropped += 1
             else:
