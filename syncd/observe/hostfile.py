@@ -7,8 +7,10 @@ directory of its user: what it knew at last, in which state the mount is, since 
 import contextlib
 import glob
 import hashlib
+import itertools
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +24,7 @@ Document = dict[str, Any]
 
 _OTHERS = ("/run/syncd", "/run/syncd/*", "/run/user/*/syncd", "/run/user/*/syncd/*")
 _LIMIT = 64 << 10
+_KEPT, _MOST_TIDIED = 86400.0, 1000
 _MODE, _PRIVATE = 0o644, 0o700
 
 
@@ -57,7 +60,7 @@ class Writer:
         self._directory = own_directory()
         self._paths = sorted({_path(self._directory, name) for name in (root, *names)})
         self._process = asdict(Process.current())
-        self._last: Document = {}
+        _tidy(self._directory, time.time())
 
     def write(self, at: float, document: Mapping[str, Any]) -> None:
         """Replace the file; nothing rests on it, so what fails is left.
@@ -118,6 +121,15 @@ def _read(path: str) -> HostFile | None:
         return HostFile(fields.number("at"), _process(fields.record("process")), _plain(fields))
     except (OSError, SyncdError):
         return None
+
+
+def _tidy(directory: str, now: float) -> None:
+    """Remove what daemons that were killed have left long ago."""
+    with contextlib.suppress(OSError):
+        for path in itertools.islice(glob.iglob(f"{glob.escape(directory)}/*.json"), _MOST_TIDIED):
+            left = _read(path)
+            if left is not None and not left.is_current and now - left.at > _KEPT:
+                os.unlink(path)
 
 
 def _process(fields: Fields) -> Process:

@@ -327,7 +327,7 @@ def test_a_disk_with_nothing_left_is_told_once_and_gone_on_from_when_there_is_ro
         assert daemon.state(state) == 1.0
         assert daemon.events("mount_state")[0]["hint"]
         again = daemon.pings()
-        until(lambda: daemon.pings() >= again + 3, daemon)
+        until(lambda: daemon.pings() >= again + 2, daemon)
         assert len(daemon.events("error")) == seen == 1, "told once, however often it is tried again"
         empty(f"{point}/job")
         publish(daemon, 2)

@@ -1,8 +1,10 @@
 """From an error to the state of a file system; calls in hand; what a host's daemons say beside the mount."""
 
 import errno
+import json
 import os
 import threading
+import time
 
 import pytest
 from jobs import ManualClock
@@ -129,6 +131,21 @@ def test_what_a_daemon_says_is_found_by_the_name_of_the_job_alone(runtime, tmp_p
     assert hostfile.find("/other/j") is None
     writer.remove()
     assert hostfile.find("/really/j") is None
+
+
+def test_what_killed_daemons_left_long_ago_goes_with_the_next_start(runtime):
+    hostfile.Writer("/old").write(1.0, {})
+    hostfile.Writer("/here").write(time.time(), {})
+    for name in ("/old", "/here"):
+        path = hostfile._path(hostfile.own_directory(), name)
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        document["process"] |= {"started": document["process"]["started"] + 1}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+    hostfile.Writer("/new")
+    assert hostfile.find("/old") is None
+    assert hostfile.find("/here").is_current is False
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"at":"x"}'])
