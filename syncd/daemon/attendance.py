@@ -144,7 +144,7 @@ class Attendance:
                 f"stopped while an operation stands in the kernel for {seconds:.0f} s ({call.what}); "
                 "the lead was not released",
                 path=call.path,
-                hint=f"findmnt -T {call.path}",
+                hint="findmnt; dmesg | tail  # is its server up?",
             )
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ _STATES = {
 _TEXTS = {
     MountState.STUCK: (
         "the mount does not answer; work goes on by itself when it does",
-        "findmnt -T {root}; dmesg | tail  # is its server up?",
+        "findmnt; dmesg | tail  # is its server up? What asks the mount itself will hang, too",
     ),
     MountState.MISSING: (
         "the job directory is not there; nothing is published and nothing removed until it is",

@@ -82,5 +82,5 @@ def _stuck(call: Call, seconds: float) -> StuckError:
     return StuckError(
         f"the mount has not answered for {seconds:.0f} s ({call.what})",
         path=call.path,
-        hint=f"findmnt -T {call.path}; dmesg | tail  # is its server up?",
+        hint="findmnt; dmesg | tail  # is its server up?",
     )
