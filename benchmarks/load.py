@@ -9,14 +9,18 @@ cache, and that they are gone is checked. Ratios are taken within a round. Absol
 """
 
 import argparse
+import functools
+import mmap
 import multiprocessing
 import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +33,16 @@ from save import Watch, weights_of
 
 from explorer_hooks.base import Target
 from explorer_hooks.loading.places import held
+from explorer_hooks.loading.plan import PIECE
+from explorer_hooks.loading.reading import THREADS
 from explorer_hooks.loading.residency import cached_share
 from explorer_hooks.loading.step import check, load
 from syncd.protocol.digest import digest_file
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
+
+_OWN = threading.local()
 
 Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]
@@ -43,6 +51,8 @@ SHARDS = 2
 COLD, WARM = "cold", "warm"
 HASHED, PLAIN, CACHED = "ours, hashed", "ours, verified before", "ours, page cache only"
 LOAD_FILE, TORCH_LOAD, DCP = "load_file + copy_", "torch.load(mmap) + copy_", "DCP load"
+RAW = "raw O_DIRECT"
+"""Reads the same files past the page cache and fills nothing: no cold load can be faster than the device is."""
 
 
 def main() -> None:
@@ -115,6 +125,7 @@ def _contestants(scratch: Path, target: Target, parameters: Weights) -> dict[str
         LOAD_FILE: (scratch / "step", lambda: _load_file(target, parameters)),
         TORCH_LOAD: (scratch / "torch", lambda: _torch_load(scratch / "torch", parameters)),
         DCP: (scratch / "dcp", lambda: _dcp_load(scratch / "dcp", parameters)),
+        RAW: (scratch / "step", lambda: _raw_direct(scratch / "step")),
     }
 
 
@@ -133,6 +144,22 @@ def _dcp_load(directory: Path, parameters: Weights) -> None:
     dcp.load(parameters, checkpoint_id=str(directory), no_dist=True)
 
 
+def _raw_direct(directory: Path) -> None:
+    """Read with as many threads, and in as large pieces, as ours does."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        for path in _files(directory):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            pieces = range(0, os.fstat(descriptor).st_size, PIECE)
+            list(pool.map(functools.partial(_read_piece, descriptor), pieces))
+            os.close(descriptor)
+
+
+def _read_piece(descriptor: int, offset: int) -> None:
+    if not hasattr(_OWN, "memory"):
+        _OWN.memory = mmap.mmap(-1, PIECE)
+    os.preadv(descriptor, [_OWN.memory], offset)
+
+
 def _rounds(
     contestants: dict[str, Contestant], weights: Weights, parameters: Weights, options: argparse.Namespace
 ) -> tuple[dict[str, dict[str, list[Figures]]], list[float]]:
@@ -144,7 +171,8 @@ def _rounds(
         for name in names[turn:] + names[:turn]:
             for how in (COLD, WARM):
                 figures = _one(*contestants[name], cold=how == COLD, parameters=parameters)
-                _check(name, weights, parameters)
+                if name != RAW:
+                    _check(name, weights, parameters)
                 if number:
                     found[name][how].append(figures)
         loads.append(round(os.getloadavg()[0], 1))
@@ -244,6 +272,13 @@ def _rows(figures: dict[str, Any]) -> Iterator[Row]:
                     goal,
                     ratio >= least if goal and least else None,
                 )
+        if name in rounds and RAW in rounds:
+            yield (
+                f"  bound: {RAW}, against {name}",
+                f"{_ratio(rounds[name][COLD], rounds[RAW][COLD]):.1f} x",
+                "",
+                None,
+            )
     for ours in (HASHED, PLAIN, CACHED):
         if ours in rounds:
             memory = max(one["memory"] for how in (COLD, WARM) for one in rounds[ours][how])

@@ -3,12 +3,13 @@
 import dataclasses
 import difflib
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.protocol.kept import parse_config, policy_in, read_config_file
+from syncd.protocol.modes import POLICIES
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -17,6 +18,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "watch": ("auto", "events", "polling"),
     "verify": ("size", "header", "content"),
     "log_format": ("auto", "json", "console"),
+    "permissions": POLICIES,
     "log_level": ("debug", "info", "warning", "error"),
 }
 
@@ -47,6 +49,8 @@ class DaemonConfig:
         metrics_host: Address it binds to.
         metrics_textfile: File that the node exporter's textfile collector reads; empty for none.
         events_bytes: Size at which events.jsonl is rotated.
+        permissions: Who may read and write what is made in the job, by every program: umask, private or group.
+        group: With permissions = "group": name or number of the group.
         log_format: auto, json or console.
         log_level: debug, info, warning or error.
     """
@@ -72,6 +76,8 @@ class DaemonConfig:
     metrics_host: str = "127.0.0.1"
     metrics_textfile: str = ""
     events_bytes: int = 8 << 20
+    permissions: str = "umask"
+    group: str = ""
     log_format: str = "auto"
     log_level: str = "info"
 
@@ -89,17 +95,29 @@ _AT_LEAST = {
 _MAX_PORT = 65535
 
 
-def load(path: str | None, overrides: Mapping[str, Any]) -> DaemonConfig:
+REACHING = ("metrics_textfile", "metrics_host")
+"""Keys that reach beyond the job: a file anywhere, an address that other hosts see."""
+
+
+def load(
+    path: str | None, overrides: Mapping[str, Any], *, trusted: bool = True, kept: bool = False
+) -> DaemonConfig:
     """Return the configuration of a TOML file's `[daemon]` table with overrides on top.
 
     Args:
         path: The file, None for the defaults.
         overrides: Values by key; None means not given.
+        trusted: Whether nobody but this user and root can have written the file.
+        kept: Whether it is what lies in the job directory, and not a file that the user has named: that one may be a
+            pipe, and takes as long as it takes.
 
     Raises:
-        ConfigError: The file cannot be read or parsed, a key is unknown, or a value is out of range.
+        ConfigError: The file cannot be read or parsed, a key is unknown, a value is out of range, or one reaches
+            beyond the job in a file that is not trusted.
     """
-    table = _table(path) if path else {}
+    table = _table(path, read_config_file if kept else _read) if path else {}
+    if not trusted:
+        _refuse_reaching(table, path)
     given = {key: value for key, value in overrides.items() if value is not None}
     where = path or "the command line"
     values = {key: _value(key, value, where) for key, value in {**table, **given}.items()}
@@ -118,18 +136,31 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
 
 
-def _table(path: str) -> dict[str, Any]:
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _table(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
+        document = parse_config(read(path), path)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not TOML: {error}", path=path) from error
     table = document.get("daemon", {})
     if not isinstance(table, dict):
         raise ConfigError("[daemon] is not a table", path=path)
-    return table
+    permissions, group = policy_in(document, path)
+    return {"permissions": permissions, "group": group, **table}
+
+
+def _refuse_reaching(table: Mapping[str, Any], path: str | None) -> None:
+    for key in REACHING:
+        if table.get(key, getattr(DaemonConfig(), key)) != getattr(DaemonConfig(), key):
+            raise ConfigError(
+                f"{key} reaches beyond the job, and others than this user can write the file",
+                path=path,
+                hint=f"syncd watch ... --{key.replace('_', '-')} VALUE, or --config with a file of one's own",
+            )
 
 
 def _value(key: str, value: Any, where: str) -> Any:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncd._version import __version__
-from syncd.errors import SyncdError, storage_error
+from syncd.errors import SyncdError, plain, storage_error
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 _USAGE = 2
+_LAYOUT = "\n\t"
 _HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "findmnt -T {path}"}
 
 debug_option = click.option(
@@ -172,9 +173,9 @@ def tell(error: SyncdError) -> None:
     """Say what went wrong, on stderr."""
     # The disk that is full may be the log's own: the exit code must still be the documented one.
     with contextlib.suppress(OSError):
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {plain(str(error), _LAYOUT)}", err=True)
         if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
+            click.echo(f"hint: {plain(error.hint, _LAYOUT)}", err=True)
 
 
 def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:

@@ -14,6 +14,7 @@ code  meaning
 65    corrupt data
 74    I/O
 75    try again: a passing state, nothing was changed
+77    something is too open: `syncd doctor --security`
 78    bad configuration
 ====  ==========================================================
 """
@@ -40,8 +41,22 @@ class SyncdError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = f": {self.path}" if self.path else ""
+        where = f": {plain(self.path)}" if self.path else ""
         return f"{self.message}{where}"
+
+
+def plain(text: str, keep: str = "") -> str:
+    """Return a text that others wrote, with what could steer a terminal or is no text spelt out.
+
+    Args:
+        text: The text.
+        keep: Characters that stay although they do not print, such as the line feed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text
+    )
 
 
 class UsageError(SyncdError):
@@ -115,6 +130,13 @@ class FencedError(TryAgainError):
     """A newer leader has taken over; this one may no longer publish or delete."""
 
     code = "fenced"
+
+
+class TooOpenError(SyncdError):
+    """Others may do more with a job than they should: what `syncd doctor --security` ends with."""
+
+    code = "too_open"
+    exit_code = 77
 
 
 class ConfigError(SyncdError):

@@ -3,23 +3,33 @@
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-_OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+from syncd.opening import open_append, open_read
+
+LINE_LIMIT = 1 << 20
+"""The longest line that is read, in bytes."""
 
 
-def append(path: str, documents: Iterable[Mapping[str, Any]]) -> None:
+def append(
+    path: str, documents: Iterable[Mapping[str, Any]], adopt: Callable[[str], None] | None = None
+) -> None:
     """Append documents with one write; a last line that a killed process left torn is ended first.
 
     The file is opened each time: no kept descriptor goes stale on a network mount, and closing is what shows
     the lines to other hosts.
 
+    Args:
+        path: The file.
+        documents: What is appended.
+        adopt: Given the path of a new file: `Disk.adopt` of the job.
+
     Raises:
         OSError: They could not be written; a part of a line may have been.
     """
     data = b"".join(map(_line, documents))
-    descriptor = os.open(path, _OPEN, 0o644)
+    descriptor = open_append(path, adopt)
     try:
         mended = b"\n" + data if _is_torn(descriptor) else data
         if os.write(descriptor, mended) != len(mended):
@@ -29,14 +39,17 @@ def append(path: str, documents: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read(path: str) -> Iterator[dict[str, Any] | None]:
-    """Yield the document of each line; None for a line that is none: torn, or somebody else's.
+    """Yield the document of each line; None for a line that is none: torn, too long, or somebody else's.
 
     Raises:
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
-        for line in file:
-            if line.strip():
+    with open(open_read(path), "rb") as file:
+        whole = True
+        while line := file.readline(LINE_LIMIT):
+            begins, whole = whole, line.endswith(b"\n")
+            # Of a line beyond the limit the first part is no document, and the rest is none of a line's.
+            if begins and line.strip():
                 yield _document(line)
 
 

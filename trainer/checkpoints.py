@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from syncd.errors import SyncdError, storage_error
-from syncd.protocol.disk import list_if_there, remove_tree, temporary_name
+from syncd.protocol.disk import Disk, list_if_there, remove_tree, temporary_name
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
@@ -37,8 +37,8 @@ def clear_training(job: Job, step: int) -> str:
     return directory
 
 
-def sync_tree(directory: str) -> None:
-    """Make all files below a directory durable, those of this host at least.
+def sync_tree(job: Job, directory: str) -> None:
+    """Make all files below a directory durable, those of this host at least, with the modes of the job's policy.
 
     Raises:
         StorageError: One could not be synced.
@@ -46,6 +46,7 @@ def sync_tree(directory: str) -> None:
     try:
         for parent, _, files in os.walk(directory):
             for name in (*files, "."):
+                job.disk.adopt(os.path.normpath(f"{parent}/{name}"))
                 _sync(f"{parent}/{name}")
     except OSError as error:
         raise storage_error(error, directory) from error
@@ -60,7 +61,7 @@ def complete(job: Job, step: int, state: Mapping[str, Any], *, as_hf: bool) -> N
     try:
         job.disk.replace(f"{training_directory(job, step)}/{_STATE}", encode(state))
         if as_hf:
-            _link_huggingface(f"{job.step(step)}/{ACTOR}")
+            _link_huggingface(job.disk, f"{job.step(step)}/{ACTOR}")
         job.disk.replace(f"{job.step(step)}/{FULL_CHECKPOINT}", encode({"protocol": 1, "step": step}))
         job.disk.replace(job.tracker, f"{step}".encode("ascii"))
         job.disk.replace(f"{job.root}/{META}", encode(state))
@@ -99,13 +100,13 @@ def _is_full(job: Job, step: int) -> bool:
     return {FULL_CHECKPOINT, MANIFEST} <= {entry.name for entry in list_if_there(job.disk, job.step(step))}
 
 
-def _link_huggingface(actor: str) -> None:
+def _link_huggingface(disk: Disk, actor: str) -> None:
     """Make `huggingface/` of links to what is beside it, whole or not at all; copies where there are no links."""
     target = f"{actor}/{HUGGINGFACE}"
     if os.path.isdir(target):
         return
     preparing = f"{actor}/{temporary_name(HUGGINGFACE)}"
-    os.mkdir(preparing)
+    disk.make_directory(preparing)
     try:
         for entry in os.scandir(actor):
             if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):

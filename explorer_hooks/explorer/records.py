@@ -6,6 +6,7 @@ from typing import Any
 
 from syncd import lines
 from syncd.errors import storage_error
+from syncd.protocol.disk import Disk, LocalDisk
 
 
 class Records:
@@ -13,15 +14,16 @@ class Records:
 
     Args:
         path: The file; its directory is made.
+        disk: The job's file system.
 
     Raises:
         StorageError: It cannot be written.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, disk: Disk | None = None) -> None:
+        self.path, self._disk = path, disk or LocalDisk()
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._disk.make_directory(os.path.dirname(os.path.abspath(path)))
         except OSError as error:
             raise storage_error(error, path) from error
 
@@ -32,7 +34,7 @@ class Records:
             StorageError: It cannot be written.
         """
         try:
-            lines.append(self.path, [record])
+            lines.append(self.path, [record], self._disk.adopt)
         except OSError as error:
             raise storage_error(error, self.path) from error
 

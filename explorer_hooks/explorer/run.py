@@ -83,7 +83,7 @@ def _explore(
     seed = f"{file.job.seed}/{name}" if section.shuffle else ""
     writer = opened.enter_context(ExperienceWriter(job, name))
     ledger = Ledger.opened(writer, training.digest, seed)
-    explorer = Explorer(follower, ledger, _rules(file), Records(places.metrics(job, name)), stop)
+    explorer = Explorer(follower, ledger, _rules(file), Records(places.metrics(job, name), job.disk), stop)
     generator = engine.generator(explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
     batches = Batches(
         training,
@@ -102,7 +102,7 @@ def _explore(
         evaluation = Evaluation(
             held_out,
             section.evaluation.every,
-            Records(places.evaluations(job, name)),
+            Records(places.evaluations(job, name), job.disk),
             tokens,
             generator,
             scores,

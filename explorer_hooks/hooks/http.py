@@ -8,6 +8,7 @@ never followed: a token given for one host must not be sent to another. Proxies 
 import contextlib
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
@@ -23,6 +24,7 @@ MAX_ANSWER = 16 << 20
 """Bytes of the longest answer that is read; engines' lists and metrics are a thousandth of it."""
 
 _EXCERPT = 300
+_SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
 _PIECE = 1 << 16
 _OK, _REDIRECT, _BAD = 200, 300, 400
 _UNAUTHORISED = frozenset({401, 403})
@@ -185,14 +187,20 @@ class Server:
         if reply.status in _UNAUTHORISED:
             raise ConfigError(f"{where}: it refuses the token", hint="give the engine's key to the follower")
         if _REDIRECT <= reply.status < _BAD:
-            raise ConfigError(f"{where}: a redirect to {reply.location}", hint="redirects are not followed")
+            raise ConfigError(
+                f"{where}: a redirect to {self._plain(reply.location or 'nowhere')}",
+                hint="redirects are not followed",
+            )
 
     def _no_route(self, reply: Reply) -> ConfigError:
         return ConfigError(f"{self.address} has no {reply.request}", hint=self._missing)
 
     def _excerpt(self, reply: Reply) -> str:
         """Return what a person needs of a body: one printable line, without the token."""
-        text = _message(reply.document) or reply.body[: 4 * _EXCERPT].decode("utf-8", "replace")
+        return self._plain(_message(reply.document) or reply.body[: 4 * _EXCERPT].decode("utf-8", "replace"))
+
+    def _plain(self, text: str) -> str:
+        """Return what a server said as one printable line, without the token."""
         if self._token:
             text = text.replace(self._token, "***")
         line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
@@ -211,7 +219,7 @@ class Server:
                 # What is raised depends on which call the deadline interrupted.
                 if late.is_set() or isinstance(error, TimeoutError):
                     self._unreachable(f"{request} was not answered within {timeout:g} s", error)
-                self._unreachable(f"{request} was not answered: {_reason(error)}", error)
+                self._unreachable(f"{request} was not answered: {self._plain(_reason(error))}", error)
         if late.is_set():
             # A body that ends with the connection looks whole when the deadline has ended it.
             self._unreachable(f"{request} was not answered within {timeout:g} s", None)
@@ -292,17 +300,24 @@ def _message(document: dict[str, Any] | None) -> str | None:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return f"{type(error).__name__}: {error}"[:_EXCERPT]
+    return f"{type(error).__name__}: {error}"
 
 
 def _checked_url(address: str) -> SplitResult:
     try:
         url = urlsplit(address.rstrip("/"))
         port = url.port
-    except ValueError as error:
-        raise ConfigError(f"{address!r} is not an address: {error}", hint="http://127.0.0.1:8000") from None
+    except ValueError:
+        raise ConfigError(f"{_public(address)!r} is not an address", hint="http://127.0.0.1:8000") from None
     if url.username is not None or url.password is not None:
         raise ConfigError("an address must not carry a secret", hint="give the token by --token-file")
     if url.scheme not in {"http", "https"} or not url.hostname or port == 0 or url.query or url.fragment:
-        raise ConfigError(f"{address!r} is not the address of a server", hint="http://127.0.0.1:8000")
+        raise ConfigError(
+            f"{_public(address)!r} is not the address of a server", hint="http://127.0.0.1:8000"
+        )
     return url
+
+
+def _public(address: str) -> str:
+    """Return an address that may be wrong without what may be a secret in it: user, password, query, fragment."""
+    return _SECRET_PARTS.sub("", address)

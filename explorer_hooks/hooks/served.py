@@ -15,6 +15,7 @@ from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.started import Tensors, refuse_misfit, tensors_in
 from syncd.errors import ConfigError
+from syncd.opening import open_read
 
 MAX_DOCUMENT = 1 << 20
 
@@ -252,7 +253,7 @@ def document_of(path: str) -> dict[str, object]:
         RefusedError: It cannot be read or is something else.
     """
     try:
-        with open(path, "rb") as file:
+        with open(open_read(path), "rb") as file:
             document = json.loads(file.read(MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError) as error:
         raise RefusedError(f"it cannot be read: {error}", path=path, hint="syncd verify --deep") from error

@@ -10,13 +10,15 @@ from typing import NoReturn
 
 import click
 
-from syncd.errors import StorageError
+from syncd.cli.options import state_dir_option
+from syncd.errors import StorageError, TooOpenError
 
 _TERMINATED = 128 + signal.SIGTERM
 
 
 @click.command(
-    epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd rests on does not work."
+    epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd rests on does not work, "
+    "77 something is too open (--security)."
 )
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--peer", is_flag=True, help="Measure together with a second host that runs the same command.")
@@ -36,11 +38,35 @@ _TERMINATED = 128 + signal.SIGTERM
     metavar="S",
     help="How long one measurement may take; 40 shows how long NFS caches an absent name.",
 )
+@click.option(
+    "--security", is_flag=True, help="Report who may do more than need be with the job DIR; changes nothing."
+)
+@click.option(
+    "--token-file",
+    "secrets",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="With --security: a file that holds a secret.",
+)
+@state_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def doctor(directory: str, *, peer: bool, wait: float, seconds: float, as_json: bool) -> None:
+def doctor(
+    directory: str,
+    *,
+    peer: bool,
+    wait: float,
+    seconds: float,
+    security: bool,
+    secrets: tuple[str, ...],
+    state_dir: str | None,
+    as_json: bool,
+) -> None:
     r"""Find out whether DIR can hold jobs: what its file system gives and how fast.
 
-    Everything happens in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer),
+    With --security it says instead who may read and change what around the job DIR, and how to mend it.
+
+    Everything else happens in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer),
     which is removed at the end.
 
     \b
@@ -48,7 +74,11 @@ def doctor(directory: str, *, peer: bool, wait: float, seconds: float, as_json: 
       syncd doctor /mnt/jobs
       syncd doctor /mnt/jobs --peer        (at about the same time on two hosts)
       syncd doctor /mnt/jobs --json | jq .verdict
+      syncd doctor /mnt/jobs/a --security
     """
+    if security:
+        _secure(directory, state_dir, secrets, as_json=as_json)
+        return
     # Late, so that other commands and --help need not wait for it.
     from syncd.lab.doctor.report import examine  # noqa: PLC0415
 
@@ -68,6 +98,15 @@ def doctor(directory: str, *, peer: bool, wait: float, seconds: float, as_json: 
         raise report.missed
     if report.verdict == "fail":
         click.get_current_context().exit(StorageError.exit_code)
+
+
+def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, as_json: bool) -> None:
+    from syncd.lab.security.report import examine  # noqa: PLC0415
+
+    report = examine(directory, state_dir, secrets)
+    click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
+    if report.verdict == "fail":
+        click.get_current_context().exit(TooOpenError.exit_code)
 
 
 @contextlib.contextmanager

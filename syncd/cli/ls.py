@@ -6,6 +6,7 @@ import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
+from syncd.errors import plain
 from syncd.protocol.disk import SystemClock
 
 
@@ -39,7 +40,7 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     if as_json:
         click.echo(json.text(document))
     elif not document["steps"]:
-        click.echo(f"no steps in {place.root}")
+        click.echo(f"no steps in {plain(place.root)}")
     else:
         from syncd.cli.status import console  # noqa: PLC0415
         from syncd.views import table  # noqa: PLC0415

@@ -1,13 +1,17 @@
 """The options that override the `[daemon]` table, shared by the verbs that follow a policy."""
 
+import dataclasses
 import os
+import stat
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from syncd.config import CHOICES, DaemonConfig, load
-from syncd.protocol.layout import Job
+from syncd.protocol.kept import CONFIG
+from syncd.protocol.layout import Job, job_disk
+from syncd.protocol.modes import modes_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,9 +73,30 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
     """
     values = dict(given)
     path = values.pop("config", None)
-    if path is None and os.path.exists(f"{job.root}/config.toml"):
-        path = f"{job.root}/config.toml"
+    if path is None and os.path.exists(f"{job.root}/{CONFIG}"):
+        path = f"{job.root}/{CONFIG}"
+        return load(path, values, trusted=_is_own(path), kept=True)
     return load(path, values)
+
+
+def _is_own(path: str) -> bool:
+    """Say whether nobody but this user and root can have written a file."""
+    found = os.stat(path)
+    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def with_policy(job: Job, config: DaemonConfig) -> Job:
+    """Return the job as a daemon with this configuration makes files in it, and set this process's umask to it.
+
+    Raises:
+        ConfigError: The policy means nothing on this host, or not for this user.
+    """
+    modes = modes_of(config.permissions, config.group)
+    if modes.exact:
+        os.umask(
+            ~modes.file & 0o077
+        )  # nothing is more open for a moment, and a setgid directory's bit is inherited
+    return dataclasses.replace(job, disk=job_disk(job.root, job.state, modes))
 
 
 def _with(command: F, options: tuple[Callable[[F], F], ...]) -> F:

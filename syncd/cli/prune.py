@@ -9,6 +9,7 @@ import click
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
 from syncd.daemon.retention import Decision
+from syncd.errors import plain
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import mount_of
@@ -71,4 +72,4 @@ def _document(decisions: Iterable[Decision], *, dry_run: bool) -> dict[str, Any]
 def _show(decisions: Iterable[Decision]) -> None:
     for decision in decisions:
         verb = "keep  " if decision.keep else "remove"
-        click.echo(f"{verb}  {decision.step:>8}  {decision.rule:<18}  {decision.detail}".rstrip())
+        click.echo(f"{verb}  {decision.step:>8}  {decision.rule:<18}  {plain(decision.detail)}".rstrip())

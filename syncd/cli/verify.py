@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
-from syncd.errors import CorruptDataError, NotReadyError, UsageError
+from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.version import Version
@@ -126,7 +126,7 @@ def _document(found: _Finding) -> dict[str, object]:
 
 def _show(found: _Finding) -> None:
     for problem in found.problems:
-        click.echo(problem)
+        click.echo(plain(problem))
     if not found.problems:
         step = found.step
         what = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from syncd.cli.options import job_argument, open_job, state_dir_option
-from syncd.cli.policies import daemon_options, read_config
+from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
 from syncd.protocol.attended import Attend, unattended
 from syncd.protocol.disk import SystemClock
@@ -59,6 +59,7 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
     config = read_config(job, given)
+    job = with_policy(job, config)
     with _observers(job, config).all as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
@@ -74,6 +75,7 @@ def _serve(job: Job, names_of_job: tuple[str, ...], given: Mapping[str, Any]) ->
     from syncd.protocol.attended import AttendedDisk, InHand  # noqa: PLC0415
 
     config, clock, background = read_config(job, given), SystemClock(), Background()
+    job = with_policy(job, config)
     in_hand = InHand(clock)
     attended = Job(job.root, job.state, AttendedDisk(job.disk, in_hand))
 
@@ -116,4 +118,5 @@ def _observers(job: Job, config: DaemonConfig, attend: Attend = unattended) -> _
             Metrics.start(config.metrics_port, config.metrics_host, config.metrics_textfile, job.root)
         )
     aside = Observers(*heard)
-    return _Heard(Observers(aside, Journal(job.events, config.events_bytes, attend=attend)), aside)
+    journal = Journal(job.events, config.events_bytes, adopt=job.disk.adopt, attend=attend)
+    return _Heard(Observers(aside, journal), aside)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from syncd.config import DaemonConfig
 from syncd.daemon.attendance import Attendance
+from syncd.daemon.foreign import families  # noqa: F401 - for weeks: what it imports later may be another version
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
 from syncd.errors import ConfigError, LockHeldError, SyncdError

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from syncd.protocol.modes import Permissions
 from syncd.synchronizer.styles import SyncMethod, SyncStyle
 
 FIXED: dict[str, Any] = {"fixed": True}
@@ -48,6 +49,10 @@ class JobSection(Section):
     """What monitors call the run; the directory's name unless given."""
     state_dir: str = ""
     """Where `.syncd/` is, if not in the job directory."""
+    permissions: Permissions = "umask"
+    """Who may read and write what is made in the job directory: umask (as each process is told), private, group."""
+    group: str = ""
+    """With permissions = "group": name or number of the group."""
     seed: Count = Field(default=0, json_schema_extra=FIXED)
     """Seed of everything random in the trainer."""
     source: str = ""

@@ -9,13 +9,14 @@ import contextlib
 import errno
 import json
 import os
-import stat
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from syncd.observe import names
 from syncd.observe.events import Event
+from syncd.opening import open_append, open_read
 from syncd.protocol.attended import Attend, unattended
 
 KEEP = 3
@@ -26,8 +27,6 @@ MAX_LINE = 64 << 10
 
 _WAITING = 64
 _MOST_READ = 16 << 20
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENDS = frozenset({names.STANDING_BY, names.FENCED})
 _TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG, names.MOUNT_STUCK})
 
@@ -39,14 +38,20 @@ class Journal:
         path: The file; its directory comes with the first leader.
         max_bytes: Size beyond which it is rotated.
         keep: Rotated files to keep.
+        adopt: Given the path of a new file: `Disk.adopt` of the job.
         attend: Notes what is asked of the file system while it is.
     """
 
     def __init__(
-        self, path: str, max_bytes: int = MAX_BYTES, keep: int = KEEP, attend: Attend = unattended
+        self,
+        path: str,
+        max_bytes: int = MAX_BYTES,
+        keep: int = KEEP,
+        adopt: Callable[[str], None] | None = None,
+        attend: Attend = unattended,
     ) -> None:
+        self._path, self._max_bytes, self._keep, self._adopt = path, max_bytes, keep, adopt
         self._attend = attend
-        self._path, self._max_bytes, self._keep = path, max_bytes, keep
         self._waiting: deque[bytes] = deque(maxlen=_WAITING)
         self._leads = False
         self.dropped = self._told = 0
@@ -86,7 +91,7 @@ class Journal:
         if self._is_full(len(line)):
             self._rotate()
         # Opened each time: no kept descriptor goes stale, and closing is what shows the line to other hosts.
-        descriptor = os.open(self._path, _OPEN, 0o644)
+        descriptor = open_append(self._path, self._adopt)
         try:
             _write_line(descriptor, line)
         finally:
@@ -94,7 +99,7 @@ class Journal:
 
     def _is_full(self, more: int) -> bool:
         try:
-            return os.stat(self._path).st_size + more > self._max_bytes
+            return os.lstat(self._path).st_size + more > self._max_bytes
         except FileNotFoundError:
             return False
 
@@ -151,9 +156,8 @@ def _read(path: str, limit: int) -> list[dict[str, Any]]:
 def _tail(path: str, limit: int) -> list[bytes]:
     """Return the last lines of a file, reading backwards no further than needed."""
     try:
-        with os.fdopen(os.open(path, _READ), "rb") as file:
-            # A job directory may hold anything, also a pipe that nobody ever writes to.
-            return _last_lines(file, limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else []
+        with open(open_read(path), "rb") as file:
+            return _last_lines(file, limit)
     except OSError:
         return []
 

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import structlog
 
+from syncd.errors import plain
 from syncd.observe.events import Event
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -60,8 +61,18 @@ def _json() -> list[Any]:
 
 
 def _text(*, colours: bool) -> list[Any]:
-    plain = structlog.dev.plain_traceback
-    return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain, pad_event_to=20)]
+    shown = structlog.dev.plain_traceback
+    renderer = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=shown, pad_event_to=20)
+    return [_printable, renderer]
+
+
+def _printable(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Spell out what could steer the terminal of whoever reads along: texts of others are among the fields."""
+    exempt = ("exception", "stack")  # of several lines, and our own
+    return {
+        plain(key): plain(value, "\n\t" if key in exempt else "") if isinstance(value, str) else value
+        for key, value in fields.items()
+    }
 
 
 def _dated(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -53,19 +53,25 @@ class InHand:
     @contextmanager
     def __call__(self, what: str, path: str) -> Iterator[None]:
         """Note a call of this thread until it has come back."""
-        self.begin(what, path)
+        within = self.begin(what, path)
         try:
             yield
         finally:
-            self.end()
+            self.end(within)
 
-    def begin(self, what: str, path: str) -> None:
-        """Note a call of this thread."""
-        self._calls[threading.get_ident()] = Call(what, path, self._clock.monotonic())
+    def begin(self, what: str, path: str) -> Call | None:
+        """Note a call of this thread, and return the one that it is a part of."""
+        thread = threading.get_ident()
+        within = self._calls.get(thread)
+        self._calls[thread] = Call(what, path, self._clock.monotonic())
+        return within
 
-    def end(self) -> None:
+    def end(self, within: Call | None) -> None:
         """Take note that it has come back."""
-        self._calls.pop(threading.get_ident(), None)
+        if within is None:
+            self._calls.pop(threading.get_ident(), None)
+        else:
+            self._calls[threading.get_ident()] = within
 
     def oldest(self, thread: int | None = None) -> Call | None:
         """Return the call that has been in hand for longest, of one thread or of all; None without one."""
@@ -127,6 +133,9 @@ class AttendedDisk:
     def sync_directory(self, path: str) -> None:
         self._attend("sync", path, lambda: self._disk.sync_directory(path))
 
+    def adopt(self, path: str) -> None:
+        self._attend("chmod", path, lambda: self._disk.adopt(path))
+
     def free(self, path: str) -> int:
         return self._attend("statfs", path, lambda: self._disk.free(path))
 
@@ -134,8 +143,8 @@ class AttendedDisk:
         return self._attend("statfs", path, lambda: self._disk.inodes(path))
 
     def _attend(self, what: str, path: str, call: Callable[[], T]) -> T:
-        self._in_hand.begin(what, path)
+        within = self._in_hand.begin(what, path)
         try:
             return call()
         finally:
-            self._in_hand.end()
+            self._in_hand.end(within)

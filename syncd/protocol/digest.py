@@ -28,6 +28,7 @@ class Hasher(Protocol):
 
 
 _HASHERS: dict[str, Callable[[], Hasher]] = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256}
+_HEX = "0123456789abcdef"
 
 
 def hasher(name: str = DEFAULT) -> Hasher:
@@ -75,6 +76,6 @@ def name_of(digest: str, path: object = None) -> str:
         CorruptDataError: It has another form, or the name is unknown.
     """
     name, _, value = digest.partition(":")
-    if name not in _HASHERS or not value or set(value) - set("0123456789abcdef"):
+    if name not in _HASHERS or not value or value.strip(_HEX):
         raise CorruptDataError(f"not a digest: {digest[:80]!r}", path=path)
     return name

@@ -15,9 +15,11 @@ import stat as stat_module
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.modes import UMASK, Modes, settle, settle_file
 
 Kind = Literal["file", "directory", "other"]
 Data = bytes | Iterable[bytes | memoryview]
@@ -104,6 +106,9 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None:
         """Make the names of a directory durable."""
 
+    def adopt(self, path: str) -> None:
+        """Give a file or directory that was made otherwise the mode and group of the job's policy."""
+
     def free(self, path: str) -> int:
         """Return the bytes that this user may still write to the file system of `path`."""
 
@@ -150,7 +155,21 @@ def again(operation: Callable[[], T], sleep: Callable[[float], None] | None = No
 
 
 class LocalDisk:
-    """A mounted file system, local or not."""
+    """A mounted file system, local or not.
+
+    Args:
+        roots: Directories below which nothing is listed, made, changed or removed by way of a symbolic link: whoever
+            can write there must not lead this process out of it. What is read may still be reached through one.
+        modes: What is made is made with these, or with what this returns at the time.
+    """
+
+    _roots: tuple[str, ...] = ()
+    _modes: Callable[[], Modes] = staticmethod(lambda: UMASK)
+
+    def __init__(self, roots: Iterable[str] = (), modes: Callable[[], Modes] | None = None) -> None:
+        self._roots = tuple(sorted(roots, key=len, reverse=True))
+        if modes is not None:
+            self._modes = modes
 
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
         return again(lambda: _read(path, limit))
@@ -159,10 +178,11 @@ class LocalDisk:
         return again(lambda: _read_at(path, offset, length))
 
     def stat(self, path: str) -> FileStat:
-        found = again(lambda: os.lstat(path))
+        found = again(partial(os.lstat, path))
         return FileStat(_kind(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ino)
 
     def list(self, path: str) -> list[Entry]:
+        self._guard(path)
         return again(lambda: _list(path))
 
     def refresh(self, path: str) -> None:
@@ -171,8 +191,10 @@ class LocalDisk:
     def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         directory, name = os.path.split(path)
         temporary = f"{via or directory}/{temporary_name(name)}"
+        self._guard(path, temporary)
+        modes = self._modes()
         try:
-            _write(temporary, data, _PRIVATE if private else _SHARED)
+            _write(temporary, data, Modes(_PRIVATE, exact=True) if private else modes)
             self.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -181,6 +203,7 @@ class LocalDisk:
         self.sync_directory(directory)
 
     def rename(self, source: str, target: str) -> None:
+        self._guard(source, target)
         inode = again(lambda: os.lstat(source)).st_ino
         try:
             os.rename(source, target)
@@ -190,22 +213,35 @@ class LocalDisk:
                 raise
 
     def make_directory(self, path: str) -> None:
+        self._guard(f"{path}/")
+        modes = self._modes()
+        self._make_directory(path, modes)
+        settle(path, modes)  # whoever made it may have been killed before it was settled
+
+    def _make_directory(self, path: str, modes: Modes) -> None:
         if os.path.isdir(path):
             return
         parent = os.path.dirname(path)
-        self.make_directory(parent)
+        self._make_directory(parent, modes)
         try:
-            os.mkdir(path)
+            os.mkdir(path, modes.directory & 0o777)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
+        settle(path, modes)
         self.sync_directory(parent)
 
     def remove_directory(self, path: str) -> None:
+        self._guard(path)
         os.rmdir(path)
 
     def unlink(self, path: str) -> None:
+        self._guard(path)
         os.unlink(path)
+
+    def adopt(self, path: str) -> None:
+        self._guard(path)
+        settle(path, self._modes())
 
     def sync_directory(self, path: str) -> None:
         with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
@@ -224,6 +260,13 @@ class LocalDisk:
     def inodes(self, path: str) -> int | None:
         found = os.statvfs(path)
         return found.f_favail if found.f_files else None
+
+    def _guard(self, *paths: str) -> None:
+        """Refuse a path on which a link lies between its root and its last part."""
+        for path in paths:
+            root = next((root for root in self._roots if is_below(path, root)), None)
+            if root is not None:
+                _refuse_links(path, len(root.rstrip("/")) + 1)
 
 
 def temporary_name(name: str) -> str:
@@ -289,6 +332,17 @@ def _is_no_directory(disk: Disk, path: str) -> bool:
         return disk.stat(path).kind != "directory"
     except MISSING:
         return False
+
+
+def _refuse_links(path: str, start: int) -> None:
+    while (end := path.find("/", start)) >= 0:
+        part, start = path[:end], end + 1
+        try:
+            is_link = stat_module.S_ISLNK(again(partial(os.lstat, part)).st_mode)
+        except MISSING:
+            return
+        if is_link:
+            raise OSError(errno.ELOOP, "a symbolic link stands where a directory of the job must be", part)
 
 
 def _kind(mode: int) -> Kind:
@@ -365,7 +419,10 @@ def _read_at(path: str, offset: int, length: int) -> bytes:
 
 
 def _list(path: str) -> list[Entry]:
-    with os.scandir(path) as entries:
+    with (
+        _opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor,
+        os.scandir(descriptor) as entries,
+    ):
         return [Entry(entry.name, _entry_kind(entry)) for entry in entries]
 
 
@@ -379,11 +436,12 @@ def _refresh(path: str) -> None:
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-_SHARED, _PRIVATE = 0o644, 0o600
+_PRIVATE = 0o600
 
 
-def _write(path: str, data: Data, mode: int) -> None:
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode) as descriptor:
+def _write(path: str, data: Data, modes: Modes) -> None:
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, modes.file) as descriptor:
+        settle_file(descriptor, modes)
         for part in (data,) if isinstance(data, bytes) else data:
             _write_all(descriptor, memoryview(part))
         os.fsync(descriptor)

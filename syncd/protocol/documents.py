@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
-from syncd.protocol.disk import Disk
+from syncd.protocol.disk import DOCUMENT_LIMIT, Disk
 
 PROTOCOL = 1
 """The major version of the on-disk format that this code writes and the newest that it reads."""
+
+SMALL_LIMIT = 1 << 20
+"""The largest document that says little, in bytes: a presence, a leader, a request, a pin, a member."""
 
 MAX_INTEGER = 1 << 53
 """Integers stay exact in every JSON reader below this bound."""
@@ -147,9 +150,9 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _refuse(text)
 
 
-def read_document(disk: Disk, path: str) -> Fields:
-    """Read and parse one document; a missing file stays `FileNotFoundError`."""
-    return decode(disk.read(path), path)
+def read_document(disk: Disk, path: str, limit: int = DOCUMENT_LIMIT) -> Fields:
+    """Read and parse one document of at most `limit` bytes; a missing file stays `FileNotFoundError`."""
+    return decode(disk.read(path, limit), path)
 
 
 def seal(document: Mapping[str, Any]) -> Document:

@@ -33,7 +33,10 @@ def fence_below(job: Job, highest: int, heir: str) -> None:
     # to.
     for entry in list_if_there(job.disk, job.trash):
         token = parse_token(entry.name)
-        if token and token < highest:
+        if token and token < highest and entry.kind != "directory":
+            # Nobody but a stranger puts a link or a file there: it goes, and what it leads to stays.
+            remove_tree(job.disk, f"{job.trash}/{entry.name}")
+        elif token and token < highest:
             _empty_surely(job.disk, f"{job.trash}/{entry.name}", heir)
 
 

@@ -4,12 +4,15 @@ A `Job` is the directory that all hosts share. What the daemon and the explorers
 directory, `JOB/.syncd` unless the job directory is not theirs to write (`--state-dir`).
 """
 
+import functools
 import os
 import re
 from dataclasses import dataclass, field
 
 from syncd.errors import UsageError
-from syncd.protocol.disk import Disk, LocalDisk
+from syncd.protocol.disk import Disk, LocalDisk, is_below
+from syncd.protocol.kept import KeptModes
+from syncd.protocol.modes import Modes
 
 MARKER = "latest_state_dict_iteration.txt"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -95,7 +98,7 @@ class Job:
         """Return the job at a path, with links in the path itself resolved once and for all."""
         resolved = os.path.realpath(root)
         where = os.path.realpath(state) if state is not None else f"{resolved}/{STATE}"
-        return Job(resolved, where, disk if disk is not None else LocalDisk())
+        return Job(resolved, where, disk if disk is not None else job_disk(resolved, where))
 
     def step(self, step: int) -> str:
         """Return the path of a step's directory."""
@@ -147,8 +150,27 @@ class Job:
         return f"{self.root}/{STATE}/trash"
 
 
+def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
+    """Return the disk of a job: led out by no link, making files as the job's policy says.
+
+    Args:
+        root: The job directory, without links in its path.
+        state: The state directory, the same.
+        modes: The policy; None for the one in `config.toml`, which is read before the first file is made.
+    """
+    # The state directory inside the job is no root of its own: it must be no link itself.
+    roots = (root,) if is_below(state, root) else (root, state)
+    return LocalDisk(roots, KeptModes(root) if modes is None else lambda: modes)
+
+
 def is_relative_name(name: str) -> bool:
     """Say whether a name stays below the directory it is joined to and can be a name there."""
+    return len(name) <= _PATH_LIMIT and _stays_below(name)
+
+
+# A thousand steps have the same few names; what is longer than any path is not worth remembering.
+@functools.lru_cache(maxsize=1024)
+def _stays_below(name: str) -> bool:
     if not name.isprintable() or len(name.encode()) > _PATH_LIMIT:
         return False
     return all(part not in ("", ".", "..") and len(part.encode()) <= _NAME_LIMIT for part in name.split("/"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, list_if_there
-from syncd.protocol.documents import encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, parse_step_name, step_name
 
 
@@ -48,6 +48,6 @@ def read_pins(job: Job) -> dict[int, Pin]:
             continue
         pins[step] = Pin(step)
         with contextlib.suppress(*MISSING, CorruptDataError, ProtocolTooNewError):
-            fields = read_document(job.disk, f"{job.pins}/{entry.name}")
+            fields = read_document(job.disk, f"{job.pins}/{entry.name}", SMALL_LIMIT)
             pins[step] = Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
     return pins

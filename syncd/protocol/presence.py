@@ -15,7 +15,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
 from syncd.protocol.layout import is_identity
 from syncd.protocol.version import Pair, pair_document, pair_from
 
@@ -111,7 +111,7 @@ def read_presence(disk: Disk, path: str) -> Presence:
     Raises:
         CorruptDataError: It is not one.
     """
-    fields = read_document(disk, path)
+    fields = read_document(disk, path, SMALL_LIMIT)
     try:
         status = RunningStatus(fields.text("status"))
     except ValueError:

@@ -9,7 +9,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, list_if_there, remove_tree
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
 from syncd.protocol.layout import Job, check_identity, is_identity
 
 STATES = ("joined", "received", "failed", "left")
@@ -158,7 +158,9 @@ def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowl
         member = entry.name.removesuffix(".json")
         if entry.kind == "file" and entry.name.endswith(".json") and is_identity(member):
             try:
-                found[member] = _acknowledgement(read_document(job.disk, f"{directory}/{entry.name}"), member)
+                found[member] = _acknowledgement(
+                    read_document(job.disk, f"{directory}/{entry.name}", SMALL_LIMIT), member
+                )
             except (*MISSING, CorruptDataError):
                 continue
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk, list_if_there
-from syncd.protocol.documents import encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, is_identity
 
 KINDS = ("rollback", "vacate")
@@ -75,7 +75,7 @@ def remove_request(job: Job, identity: str) -> None:
 
 
 def _read(disk: Disk, path: str, identity: str) -> Request:
-    fields = read_document(disk, path)
+    fields = read_document(disk, path, SMALL_LIMIT)
     kind = fields.text("kind")
     if kind not in KINDS or fields.text("identity") != identity:
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")

@@ -22,7 +22,7 @@ from typing import Any
 
 from syncd.errors import FencedError
 from syncd.protocol.disk import MISSING, Clock, list_if_there, temporary_name
-from syncd.protocol.documents import encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.process import Process
 from syncd.protocol.version import Pair, pair_document, pair_from
@@ -76,7 +76,7 @@ def read_leader(job: Job, token: int) -> Leader:
     Raises:
         CorruptDataError: The file is damaged.
     """
-    fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}")
+    fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}", SMALL_LIMIT)
     process = fields.record("process")
     return Leader(
         identity=fields.text("identity"),

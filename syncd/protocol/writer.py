@@ -128,6 +128,7 @@ class StepWriter:
         temporary = f"{directory}/{temporary_name(last)}"
         try:
             size, content = fill(temporary)
+            disk.adopt(temporary)
             disk.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):

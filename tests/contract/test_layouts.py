@@ -8,7 +8,8 @@ from foreign_jobs import SAMPLES, Sample, put
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from syncd.daemon.foreign import LAYOUTS, Layouts, examine, step_of
+from syncd.daemon.foreign import Layouts, examine, step_of
+from syncd.daemon.foreign.families import LAYOUTS
 from syncd.daemon.snapshot import State, Step
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import MAX_STEP

@@ -33,7 +33,7 @@ def test_it_measures_every_contestant_and_how_often_readers_read(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(path.read_text())
-    assert len(found["rounds"]) == 6
+    assert len(found["rounds"]) == 7
     assert all(len(rounds[how]) == 1 for rounds in found["rounds"].values() for how in ("cold", "warm"))
     readers = found["readers"]
     assert readers["page cache, 1"][0] >= 0.9 * found["bytes"]

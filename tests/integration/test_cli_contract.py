@@ -108,6 +108,10 @@ def too_late(job):
     ).start()
 
 
+def everybody_writes(job):
+    os.chmod(job.state, 0o777)
+
+
 def nothing(_):
     return None
 
@@ -127,6 +131,7 @@ def nothing(_):
         (65, damage, ["verify", "{job}"]),
         (74, nothing, ["status", "{job}/none"]),
         (75, too_late, ["rollback", "{job}", "1", "--timeout", "20"]),
+        (77, everybody_writes, ["doctor", "{job}", "--security"]),
         (78, nothing, ["watch", "{job}", "--once", "--keep-last", "0"]),
         (78, nothing, ["ls", "{job}", "--config", "{job}/none.toml"]),
     ],

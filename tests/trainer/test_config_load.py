@@ -176,6 +176,8 @@ def test_a_wrong_value_says_what_is_taken(write, table, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--job.permissions", "group"], "job.permissions = 'group' needs a group"),
+        (["--job.group", "users"], "job.permissions = 'umask' and group = 'users' contradict each other"),
         (["--algorithm.name", "sft"], 'algorithm.name = "sft" needs data.sft_path'),
         (["--data.sft_ratio", "0.5"], "data.sft_ratio = 0.5 needs data.sft_path"),
         (["--algorithm.mini_batches", "3"], "= 64 rows cannot be dealt out evenly"),

@@ -15,7 +15,7 @@ from saving import absent, config_of, index_of, load, log_probs, new_job, tempor
 
 from syncd.errors import StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
 from trainer.transports import direct  # noqa: E402
-from trainer.transports.arena import copy  # noqa: E402
+from trainer.transports.copying import Copies  # noqa: E402
 from trainer.transports.direct import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, choose  # noqa: E402
 from trainer.transports.filesystem import StepSaver  # noqa: E402
 from trainer.transports.finite import NonFiniteError  # noqa: E402
@@ -392,21 +392,48 @@ def _resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class TestCopy:
+def copy_all(helper, targets, tensors, *, lasts=True):
+    with Copies(helper) as copies:
+        for target, tensor in zip(targets, tensors, strict=True):
+            copies.add(target, tensor, lasts=lasts)
+
+
+class TestCopies:
+    @pytest.fixture
+    def helper(self):
+        with ThreadPoolExecutor(1) as helper:
+            yield helper
+
+    @pytest.mark.parametrize("lasts", [True, False])
     @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("shape", [(1 << 21,), (1237, 1013), (1 << 19, 3), (3,)])
-    def test_two_threads_copy_what_one_does(self, shape, source):
-        tensor, target = torch.randn(shape).to(source), torch.empty(shape, dtype=torch.bfloat16)
-        with ThreadPoolExecutor(1) as helper:
-            copy(target, tensor, helper)
-        assert torch.equal(target, tensor.to(torch.bfloat16))
+    def test_two_threads_copy_what_one_does(self, helper, shape, source, lasts):
+        tensors = [torch.randn(shape).to(source) for _ in range(9)]
+        targets = [torch.empty(shape, dtype=torch.bfloat16) for _ in tensors]
+        copy_all(helper, targets, tensors, lasts=lasts)
+        assert all(torch.equal(a, b.to(torch.bfloat16)) for a, b in zip(targets, tensors, strict=True))
 
-    def test_what_is_not_contiguous_is_copied_by_value(self):
+    def test_what_is_not_contiguous_is_copied_by_value(self, helper):
         tensor = torch.randn(1300, 1400).t()
         target = torch.empty(tensor.shape)
-        with ThreadPoolExecutor(1) as helper:
-            copy(target, tensor, helper)
+        with Copies(helper) as copies:
+            copies.add(target, tensor)
         assert torch.equal(target, tensor)
+
+    def test_what_does_not_last_is_copied_at_once(self, helper):
+        tensor, targets = torch.empty(1 << 20), [torch.empty(1 << 20) for _ in range(5)]
+        with Copies(helper) as copies:
+            for number, target in enumerate(targets):
+                copies.add(target, tensor.fill_(number))
+        assert [target.unique().tolist() for target in targets] == [[float(number)] for number in range(5)]
+
+    def test_an_error_of_the_helper_is_raised_and_nothing_is_under_way_after_it(self, helper):
+        tensors = [torch.randn(1 << 20) for _ in range(3)]
+        targets = [torch.empty(1 << 20) for _ in range(2)]
+        wrong = torch.empty(1 << 20, dtype=torch.float64)[::2]  # half as many: the helper cannot copy into it
+        with pytest.raises(RuntimeError):
+            copy_all(helper, [targets[0], wrong, targets[1]], tensors)
+        assert helper.submit(lambda: 1).result(10) == 1
 
 
 class TestProbe:

@@ -1,6 +1,7 @@
 """The [daemon] table: defaults, overrides, and errors that help."""
 
 import contextlib
+import os
 
 import pytest
 from hypothesis import given
@@ -88,3 +89,19 @@ def test_every_choice_is_accepted():
     for key, choices in CHOICES.items():
         for choice in choices:
             assert getattr(load(None, {key: choice}), key) == choice
+
+
+def test_a_file_that_the_user_names_may_be_a_pipe():
+    reading, writing = os.pipe()
+    os.write(writing, b"[daemon]\nkeep_last = 7\n")
+    os.close(writing)
+    try:
+        assert load(f"/proc/self/fd/{reading}", {}).keep_last == 7
+    finally:
+        os.close(reading)
+
+
+def test_what_lies_in_a_job_is_read_only_if_it_is_a_file(tmp_path):
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load(f"{tmp_path}/config.toml", {}, kept=True)

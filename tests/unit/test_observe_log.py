@@ -73,3 +73,11 @@ def test_other_loggers_are_dated_too():
     line = json.loads(stream.getvalue())
     assert line["timestamp"].endswith("Z")
     assert line["level"] == "warning"
+
+
+def test_text_of_others_steers_no_terminal():
+    said = told(io.StringIO(), json=False, detail="a\x1b[2Jb\nc", **{"host\x07": "\udcff", "step": 3})
+    assert said.count("\n") == 1
+    assert said.rstrip("\n").isprintable()
+    assert "a\\x1b[2Jb\\nc" in said
+    assert "step=3" in said

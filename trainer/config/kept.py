@@ -12,6 +12,7 @@ from syncd.errors import ConfigError, storage_error
 from syncd.jobfile.keys import Key
 from syncd.jobfile.problems import shown
 from syncd.protocol.disk import LocalDisk
+from syncd.protocol.kept import modes_in, read_config_file
 from syncd.protocol.layout import STATE
 from trainer.config.keys import keys
 from trainer.config.load import FIRST_LINE, read_table
@@ -63,9 +64,10 @@ def settle_job_dir(config: JobConfig) -> JobConfig:
     other start gets the same; from then on the configuration says true, for that directory is to be gone on in.
 
     Raises:
+        ConfigError: The policy of its files means nothing on this host, or not for this user.
         StorageError: It cannot be made.
     """
-    disk = LocalDisk()
+    disk = _disk(config)
     try:
         if config.trainer.continue_from_checkpoint:
             disk.make_directory(config.job.dir)
@@ -154,7 +156,7 @@ def keep(config: JobConfig) -> None:
         if before is not None and not _is_ours(before):
             _set_aside(path, before, config.job.source)
         if before != after:
-            LocalDisk().replace(path, after)
+            _disk(config).replace(path, after)
     except OSError as error:
         raise storage_error(error, path) from error
 
@@ -174,7 +176,16 @@ def _claim(disk: LocalDisk, directory: str, source: str) -> bool:
         os.mkdir(f"{directory}/{STATE}")
     except FileExistsError:
         return False
+    disk.adopt(f"{directory}/{STATE}")
     return True
+
+
+def _disk(config: JobConfig) -> LocalDisk:
+    """Return what makes files as the job's policy says, before the job keeps that policy."""
+    job = config.job
+    policy = {"daemon": config.daemon, "job": {"permissions": job.permissions, "group": job.group}}
+    modes = modes_in(policy, job.source or "the command line")
+    return LocalDisk(modes=lambda: modes)
 
 
 def _is_free(directory: str, source: str) -> bool:
@@ -193,8 +204,7 @@ def _is_free(directory: str, source: str) -> bool:
 
 def _read(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_config_file(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -230,7 +230,7 @@ class FileEngine(TrainEngineWrapper):
 
     def _write_training(self, directory: str) -> None:
         self.save_training_state(directory)
-        sync_tree(directory)
+        sync_tree(self.context.job, directory)
 
     def _complete(self, step: int, attempt: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
         job, world_size = self.context.job, self.context.ranks.world_size

@@ -14,6 +14,7 @@ from signal import SIGTERM
 import structlog
 
 from syncd.errors import SyncdError
+from syncd.opening import open_append
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.layout import Job
@@ -129,11 +130,11 @@ class DaemonProcess:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         os.stat(self._job.root)  # what is not mounted must not be made
-        os.makedirs(self._job.state, exist_ok=True)
+        self._job.disk.make_directory(self._job.state)
         path = f"{self._job.state}/daemon.log"
-        if os.path.exists(path) and os.path.getsize(path) > _LOG_BYTES:
+        if os.path.lexists(path) and os.lstat(path).st_size > _LOG_BYTES:
             os.replace(path, f"{path}.1")
-        with open(path, "ab") as log:
+        with open(open_append(path, self._job.disk.adopt), "ab") as log:
             # In a session of its own: Ctrl-C and whoever ends our process group leave it to us.
             return subprocess.Popen(  # noqa: S603 - our own command
                 tethered(SIGTERM, self._command),

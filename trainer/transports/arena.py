@@ -14,7 +14,6 @@ import torch
 from trainer.transports.headers import ALIGN, aligned
 
 _POPULATE_WRITE = 23  # since Linux 5.14
-_WORTH_A_THREAD = 1 << 20  # bytes: a tenth of a millisecond, several times what a thread takes to wake
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -124,38 +123,6 @@ def _advise(memory: torch.Tensor, advice: int) -> bool:
     """Call madvise without Python's lock, which `mmap.madvise` would keep for as long as it takes."""
     address, length = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes)
     return bool(_LIBC.madvise(address, length, advice) == 0)
-
-
-def copy(target: torch.Tensor, source: torch.Tensor, helper: Executor | None = None) -> None:
-    """Copy a tensor over one of the same shape, cast and brought from its device where it must be.
-
-    From a device into pinned memory it is only begun: synchronize before the bytes are read.
-
-    Args:
-        target: Contiguous, in main memory.
-        source: The tensor.
-        helper: Threads with nothing else to do, one of which takes half of a large tensor in main memory.
-    """
-    if source.is_cuda:
-        target.copy_(source, non_blocking=True)
-    elif helper is None or target.nbytes < _WORTH_A_THREAD or not source.is_contiguous():
-        _copy(target, source)
-    else:
-        target, source = target.view(-1), source.view(-1)
-        half = target.numel() // 2 // ALIGN * ALIGN
-        other = helper.submit(_copy, target[half:], source[half:])
-        try:
-            _copy(target[:half], source[:half])
-        finally:
-            other.result()
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy in main memory; a plain copy is left to libc: torch's takes up to twice as long unless all cores idle."""
-    if source.dtype == target.dtype and source.is_cpu and source.is_contiguous():
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
-    else:
-        target.copy_(source)
 
 
 def _cudart() -> Any:

@@ -29,11 +29,20 @@ DTYPES = {
 
 
 class Piece(NamedTuple):
-    """A tensor of this rank's share, not yet cast; `dtype` is what it becomes."""
+    """A tensor of this rank's share, not yet cast.
+
+    Args:
+        spec: What it becomes in the file.
+        tensor: The whole of it.
+        dtype: What it becomes.
+        lasts: Whether it stays as it is while the walk goes on. An export that makes one tensor after the other may
+            use the memory of the last one again.
+    """
 
     spec: Spec
     tensor: torch.Tensor
     dtype: torch.dtype
+    lasts: bool = False
 
 
 class Walk:
@@ -58,6 +67,7 @@ class Walk:
         tensors = export() if callable(export) else export
         self._tied = frozenset(tied) | tied_names(tensors)
         self._tensors = iter(tensors)
+        self._holds_all = self._tensors is not tensors
         self._rank, self._dtype, self._shares = rank, dtype, Shares(world_size)
         self.weight_map: dict[str, str] = {}
         self.specs: list[Spec] = []
@@ -79,7 +89,7 @@ class Walk:
         for name, tensor in self._tensors:
             if name in self._tied:
                 continue
-            piece = self._piece(name, made(tensor))
+            piece = self._piece(name, made(tensor), lasts=self._holds_all or is_spread(tensor))
             owner = self._shares.deal(piece.spec.size)
             self.weight_map[name] = shard_name(owner + 1, len(self._shares.loads))
             if owner == self._rank:
@@ -102,7 +112,7 @@ class Walk:
             for _, tensor in self._tensors:
                 _whole(tensor)
 
-    def _piece(self, name: str, tensor: torch.Tensor) -> Piece:
+    def _piece(self, name: str, tensor: torch.Tensor, *, lasts: bool) -> Piece:
         if name in self.weight_map:
             raise UsageError(f"the export names tensor {name!r} twice")
         if name == METADATA:
@@ -111,7 +121,7 @@ class Walk:
         if dtype not in DTYPES:
             raise UsageError(f"tensor {name!r} is {dtype}, which safetensors does not have")
         size = tensor.numel() * dtype.itemsize
-        return Piece(Spec(name, DTYPES[dtype], tuple(tensor.shape), size), tensor, dtype)
+        return Piece(Spec(name, DTYPES[dtype], tuple(tensor.shape), size), tensor, dtype, lasts)
 
     def _cast(self, tensor: torch.Tensor) -> torch.dtype:
         if self._dtype is None or not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
@@ -127,6 +137,11 @@ def can_repeat(export: Export) -> bool:
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole of a tensor that may be spread over ranks: a collective, where it is."""
     tensor = tensor.detach()
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    whole = tensor.full_tensor() if is_spread(tensor) else tensor  # type: ignore[attr-defined] # a DTensor
     assert isinstance(whole, torch.Tensor)
     return whole
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor is one of several ranks together: the whole of it is made by gathering."""
+    return hasattr(tensor, "full_tensor")

@@ -22,7 +22,8 @@ from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
-from trainer.transports.arena import Arena, Kept, copy
+from trainer.transports.arena import Arena, Kept
+from trainer.transports.copying import Copies
 from trainer.transports.direct import THREADS, Way, choose
 from trainer.transports.export import Export, Walk, can_repeat
 from trainer.transports.headers import Layout, encode_index
@@ -173,14 +174,15 @@ class StepSaver:
 
     def _gather(self, walk: Walk) -> Arena:
         """Copy this rank's share into the arena: all that training is blocked for."""
-        arena = self._memory.arena()
-        end, device = 0, False
-        for spec, tensor, dtype in walk.in_file_order():
-            arena.reserve(end + spec.size)
-            copy(arena.bytes[end : end + spec.size].view(dtype).view(spec.shape), tensor, self._writers)
-            end, device = end + spec.size, device or tensor.is_cuda
-        if device:
-            torch.cuda.synchronize()
+        arena, end = self._memory.arena(), 0
+        with Copies(self._behind) as copies:
+            for spec, tensor, dtype, lasts in walk.in_file_order():
+                if end + spec.size > arena.capacity:
+                    copies.finish()  # growing may move the memory
+                    arena.reserve(end + spec.size)
+                place = arena.bytes[end : end + spec.size].view(dtype).view(spec.shape)
+                copies.add(place, tensor, lasts=lasts)
+                end += spec.size
         return arena
 
     def _write_behind(self, save: _Save, walk: Walk, arena: Arena) -> bool:

@@ -8,7 +8,8 @@ import torch
 
 from syncd.errors import UsageError
 from syncd.protocol.digest import DEFAULT, hasher
-from trainer.transports.arena import Arena, copy, view
+from trainer.transports.arena import Arena, view
+from trainer.transports.copying import copy
 from trainer.transports.direct import PIECE, THREADS, NewFile, Pipe, Way
 from trainer.transports.export import DTYPES, Piece, Walk
 from trainer.transports.finite import check_finite

@@ -8,27 +8,24 @@ nothing is unpickled, and whatever is wrong becomes a step's state and problem. 
 raises.
 """
 
-from syncd.daemon.foreign.huggingface import HUGGINGFACE
-from syncd.daemon.foreign.layout import Layout
-from syncd.daemon.foreign.look import Look, Memo
-from syncd.daemon.foreign.prime import PRIME
-from syncd.daemon.foreign.tinker import TINKER
-from syncd.daemon.foreign.verl import ADAPTER, EXPORT, FSDP, MEGATRON, TRINITY
+from typing import TYPE_CHECKING
+
 from syncd.daemon.snapshot import Step
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import ACTOR, MANIFEST, RECEIPTS
 
-__all__ = ["LAYOUTS", "Layout", "Layouts", "Memo", "examine", "step_of"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-LAYOUTS = (TINKER, TRINITY, FSDP, MEGATRON, EXPORT, ADAPTER, PRIME, HUGGINGFACE)
-"""Every layout; the first that knows a directory has it."""
+    from syncd.daemon.foreign.layout import Layout
+    from syncd.daemon.foreign.look import Memo
 
 
 class Layouts:
     """All layouts, with the memory of what they saw."""
 
-    def __init__(self, memo: Memo | None = None) -> None:
-        self._memo = Memo() if memo is None else memo
+    def __init__(self, memo: "Memo | None" = None) -> None:
+        self._memo = memo
 
     def step_of(self, name: str) -> int | None:
         """Return the step of a directory name of the job, None for any name that no layout has."""
@@ -49,10 +46,14 @@ class Layouts:
         Raises:
             OSError: The file system fails, other than by absence.
         """
+        from syncd.daemon.foreign.look import Look, Memo  # noqa: PLC0415 - jobs of this protocol need none of it
+
+        if self._memo is None:
+            self._memo = Memo()
         look = Look(disk, self._memo, f"{root}/{directory}")
         if look.has_file("", MANIFEST) or look.has_directory(f"{ACTOR}/{RECEIPTS}"):
             return None
-        for layout in LAYOUTS:
+        for layout in _layouts():
             if layout.step_of(directory) == step and (found := layout.examine(look, directory, step)):
                 return found
         return None
@@ -60,7 +61,15 @@ class Layouts:
 
 def step_of(name: str) -> int | None:
     """Return the step of a directory name of the job, None for any name that no layout has."""
-    return next((step for layout in LAYOUTS if (step := layout.step_of(name)) is not None), None)
+    if not any(map(str.isdecimal, name)):
+        return None
+    return next((step for layout in _layouts() if (step := layout.step_of(name)) is not None), None)
+
+
+def _layouts() -> "Sequence[Layout]":
+    from syncd.daemon.foreign.families import LAYOUTS  # noqa: PLC0415 - a tenth of the start of `syncd status`
+
+    return LAYOUTS
 
 
 def examine(disk: Disk, root: str, directory: str) -> Step | None:

@@ -113,6 +113,9 @@ class SimDisk:
         self._machine.step("syncdir", path)
         self._tree.sync_directory(self._host.open_directory(path))
 
+    def adopt(self, path: str) -> None:
+        """Do nothing: nobody owns anything here."""
+
     def free(self, path: str) -> int:
         self._machine.step("statvfs", path)
         self._host.find(path)

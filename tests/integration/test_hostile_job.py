@@ -1,0 +1,169 @@
+"""Real commands on job directories that somebody hostile has made: they end, in bounds, and stay inside."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import hostile
+import pytest
+from cli import command, environment
+from jobs import write_step
+from processes import PROGRAMS
+from sweep import python
+from warm import run_warm
+
+MEMORY = 1500 << 20
+"""Bytes of address space that a command may take."""
+
+SECONDS = 60
+HONEST = frozenset({0, 2, 3, 4, 5, 65, 74, 75, 78})
+
+FILES = {
+    "links": hostile.links_out,
+    "hard links": hostile.hard_links_out,
+    "names": hostile.strange_names,
+    **{put.__name__: hostile.every_file(put) for put in hostile.FILES},
+}
+CONFIGS = {
+    f"config {put.__name__}": hostile.every_file(put, ["config.toml"])
+    for put in (hostile.fifo, hostile.device, hostile.giant, hostile.nested_toml)
+}
+DIRECTORIES = {name: hostile.link_directory(name) for name in hostile.DIRECTORIES}
+ATTACKS = FILES | CONFIGS | DIRECTORIES
+
+
+@pytest.fixture
+def attacked(tmp_path):
+    """Return what makes an attacked job: the job, the canary outside, and what the canary was."""
+
+    def make(attack):
+        job, outside = hostile.build(tmp_path / "job"), hostile.canary(tmp_path / "outside")
+        attack(job, outside)
+        return job, outside, hostile.fingerprint(outside)
+
+    return make
+
+
+LOOKS = (["status", "--json"], ["verify", 2, "--deep"], ["ls"])
+ACTS = (["watch", "--once", "--keep-last", 1], ["prune", "--keep-last", 1])
+
+
+def limited(*words):
+    """Return what runs a command line, or a program, with bounded memory."""
+    return python(f"{PROGRAMS}/limited.py", str(MEMORY), *map(str, words))
+
+
+def verb(words, job):
+    """Return the command line of a verb and its options for a job."""
+    return limited(words[0], job, *words[1:])
+
+
+def ends_badly(commands):
+    """Run commands with bounded memory and time; return what is wrong with how they ended or what they printed."""
+    return [problem for args in commands for problem in _problems(args)]
+
+
+def _problems(args):
+    done = run_warm(args, SECONDS)
+    said = done.stdout + done.stderr
+    if done.returncode not in HONEST or "Traceback" in said or "a bug in" in said:
+        yield f"{args[3:]} ended with {done.returncode}: {said[-2000:]!r}"
+    if any(not letter.isprintable() and letter not in "\n\t" for letter in said) or "\ufffd" in said:
+        yield f"{args[3:]} printed what steers a terminal or is no text: {said!r}"
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_crashes_hangs_or_leaves_the_job(attacked, name):
+    job, outside, before = attacked(ATTACKS[name])
+    verbs = (*LOOKS, *ACTS) if name in FILES else (LOOKS[0], *ACTS) if name.startswith(".syncd") else ACTS[:1]
+    assert not ends_badly(verb(words, job.root) for words in verbs)
+    assert hostile.fingerprint(outside) == before
+
+
+@pytest.mark.parametrize("name", ["links", "fifo", "wide", ".syncd", ".syncd/explorers", "experiences"])
+def test_clients_end_too(attacked, name):
+    job, outside, before = attacked(ATTACKS[name])
+    wait = verb(["wait", "--newer-than", 99, "--timeout", 0.2], job.root)
+    publish = verb(["publish", 9, outside / "job/global_step_2/actor"], job.root)
+    assert not ends_badly([wait, publish, limited(f"{PROGRAMS}/client.py", job.root)])
+    assert hostile.fingerprint(outside) == before
+
+
+@pytest.mark.parametrize("name", ["links", "fifo", "wide", "global_step_2"])
+def test_a_follower_ends_too(attacked, name):
+    job, outside, before = attacked(ATTACKS[name])
+    options = ("--hook", "command", "--once", "--wait", 0.5, "--retries", 0, "--log-format", "json")
+    assert not ends_badly([limited("follow", job.root, *options, "--", "true")])
+    assert hostile.fingerprint(outside) == before
+
+
+def test_a_job_of_a_strange_name_is_shown_as_text(tmp_path):
+    place = os.fsdecode(os.fsencode(str(tmp_path)) + b"/a\nb\x1b[2J\xff")
+    os.mkdir(place)
+    # A name that is no text cannot be handed on as JSON: these are processes of their own.
+    for words in (["ls", place], ["status", place], ["verify", place], ["status", f"{place}none"]):
+        done = subprocess.run(command(*words), check=False, capture_output=True, env=environment())
+        assert done.returncode in HONEST, done.stderr
+        assert b"Traceback" not in done.stderr
+        assert not any(byte < 0x20 and byte != 0x0A for byte in done.stdout + done.stderr), done
+        (done.stdout + done.stderr).decode()
+
+
+def test_the_configuration_of_a_job_that_others_write_reaches_nothing_outside(tmp_path):
+    job, outside = hostile.build(tmp_path / "job"), hostile.canary(tmp_path / "outside")
+    before = hostile.fingerprint(outside)
+    config = Path(job.root, "config.toml")
+    config.write_text(f'[daemon]\nmetrics_textfile = "{outside}/victim.txt"\n')
+    config.chmod(0o666)
+    done = subprocess.run(
+        command("watch", job.root, "--once"), check=False, capture_output=True, env=environment()
+    )
+    assert done.returncode == 78
+    assert b"metrics_textfile reaches beyond the job" in done.stderr
+    assert hostile.fingerprint(outside) == before
+
+
+def test_what_is_the_job_s_own_still_works_after_strange_names(attacked):
+    job, _, _ = attacked(hostile.strange_names)
+    assert not ends_badly([verb(["watch", "--once"], job.root)])
+    assert Path(job.state, "version.json").exists()
+    strange = {os.fsdecode(name) for name in hostile.NAMES}
+    assert strange <= set(os.listdir(job.root))
+
+
+def wait_until(holds):
+    """Wait for something that is to happen."""
+    ends = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_a_leading_daemon_is_not_led_out_and_goes_on_once_the_link_has_gone(tmp_path):
+    job, outside = hostile.build(tmp_path / "job"), hostile.canary(tmp_path / "outside")
+    before = hostile.fingerprint(outside)
+    trash, aside, said = Path(job.trash), tmp_path / "aside", tmp_path / "said"
+    words = ("watch", job.root, "--keep-last", 1, "--poll", 0.05, "--reconcile", 1, "--trash-grace", 0)
+    with (
+        said.open("wb") as log,
+        subprocess.Popen(command(*words), stdout=log, stderr=log, env=environment()) as daemon,
+    ):
+        try:
+            wait_until(Path(job.version).exists)
+            trash.rename(aside)
+            trash.symlink_to(outside)
+            for step in (4, 5, 6):
+                write_step(job, step)
+            wait_until(lambda: "symbolic link" in said.read_text())
+            assert Path(job.step(2)).exists()
+            trash.unlink()
+            aside.rename(trash)
+            wait_until(lambda: not Path(job.step(2)).exists())
+            daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(SECONDS) == 0
+        finally:
+            daemon.kill()
+    assert "Traceback" not in said.read_text()
+    assert hostile.fingerprint(outside) == before
