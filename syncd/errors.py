@@ -112,6 +112,8 @@ class JobMissingError(StorageError):
 class JobReplacedError(JobMissingError):
     """Another directory is in the place of the job directory."""
 
+    code = "job_replaced"
+
 
 class StuckError(StorageError):
     """An operation stands in the kernel: the file system does not answer."""

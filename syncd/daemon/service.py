@@ -378,8 +378,8 @@ class Daemon:
         if _differs((self.error, self.trouble), (error, trouble)):
             name = names.JOB_MISSING if isinstance(error, JobMissingError) else names.ERROR
             hint = error.hint or (trouble.hint if trouble else None)
-            self.tell(name, "error", code=error.code, detail=str(error), hint=hint)
             self._tell_state(trouble)
+            self.tell(name, "error", code=error.code, detail=str(error), hint=hint)
         self.error, self.trouble = error, trouble
         if trouble is not None and trouble.state in CROWDED:
             self._make_room()
@@ -403,8 +403,8 @@ class Daemon:
 
     def _recover(self) -> None:
         if self.error is not None:
-            self.tell(names.JOB_BACK, "info", after=str(self.error))
             self._tell_state(None)
+            self.tell(names.JOB_BACK, "info", after=str(self.error))
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
 
     def _tell_state(self, trouble: Trouble | None) -> None:

@@ -172,12 +172,13 @@ class Metrics:
         self._all.errors.labels(fields.get(names.CODE, "unknown")).inc()
 
     def _changes_state(self, fields: Fields) -> None:
-        self._all.set_mount_state(fields[names.STATE])
-        if fields[names.STATE] != MountState.STUCK:
+        state = fields.get(names.STATE, MountState.OK)
+        self._all.set_mount_state(state)
+        if state != MountState.STUCK:
             self._all.mount_stuck.set(0)
 
     def _is_stuck(self, fields: Fields) -> None:
-        self._all.mount_stuck.set(fields[names.SECONDS])
+        _set(self._all.mount_stuck, fields.get(names.SECONDS))
 
     def _show_progress(self) -> None:
         newest = max(self._filling, default=-1)
