@@ -9,7 +9,6 @@ import glob
 import hashlib
 import itertools
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -90,7 +89,7 @@ def own_directory(environment: Mapping[str, str] = os.environ) -> str:
         return given.split(":")[0]
     if runtime := environment.get("XDG_RUNTIME_DIR"):
         return f"{runtime}/syncd"
-    return f"{tempfile.gettempdir()}/syncd-{os.getuid()}"
+    return f"{environment.get('TMPDIR', '/tmp')}/syncd-{os.getuid()}"
 
 
 def find(root: str) -> HostFile | None:

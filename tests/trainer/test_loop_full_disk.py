@@ -6,11 +6,13 @@ import subprocess
 
 import pytest
 from beds import probe
-from checker import problems, sealed
+from checker import sealed
 from trainers import make_trainer, small_config, write_experiences
 
 from syncd.errors import StorageError
+from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.synchronizer import Synchronizer
 from trainer.loop import Trainer
@@ -81,7 +83,9 @@ def test_training_goes_on_while_the_disk_is_full_and_the_weights_come_later(job,
     counted = [record["sync/failures"] for _, record in shown.records if "sync/failures" in record]
     assert counted
     assert max(counted) >= 2
-    assert problems(str(job)) == []
+    for step in done:
+        path = f"{job}/global_step_{step}"
+        assert damaged_files(LocalDisk(), path, read_manifest(LocalDisk(), path)) == []
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_what_was_good(job, monkeypatch):
