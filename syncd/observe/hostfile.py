@@ -89,7 +89,7 @@ def own_directory(environment: Mapping[str, str] = os.environ) -> str:
         return given.split(":")[0]
     if runtime := environment.get("XDG_RUNTIME_DIR"):
         return f"{runtime}/syncd"
-    return f"{environment.get('TMPDIR', '/tmp')}/syncd-{os.getuid()}"
+    return f"{environment.get('TMPDIR', '/tmp')}/syncd-{os.getuid()}"  # noqa: S108 - private, and its owner is checked
 
 
 def find(root: str) -> HostFile | None:
