@@ -99,12 +99,26 @@ class StorageError(SyncdError):
 
     code = "io"
     exit_code = 74
+    errno: int | None = None
+    """The operating system's number of the error, where there is one."""
 
 
 class JobMissingError(StorageError):
     """The job directory is missing or unmounted: an error state, never an empty job."""
 
     code = "job_missing"
+
+
+class JobReplacedError(JobMissingError):
+    """Another directory is in the place of the job directory."""
+
+    code = "job_replaced"
+
+
+class StuckError(StorageError):
+    """An operation stands in the kernel: the file system does not answer."""
+
+    code = "stuck"
 
 
 class TryAgainError(SyncdError):
@@ -142,4 +156,6 @@ class ProtocolTooNewError(ConfigError):
 
 def storage_error(error: OSError, path: object) -> StorageError:
     """Return the error of this tree for one of the operating system at a path."""
-    return StorageError(error.strerror or str(error), path=error.filename or path)
+    known = StorageError(error.strerror or str(error), path=error.filename or path)
+    known.errno = error.errno
+    return known

@@ -13,15 +13,23 @@ from syncd.protocol.layout import Job, parse_step_name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Place(click.Path):
+    """A path that nobody looks at while the command line is read: its mount may not answer."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        """Return the path as it was given."""
+        return value
+
+
 def job_argument(command: F) -> F:
     """Add the argument JOB, the job directory."""
-    return click.argument("job", metavar="JOB", type=click.Path(), callback=_job)(command)
+    return click.argument("job", metavar="JOB", type=Place(), callback=_job)(command)
 
 
 def state_dir_option(command: F) -> F:
     """Add `--state-dir`."""
     text = "Where the daemon's files are, when the job directory is not its to write; JOB/.syncd otherwise."
-    return click.option("--state-dir", type=click.Path(), envvar="SYNCD_STATE_DIR", help=text)(command)
+    return click.option("--state-dir", type=Place(), envvar="SYNCD_STATE_DIR", help=text)(command)
 
 
 def json_option(command: F) -> F:

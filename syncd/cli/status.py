@@ -1,13 +1,16 @@
 """`syncd status`: what is published, who follows it, and what is wrong; with or without a daemon."""
 
+import contextlib
+import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
-from syncd.errors import NotReadyError, SyncdError, UsageError
+from syncd.cli.options import Place, check_job, json_option, open_job, state_dir_option
+from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
+from syncd.protocol.attended import STUCK_AFTER, AttendedDisk, InHand
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 
@@ -22,7 +25,7 @@ _OTHER_LINES = 16
 
 
 @click.command()
-@job_argument
+@click.argument("job", metavar="JOB", type=Place())
 @click.option("--watch", is_flag=True, help="Go on showing, until Ctrl-C.")
 @click.option(
     "--interval",
@@ -44,6 +47,14 @@ _OTHER_LINES = 16
     "--check", is_flag=True, help="For monitoring: one line, exit 3 when the newest version is too old."
 )
 @click.option("--max-age", type=click.FloatRange(min=0), metavar="S", help="With --check: seconds.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(0.1, 600),
+    default=STUCK_AFTER,
+    show_default=True,
+    metavar="S",
+    help="Seconds that one operation on the mount may take before what is known elsewhere is shown.",
+)
 @state_dir_option
 @json_option
 def status(
@@ -54,6 +65,7 @@ def status(
     look: float,
     check: bool,
     max_age: float | None,
+    patience: float,
     state_dir: str | None,
     as_json: bool,
 ) -> None:
@@ -62,6 +74,8 @@ def status(
     Works without a daemon and without the right to write. One look cannot tell who lives, because clocks of
     two hosts are never compared for that: it shows the age of the last heartbeat by its writer's own clock.
     --look and --watch see heartbeats change.
+
+    A mount that does not answer is not waited for: what a daemon of this host said at last is shown, exit 74.
 
     \b
     Examples:
@@ -74,27 +88,92 @@ def status(
         raise UsageError(
             "--max-age belongs to --check", hint=f"syncd status {job} --check --max-age {max_age:g}"
         )
+    sight = _Sight(job, state_dir, patience)
     if check:
-        _check(job, state_dir, max_age)
-        return
-    place = open_job(job, state_dir)
-    if watch:
-        _watch(place, interval, as_json=as_json)
+        _check(sight, max_age)
+    elif watch:
+        _watch(sight, interval, as_json=as_json)
     else:
-        _show(place, look, as_json=as_json)
+        _show(sight, look, as_json=as_json)
 
 
-def _show(job: Job, seconds: float, *, as_json: bool) -> None:
-    from syncd.views import data, json  # noqa: PLC0415
-    from syncd.views.look import Looker  # noqa: PLC0415
+class _Sight:
+    """Looks at a job whose mount may not answer.
 
-    document = data.status(Looker(job, SystemClock()).settle(seconds))
+    Args:
+        job: The job directory, as it was given.
+        state_dir: The state directory, as it was given.
+        patience: Seconds that one operation on the mount may take.
+    """
+
+    def __init__(self, job: str, state_dir: str | None, patience: float) -> None:
+        from syncd.views.attended import Attended  # noqa: PLC0415
+
+        self.job, self._state_dir = job, state_dir
+        self.clock = SystemClock()
+        self._in_hand = InHand(self.clock)
+        self._attended = Attended(self._in_hand, self.clock, patience)
+        self._looker: Looker | None = None
+
+    def look(self, settle: float = 0.0) -> dict[str, Any]:
+        """Return the document of one look.
+
+        Args:
+            settle: Seconds to watch heartbeats at most.
+
+        Raises:
+            StuckError: The mount does not answer.
+        """
+        from syncd.views import data  # noqa: PLC0415
+
+        return data.status(self._attended(lambda: self._open().settle(settle)))
+
+    def known(self) -> dict[str, Any]:
+        """Return what is known without asking the mount."""
+        from syncd.observe import hostfile  # noqa: PLC0415
+        from syncd.views import data  # noqa: PLC0415
+
+        return data.known(hostfile.find(self.job), os.path.abspath(self.job), self.clock.time())
+
+    def _open(self) -> "Looker":
+        from syncd.views.look import Looker  # noqa: PLC0415
+
+        if self._looker is None:
+            with self._in_hand("find", os.path.abspath(self.job)):
+                place = self._find()
+                self._looker = Looker(place, self.clock)
+        return self._looker
+
+    def _find(self) -> Job:
+        try:
+            place = open_job(check_job(self.job), self._state_dir)
+        except UsageError as error:
+            raise click.BadParameter(error.message, param_hint="'JOB'") from None
+        return Job(place.root, place.state, AttendedDisk(place.disk, self._in_hand))
+
+
+def _show(sight: _Sight, seconds: float, *, as_json: bool) -> None:
+    try:
+        document = sight.look(seconds)
+    except StuckError:
+        _show_known(sight, as_json=as_json)
+        raise
+    _print(document, "status", as_json=as_json)
+
+
+def _show_known(sight: _Sight, *, as_json: bool) -> None:
+    _print(sight.known(), "known", as_json=as_json)
+
+
+def _print(document: dict[str, Any], kind: Literal["status", "known"], *, as_json: bool) -> None:
     if as_json:
+        from syncd.views import json  # noqa: PLC0415
+
         click.echo(json.text(document))
     else:
         from syncd.views import table  # noqa: PLC0415
 
-        console().print(table.status(document))
+        console().print(table.status(document) if kind == "status" else table.known(document))
 
 
 def console() -> "Console":
@@ -105,62 +184,70 @@ def console() -> "Console":
     return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
-def _watch(job: Job, interval: float, *, as_json: bool) -> None:
-    from syncd.views.look import Looker  # noqa: PLC0415
-
+def _watch(sight: _Sight, interval: float, *, as_json: bool) -> None:
     # The terminal must be put right again, whoever ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
-    looker, clock = Looker(job, SystemClock()), SystemClock()
     try:
         if as_json:
-            _watch_json(looker, clock, interval)
+            _watch_json(sight, interval)
         else:
-            _watch_table(looker, clock, interval)
+            _watch_table(sight, interval)
     except KeyboardInterrupt:
         return
 
 
-def _watch_json(looker: "Looker", clock: SystemClock, interval: float) -> None:
-    from syncd.views import data, json  # noqa: PLC0415
+def _watch_json(sight: _Sight, interval: float) -> None:
+    from syncd.views import json  # noqa: PLC0415
 
     while True:
-        click.echo(json.text(data.status(looker.look())))
-        clock.sleep(interval)
+        try:
+            document = sight.look()
+        except StuckError:
+            document = sight.known()
+        click.echo(json.text(document))
+        sight.clock.sleep(interval)
 
 
-def _watch_table(looker: "Looker", clock: SystemClock, interval: float) -> None:
+def _watch_table(sight: _Sight, interval: float) -> None:
     from rich.live import Live  # noqa: PLC0415
 
+    _look_first(sight)
     where = console()
     if not where.is_terminal:
         while True:
-            where.print(_frame(looker, where))
-            clock.sleep(interval)
+            where.print(_frame(sight, where))
+            sight.clock.sleep(interval)
     with Live(console=where, auto_refresh=False, screen=False) as live:
         while True:
-            live.update(_frame(looker, where), refresh=True)
-            clock.sleep(interval)
+            live.update(_frame(sight, where), refresh=True)
+            sight.clock.sleep(interval)
 
 
-def _frame(looker: "Looker", where: "Console") -> "RenderableType":
+def _look_first(sight: _Sight) -> None:
+    """Say at once that there is no such job; a mount that does not answer may yet do so."""
+    with contextlib.suppress(StuckError):
+        sight.look()
+
+
+def _frame(sight: _Sight, where: "Console") -> "RenderableType":
     """Return what is to be seen now: a job that has gone for a while does not end the view."""
+    from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from syncd.views import data, table  # noqa: PLC0415
+    from syncd.views import table  # noqa: PLC0415
 
     try:
-        return table.status(data.status(looker.look()), max(where.height - _OTHER_LINES, 3))
+        return table.status(sight.look(), max(where.height - _OTHER_LINES, 3))
+    except StuckError as error:
+        return Group(table.known(sight.known()), Text(f"error: {error}", "bold red"))
     except SyncdError as error:
         return Text(f"error: {error}", "bold red")
 
 
-def _check(job: str, state_dir: str | None, max_age: float | None) -> None:
+def _check(sight: _Sight, max_age: float | None) -> None:
     """Print one line in the form of monitoring plug-ins: SYNCD STATE - text | name=value ..."""
-    from syncd.views import data  # noqa: PLC0415
-    from syncd.views.look import Looker  # noqa: PLC0415
-
     try:
-        document = data.status(Looker(open_job(job, state_dir), SystemClock()).look())
+        document = sight.look()
     except SyncdError as error:
         click.echo(f"SYNCD ERROR - {error}")
         sys.exit(error.exit_code)

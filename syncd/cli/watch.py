@@ -1,14 +1,16 @@
 """`syncd watch`: the daemon."""
 
+import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
+from syncd.protocol.attended import Attend, unattended
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 
@@ -25,7 +27,8 @@ def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> Non
     r"""Watch JOB: notice new steps, verify them, publish versions to explorers, and prune.
 
     One daemon leads a job; a second one stands by and takes over. SIGTERM finishes the step in hand and exits 0,
-    SIGHUP reads the configuration again. Settings come from the [daemon] table of --config or JOB/config.toml.
+    or 74 when the mount does not answer; SIGHUP reads the configuration again. Settings come from the [daemon]
+    table of --config or JOB/config.toml.
 
     \b
     Examples:
@@ -38,7 +41,7 @@ def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> Non
     if only_once:
         once(place, given)
     else:
-        _serve(place, given)
+        _serve(place, (os.path.abspath(job),), given)
 
 
 def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> None:
@@ -57,27 +60,46 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
 
     config = read_config(job, given)
     job = with_policy(job, config)
-    with _observers(job, config) as observers:
+    with _observers(job, config).all as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
 
 
-def _serve(job: Job, given: Mapping[str, Any]) -> None:
+def _serve(job: Job, names_of_job: tuple[str, ...], given: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
+    from syncd.daemon.attendance import Attendance  # noqa: PLC0415
     from syncd.daemon.run import Background, run  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
-    from syncd.observe import names  # noqa: PLC0415
-    from syncd.observe.sd_notify import Notifier  # noqa: PLC0415
+    from syncd.observe import hostfile, names  # noqa: PLC0415
+    from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
+    from syncd.protocol.attended import AttendedDisk, InHand  # noqa: PLC0415
 
     config, clock, background = read_config(job, given), SystemClock(), Background()
     job = with_policy(job, config)
-    with _observers(job, config) as observers:
-        daemon = Daemon(job, config, clock, observers, background)
+    in_hand = InHand(clock)
+    attended = Job(job.root, job.state, AttendedDisk(job.disk, in_hand))
+
+    def load() -> DaemonConfig:
+        with in_hand("read", f"{job.root}/config.toml"):
+            return read_config(job, given)
+
+    heard = _observers(attended, config, in_hand)
+    with heard.all as observers:
+        daemon = Daemon(attended, config, clock, observers, background)
         daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
-        run(daemon, clock, Notifier(), lambda: read_config(job, given), background)
+        keeper = hostfile.Writer(job.root, *names_of_job)
+        attendance = Attendance(clock, in_hand, heard.aside, keeper, watchdog_interval())
+        run(daemon, clock, Notifier(), load, attendance, background)
 
 
-def _observers(job: Job, config: DaemonConfig) -> "Observers":
+class _Heard(NamedTuple):
+    """What hears the daemon, and the part of it that has nothing on the job's mount."""
+
+    all: "Observers"
+    aside: "Observers"
+
+
+def _observers(job: Job, config: DaemonConfig, attend: Attend = unattended) -> _Heard:
     """Return what hears the daemon: the log on stderr, the job's journal, and metrics where they are asked for."""
     from syncd.observe import log  # noqa: PLC0415
     from syncd.observe.events import Observer, Observers  # noqa: PLC0415
@@ -88,14 +110,13 @@ def _observers(job: Job, config: DaemonConfig) -> "Observers":
         sys.stderr,
         json=None if config.log_format == "auto" else config.log_format == "json",
     )
-    heard: list[Observer] = [
-        log.LogObserver(),
-        Journal(job.events, config.events_bytes, adopt=job.disk.adopt),
-    ]
+    heard: list[Observer] = [log.LogObserver()]
     if config.metrics_port or config.metrics_textfile:
         from syncd.observe.metrics import Metrics  # noqa: PLC0415
 
         heard.append(
             Metrics.start(config.metrics_port, config.metrics_host, config.metrics_textfile, job.root)
         )
-    return Observers(*heard)
+    aside = Observers(*heard)
+    journal = Journal(job.events, config.events_bytes, adopt=job.disk.adopt, attend=attend)
+    return _Heard(Observers(aside, journal), aside)

@@ -1,4 +1,4 @@
-"""The loop around the daemon's ticks: waits, signals, systemd, and the one background thread."""
+"""The loop around the daemon's ticks: a thread that works, and one that waits for signals and reports."""
 
 import contextlib
 import threading
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from syncd.config import DaemonConfig
+from syncd.daemon.attendance import Attendance
 from syncd.daemon.foreign import families  # noqa: F401 - for weeks: what it imports later may be another version
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
 from syncd.errors import ConfigError, LockHeldError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
+from syncd.protocol.trouble import PATIENT, MountState
 
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
@@ -63,36 +65,106 @@ def _unless_disturbed(work: Callable[[], None]) -> None:
         work()
 
 
+class Worker:
+    """The thread that does all that concerns the job's file system, which may keep it in the kernel.
+
+    Args:
+        work: What it does.
+        ended: Called at the end.
+    """
+
+    def __init__(self, work: Callable[[], None], ended: Callable[[], None]) -> None:
+        self._work, self._ended = work, ended
+        # What stands in the kernel must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="daemon", daemon=True)
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    @property
+    def identity(self) -> int | None:
+        """Return the thread's identity."""
+        return self._thread.ident
+
+    @property
+    def works(self) -> bool:
+        """Say whether it has not ended."""
+        return not self._done.is_set()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def conclude(self) -> None:
+        """Raise what the work has ended with, if that was an error."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._error = error
+        finally:
+            self._done.set()
+            self._ended()
+
+
 def run(
     daemon: Daemon,
     clock: Clock,
     notifier: Notifier,
     load: Callable[[], DaemonConfig],
+    attendance: Attendance,
     background: Background | None = None,
 ) -> None:
     """Run until a signal asks to stop, or all have left and the configuration says that this is the end.
+
+    One thread works; this one takes signals and reports, whatever the mount does to the other.
 
     Args:
         daemon: What ticks.
         clock: This host's clock.
         notifier: The service manager.
         load: Reads the configuration again, for SIGHUP.
+        attendance: What this thread says meanwhile.
         background: Where the daemon's slow work runs; waited for at the end.
+
+    Raises:
+        StuckError: It was asked to stop while an operation does not come back.
     """
-    pipe = Pipe()
-    signals = Signals(pipe)
-    watcher = Watcher(
-        daemon.job.root, pipe, _mode(daemon.config), lambda: daemon.tell(names.EMITTER_REBUILT, "warning")
-    )
-    daemon.tell(names.WATCH_MODE, "info", mode=watcher.mode, reason=watcher.reason, mount=watcher.mount.point)
-    try:
-        _loop(daemon, clock, notifier, load, watcher, signals)
-    finally:
-        notifier.stopping()
-        watcher.close()
-        if background is not None:
-            background.join()
-        daemon.close()
+    told, woken = Pipe(), Pipe()
+    signals = Signals(told, woken)
+    loop = _Loop(daemon, clock, notifier, load, attendance, signals)
+    worker = Worker(lambda: loop.run(woken, background), told.ring)
+    notifier.ready("starting")
+    worker.start()
+    _attend(daemon, clock, notifier, attendance, worker, signals, told)
+    worker.conclude()
+    attendance.close()
+
+
+def _attend(
+    daemon: Daemon,
+    clock: Clock,
+    notifier: Notifier,
+    attendance: Attendance,
+    worker: Worker,
+    signals: Signals,
+    told: Pipe,
+) -> None:
+    """Report until the work has ended, or must be left where it stands."""
+    asked: float | None = None
+    while worker.works:
+        told.wait(attendance.every)
+        stuck = attendance.look(daemon, status_line(daemon))
+        if signals.stop and asked is None:
+            asked = clock.monotonic()
+            notifier.stopping()
+        if asked is not None:
+            attendance.check_stop(worker.identity, asked)
+        elif stuck is not None:
+            # Known and told: ended and started again, the daemon would know nothing, and be no less stuck.
+            notifier.alive(f"stuck: {stuck}; {status_line(daemon)}")
 
 
 def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None:
@@ -133,7 +205,8 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
 def status_line(daemon: Daemon) -> str:
     """Return what `systemctl status` shows."""
     if daemon.error is not None:
-        return f"in trouble: {daemon.error}"
+        state = f"{daemon.trouble.state}: " if daemon.trouble else ""
+        return f"in trouble: {state}{daemon.error}"
     if not daemon.leads:
         return f"standing by: {daemon.standing_by}"
     version = daemon.snapshot.version
@@ -148,42 +221,103 @@ def _mode(config: DaemonConfig) -> Mode | None:
     return "polling" if config.watch == "polling" else None
 
 
-def _loop(
-    daemon: Daemon,
-    clock: Clock,
-    notifier: Notifier,
-    load: Callable[[], DaemonConfig],
-    watcher: Watcher,
-    signals: Signals,
-) -> None:
-    woken, news_at, mode = True, clock.monotonic(), watcher.mode
-    notifier.ready("starting")
-    daemon.on_progress = lambda: _tell_manager(daemon, notifier)
-    while not signals.stop:
-        if signals.reload:
-            signals.reload = False
-            _reload(daemon, notifier, load)
-        seconds = daemon.tick(woken=woken)
-        if daemon.found_news:
-            watcher.found_news()
-            news_at = clock.monotonic()
-        if watcher.mode != mode:
-            mode = watcher.mode
-            daemon.tell(
-                names.WATCH_MODE, "warning", mode=mode, reason=watcher.reason, mount=watcher.mount.point
+class _Loop:
+    """What the worker does: ticks, waits, and what the signals ask for.
+
+    Args:
+        daemon: What ticks.
+        clock: This host's clock.
+        notifier: The service manager.
+        load: Reads the configuration again.
+        attendance: Knows what has come back.
+        signals: What was asked for.
+    """
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        clock: Clock,
+        notifier: Notifier,
+        load: Callable[[], DaemonConfig],
+        attendance: Attendance,
+        signals: Signals,
+    ) -> None:
+        self._daemon, self._clock, self._notifier, self._load = daemon, clock, notifier, load
+        self._attendance, self._signals = attendance, signals
+        self._news_at = clock.monotonic()
+        self._mode = ""
+
+    def run(self, pipe: Pipe, background: Background | None) -> None:
+        """Work until the end, then release the lead.
+
+        Args:
+            pipe: What wakes it.
+            background: Where slow work runs.
+        """
+        daemon = self._daemon
+        watcher = Watcher(
+            daemon.job.root,
+            pipe,
+            _mode(daemon.config),
+            lambda: daemon.tell(names.EMITTER_REBUILT, "warning"),
+            self._attendance.in_hand,
+        )
+        try:
+            self._tick_on(watcher)
+        finally:
+            watcher.close()
+            if background is not None:
+                background.join()
+            daemon.close()
+
+    def _tick_on(self, watcher: Watcher) -> None:
+        daemon, notifier, signals, woken = self._daemon, self._notifier, self._signals, True
+        daemon.on_progress = lambda: _tell_manager(daemon, notifier)
+        while not signals.stop:
+            self._tell_mode(watcher)
+            if signals.reload:
+                signals.reload = False
+                _reload(daemon, notifier, self._load)
+            seconds = daemon.tick(woken=woken)
+            if daemon.found_news:
+                watcher.found_news()
+                self._news_at = self._clock.monotonic()
+            self._tell_past()
+            _tell_manager(daemon, notifier)
+            if daemon.config.exit_when_left and daemon.is_left:
+                return
+            woken = watcher.wait(self._pause(watcher, seconds))
+
+    def _pause(self, watcher: Watcher, seconds: float) -> float:
+        if watcher.mode != "polling":
+            return seconds
+        idle = self._clock.monotonic() - self._news_at >= IDLE_AFTER
+        return min(seconds, self._daemon.config.poll * (2 if idle else 1))
+
+    def _tell_mode(self, watcher: Watcher) -> None:
+        if watcher.mode != self._mode:
+            changed, self._mode = self._mode != "", watcher.mode
+            self._daemon.tell(
+                names.WATCH_MODE,
+                "warning" if changed else "info",
+                mode=watcher.mode,
+                reason=watcher.reason,
+                mount=watcher.mount.point,
             )
-        _tell_manager(daemon, notifier)
-        if daemon.config.exit_when_left and daemon.is_left:
-            return
-        if watcher.mode == "polling":
-            seconds = min(
-                seconds, daemon.config.poll * (1 if clock.monotonic() - news_at < IDLE_AFTER else 2)
+
+    def _tell_past(self) -> None:
+        past = self._attendance.take_past()
+        if past is not None:
+            trouble = self._daemon.trouble
+            state = trouble.state if trouble else MountState.OK
+            self._daemon.tell(
+                names.MOUNT_STATE, "warning", state=state, detail=str(past), seconds=round(past.seconds, 1)
             )
-        woken = watcher.wait(seconds)
 
 
 def _tell_manager(daemon: Daemon, notifier: Notifier) -> None:
-    if daemon.error is None:
+    # What a new start would not mend is waited for: it is known, and told.
+    if daemon.error is None or (daemon.trouble is not None and daemon.trouble.state in PATIENT):
         notifier.alive(status_line(daemon))
     else:
         notifier.status(status_line(daemon))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from syncd.daemon import foreign
 from syncd.daemon.examine import examine_native
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
-from syncd.errors import CorruptDataError, JobMissingError, storage_error
+from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, storage_error
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, Reading, read_marker
@@ -137,7 +137,7 @@ class Scanner:
         if found.kind != "directory":
             raise JobMissingError("the job directory is not a directory", path=root, hint=f"ls -ld {root}")
         if self._root_inode is not None and found.inode != self._root_inode:
-            raise JobMissingError(
+            raise JobReplacedError(
                 "another directory is in the place of the job, perhaps unmounted",
                 path=root,
                 hint=f"findmnt -T {root}",

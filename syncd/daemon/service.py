@@ -3,6 +3,8 @@
 `tick` is synchronous and has no threads of its own, so that the simulator drives it; `run` is the loop around it.
 """
 
+import contextlib
+import errno
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +19,14 @@ from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot, State
 from syncd.daemon.verify import Verify, problems_of
-from syncd.errors import FencedError, JobMissingError, LockHeldError, SyncdError, storage_error
+from syncd.errors import (
+    FencedError,
+    JobMissingError,
+    LockHeldError,
+    StorageError,
+    SyncdError,
+    storage_error,
+)
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.candidate import Candidate
@@ -26,6 +35,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.term import BEAT, Term
+from syncd.protocol.trouble import CROWDED, MountState, Trouble, trouble_of
 from syncd.protocol.version import Version
 
 STANDBY_EVERY = 1.0
@@ -85,6 +95,7 @@ class Daemon:
         self._telling = threading.Lock()
         self._said: set[tuple[str, str]] = set()
         self.error: SyncdError | None = None
+        self.trouble: Trouble | None = None
         self.standing_by = ""
         self._retry = _RETRY_LEAST
         self._reconciled = self._emptied = self._swept = float("-inf")
@@ -363,17 +374,48 @@ class Daemon:
         self.tell(names.FENCED, "warning", detail=error.message)
 
     def _fail(self, error: SyncdError) -> float:
-        if self.error is None or str(error) != str(self.error):
+        trouble = trouble_of(error, self.job.root, self._inodes(error))
+        if _differs((self.error, self.trouble), (error, trouble)):
             name = names.JOB_MISSING if isinstance(error, JobMissingError) else names.ERROR
-            self.tell(name, "error", code=error.code, detail=str(error), hint=error.hint)
-        self.error = error
+            hint = error.hint or (trouble.hint if trouble else None)
+            self._tell_state(trouble)
+            self.tell(name, "error", code=error.code, detail=str(error), hint=hint)
+        self.error, self.trouble = error, trouble
+        if trouble is not None and trouble.state in CROWDED:
+            self._make_room()
         self._retry = min(self._retry * 2, _RETRY_MOST)
         return self._retry
 
+    def _inodes(self, error: SyncdError) -> int | None:
+        """Return how many files may still be made, where a full disk may mean that there is no more of them."""
+        if not isinstance(error, StorageError) or error.errno != errno.ENOSPC:
+            return None
+        try:
+            return self.job.disk.inodes(self.job.root)
+        except OSError:
+            return None
+
+    def _make_room(self) -> None:
+        """Delete what is due in the trash: where nothing can be written, that can still be done."""
+        if self._actor is not None:
+            with contextlib.suppress(OSError, SyncdError):
+                self._empty_trash(self._actor)
+
     def _recover(self) -> None:
         if self.error is not None:
+            self._tell_state(None)
             self.tell(names.JOB_BACK, "info", after=str(self.error))
-        self.error, self._retry = None, _RETRY_LEAST
+        self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
+
+    def _tell_state(self, trouble: Trouble | None) -> None:
+        """Tell in which state the file system is now, if that has changed."""
+        before = self.trouble.state if self.trouble else MountState.OK
+        if trouble is not None and trouble.state is not before:
+            self.tell(
+                names.MOUNT_STATE, "error", state=trouble.state, detail=trouble.message, hint=trouble.hint
+            )
+        elif trouble is None and before is not MountState.OK:
+            self.tell(names.MOUNT_STATE, "info", state=MountState.OK, detail=f"it was {before}")
 
     def _say(self, message: Message) -> None:
         self.tell(message.name, message.level, **message.fields)
@@ -384,3 +426,12 @@ class Daemon:
             if (name, detail) not in self._said:
                 self.tell(_PROBLEMS.get(name, names.STEP_DAMAGED), "warning", detail=detail)
         self._said = set(self.plan.problems)
+
+
+def _differs(
+    before: tuple[SyncdError | None, Trouble | None], now: tuple[SyncdError | None, Trouble | None]
+) -> bool:
+    """Say whether an error is news. While a state lasts only the name of a temporary file changes."""
+    if before[1] and now[1]:
+        return before[1].state is not now[1].state
+    return str(before[0]) != str(now[0])

@@ -25,6 +25,7 @@ from watchdog.observers.api import BaseObserver
 from watchdog.observers.inotify import InotifyEmitter
 from watchdog.observers.inotify_c import InotifyConstants
 
+from syncd.protocol.attended import Attend, unattended
 from syncd.protocol.layout import MARKER, TRACKER
 from syncd.protocol.mount import Mount, mount_of
 
@@ -96,16 +97,23 @@ class Watcher:
         pipe: What signals ring too.
         mode: `events` or `polling` to force one, None to choose by the file system.
         on_rebuilt: Called when a dead emitter was replaced.
+        attend: Notes what is asked of the file system while it is.
     """
 
     def __init__(
-        self, root: str, pipe: Pipe, mode: Mode | None = None, on_rebuilt: Callable[[], None] = lambda: None
+        self,
+        root: str,
+        pipe: Pipe,
+        mode: Mode | None = None,
+        on_rebuilt: Callable[[], None] = lambda: None,
+        attend: Attend = unattended,
     ) -> None:
-        self._root, self._pipe, self._on_rebuilt = root, pipe, on_rebuilt
+        self._root, self._pipe, self._on_rebuilt, self._attend = root, pipe, on_rebuilt, attend
         self._observer: BaseObserver | None = None
         self._rang = False
         self._misses = 0
-        self.mount = mount_of(root)
+        with attend("find", root):
+            self.mount = mount_of(root)
         self.mode, self.reason = choose(mode, self.mount)
         if self.mode == "events":
             self._start()
@@ -136,7 +144,8 @@ class Watcher:
         observer = BaseObserver(_Emitter)
         try:
             observer.schedule(_Handler(self._pipe.ring), self._root, recursive=False, event_filter=_EVENTS)
-            observer.start()
+            with self._attend("watch", self._root):
+                observer.start()
         except OSError as error:
             self.mode, self.reason = "polling", f"events cannot be had: {error.strerror}"
         else:
@@ -156,8 +165,9 @@ class Watcher:
         observer = self._observer
         if observer and observer.emitters and all(emitter.is_alive() for emitter in observer.emitters):
             return
-        if not os.path.isdir(self._root):
-            return
+        with self._attend("stat", self._root):
+            if not os.path.isdir(self._root):
+                return
         self._stop()
         self._start()
         self._on_rebuilt()
@@ -173,15 +183,15 @@ def choose(mode: Mode | None, mount: Mount) -> tuple[Mode, str]:
 
 
 class Signals:
-    """SIGTERM and SIGINT ask to stop, SIGHUP to reload; each rings the pipe at once.
+    """SIGTERM and SIGINT ask to stop, SIGHUP to reload; each rings the pipes at once.
 
     Args:
-        pipe: What to ring.
+        *pipes: What to ring.
     """
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, *pipes: Pipe) -> None:
         self.stop = self.reload = False
-        self._pipe = pipe
+        self._pipes = pipes
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._take)
 
@@ -190,8 +200,9 @@ class Signals:
             self.reload = True
         else:
             self.stop = True
-        # The waiter is this same thread: its poll goes on after this handler, and finds the pipe rung.
-        self._pipe.ring()
+        # One waiter is this same thread: its poll goes on after this handler, and finds the pipe rung.
+        for pipe in self._pipes:
+            pipe.ring()
 
 
 class _Emitter(InotifyEmitter):

@@ -1,5 +1,6 @@
 """The one event type, and the fan-out to whatever hears it. Adapters never raise into the daemon."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -48,11 +49,16 @@ class Observers:
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
+        self._one_at_a_time = threading.Lock()
         self._failures = [0] * len(observers)
         self._told = [False] * len(observers)
 
     def observe(self, event: Event) -> None:
         """Hand an event to every observer that still works."""
+        with self._one_at_a_time:
+            self._observe(event)
+
+    def _observe(self, event: Event) -> None:
         for place, observer in enumerate(self._observers):
             error = self._hand(place, observer, event)
             if error is not None and not self._told[place]:

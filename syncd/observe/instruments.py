@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from syncd._version import __version__
+from syncd.protocol.trouble import MountState
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SCAN_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
@@ -53,7 +54,19 @@ class Instruments:
         self.leases = self._unknown("leases", "Leases that live explorers hold.")
         self.explorers = self._unknown("explorers_alive", "Live explorers.")
         self.trainers = self._unknown("trainers_alive", "Live trainers.")
+        self.mount_state = self._gauge(
+            "mount_state", "1 for the state that the job's file system is in.", ["state"]
+        )
+        self.mount_stuck = self._gauge(
+            "mount_stuck_seconds", "Seconds that an operation on it has not come back, 0 without one."
+        )
+        self.set_mount_state(MountState.OK)
         self.filling_step.set(-1)
+
+    def set_mount_state(self, now: str) -> None:
+        """Show one state, and no other."""
+        for state in MountState:
+            self.mount_state.labels(state.value).set(state.value == now)
 
     def _make_histograms(self) -> None:
         make = self._client.Histogram

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.opening import open_append, open_read
+from syncd.protocol.attended import Attend, unattended
 
 KEEP = 3
 """Rotated files beside the current one: `events.jsonl.1` is the newest of them."""
@@ -27,7 +28,7 @@ MAX_LINE = 64 << 10
 _WAITING = 64
 _MOST_READ = 16 << 20
 _ENDS = frozenset({names.STANDING_BY, names.FENCED})
-_TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG})
+_TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG, names.MOUNT_STUCK})
 
 
 class Journal:
@@ -38,6 +39,7 @@ class Journal:
         max_bytes: Size beyond which it is rotated.
         keep: Rotated files to keep.
         adopt: Given the path of a new file: `Disk.adopt` of the job.
+        attend: Notes what is asked of the file system while it is.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Journal:
         max_bytes: int = MAX_BYTES,
         keep: int = KEEP,
         adopt: Callable[[str], None] | None = None,
+        attend: Attend = unattended,
     ) -> None:
         self._path, self._max_bytes, self._keep, self._adopt = path, max_bytes, keep, adopt
+        self._attend = attend
         self._waiting: deque[bytes] = deque(maxlen=_WAITING)
         self._leads = False
         self.dropped = self._told = 0
@@ -67,7 +71,8 @@ class Journal:
         while self._waiting:
             line = self._waiting.popleft()
             try:
-                self._append(self._gap() + line)
+                with self._attend("write", self._path):
+                    self._append(self._gap() + line)
             except OSError:
                 self.dropped += 1
             else:

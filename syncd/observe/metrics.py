@@ -12,6 +12,7 @@ from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.observe.instruments import Instruments, Labelled
 from syncd.observe.textfile import Textfile
+from syncd.protocol.trouble import MountState
 
 Fields = Mapping[str, Any]
 
@@ -103,6 +104,8 @@ class Metrics:
             names.ERROR: self._fails,
             names.JOB_MISSING: self._fails,
             names.CONFIG_REJECTED: self._fails,
+            names.MOUNT_STATE: self._changes_state,
+            names.MOUNT_STUCK: self._is_stuck,
         }
 
     def _starts(self, fields: Fields) -> None:
@@ -167,6 +170,15 @@ class Metrics:
 
     def _fails(self, fields: Fields) -> None:
         self._all.errors.labels(fields.get(names.CODE, "unknown")).inc()
+
+    def _changes_state(self, fields: Fields) -> None:
+        state = fields.get(names.STATE, MountState.OK)
+        self._all.set_mount_state(state)
+        if state != MountState.STUCK:
+            self._all.mount_stuck.set(0)
+
+    def _is_stuck(self, fields: Fields) -> None:
+        _set(self._all.mount_stuck, fields.get(names.SECONDS))
 
     def _show_progress(self) -> None:
         newest = max(self._filling, default=-1)

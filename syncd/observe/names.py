@@ -38,6 +38,8 @@ CONFIG_RELOADED: Final = "config_reloaded"
 CONFIG_REJECTED: Final = "config_rejected"
 JOB_MISSING: Final = "job_missing"
 JOB_BACK: Final = "job_back"
+MOUNT_STATE: Final = "mount_state"
+MOUNT_STUCK: Final = "mount_stuck"
 
 EVENTS = frozenset(
     {
@@ -46,7 +48,7 @@ EVENTS = frozenset(
         TRASH_EMPTIED, MARKER_PROBLEM, VERSION_PROBLEM, EXPLORER_JOINED, EXPLORER_DEAD,
         EXPLORER_LEFT, EXPLORER_LAG, TRAINER_JOINED, TRAINER_DEAD, TRAINER_LEFT, REQUEST_DONE,
         REQUEST_REFUSED, SCAN_DONE, ERROR, WATCH_MODE, EMITTER_REBUILT, CONFIG_RELOADED,
-        CONFIG_REJECTED, JOB_MISSING, JOB_BACK,
+        CONFIG_REJECTED, JOB_MISSING, JOB_BACK, MOUNT_STATE, MOUNT_STUCK,
     }
 )  # fmt: skip
 """Every event there is."""

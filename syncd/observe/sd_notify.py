@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping
 
@@ -30,25 +31,29 @@ class Notifier:
         self._watchdog = watchdog_interval(environment) if self._address else None
         self._alive_at = float("-inf")
         self._status = ""
+        self._one_at_a_time = threading.Lock()  # never held but to send, which never waits
 
     def ready(self, status: str) -> None:
         """Say that the daemon has started, or has read its configuration again."""
-        self._status = _line(status)
-        self._send("READY=1", f"STATUS={self._status}")
+        with self._one_at_a_time:
+            self._status = _line(status)
+            self._send("READY=1", f"STATUS={self._status}")
 
     def alive(self, status: str) -> None:
-        """Say that a tick was finished."""
+        """Say that a tick was finished, or that what it waits for is known and told."""
         self.status(status)
         now = time.monotonic()
-        if self._watchdog is not None and now - self._alive_at >= self._watchdog / 4:
-            self._alive_at = now
-            self._send("WATCHDOG=1")
+        with self._one_at_a_time:
+            if self._watchdog is not None and now - self._alive_at >= self._watchdog / 4:
+                self._alive_at = now
+                self._send("WATCHDOG=1")
 
     def status(self, status: str) -> None:
         """Say what is going on, without a sign of life."""
-        if (line := _line(status)) != self._status:
-            self._status = line
-            self._send(f"STATUS={line}")
+        with self._one_at_a_time:
+            if (line := _line(status)) != self._status:
+                self._status = line
+                self._send(f"STATUS={line}")
 
     def reloading(self) -> None:
         """Say that the configuration is being read again; `ready` ends it."""

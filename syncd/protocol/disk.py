@@ -112,6 +112,9 @@ class Disk(Protocol):
     def free(self, path: str) -> int:
         """Return the bytes that this user may still write to the file system of `path`."""
 
+    def inodes(self, path: str) -> int | None:
+        """Return how many files this user may still make there, None where no number bounds it."""
+
 
 class Clock(Protocol):
     """Time as the protocol uses it: durations on this host's own clock, and a date for people to read."""
@@ -253,6 +256,10 @@ class LocalDisk:
     def free(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+    def inodes(self, path: str) -> int | None:
+        found = os.statvfs(path)
+        return found.f_favail if found.f_files else None
 
     def _guard(self, *paths: str) -> None:
         """Refuse a path on which a link lies between its root and its last part."""

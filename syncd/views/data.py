@@ -10,6 +10,8 @@ from syncd.daemon.policy import Policy
 from syncd.daemon.report import lag_of
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
+from syncd.observe.hostfile import HostFile
+from syncd.protocol.trouble import MountState
 from syncd.protocol.version import Version, pair_document
 from syncd.views.look import Heart, Look
 
@@ -73,10 +75,34 @@ def problems(look: Look) -> list[tuple[str, str]]:
     found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(look.snapshot)]
     found += list(look.problems.items())
     found += [("dead", name) for name, heart in sorted(look.hearts.items()) if heart is Heart.DEAD]
+    found += [("mount", trouble)] if (trouble := _mount_trouble(look.known)) else []
     heart = look.lead.heart if look.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         found.append(("daemon", "no daemon leads this job"))
     return found
+
+
+def known(found: HostFile | None, root: str, at: float) -> Document:
+    """Return what is known of a job whose mount does not answer: what a daemon of this host has said at last.
+
+    Args:
+        found: What it has said, None when there is none.
+        root: The job directory.
+        at: Now, seconds since the epoch.
+    """
+    if found is None:
+        return {"job": root, "at": at, "known": None}
+    age = round(max(at - found.at, 0.0), 3)
+    said = {**found.document, "at": found.at, "age": age, "pid": found.process.pid, "runs": found.is_current}
+    return {"job": root, "at": at, "known": said}
+
+
+def _mount_trouble(known: HostFile | None) -> str:
+    """Return what a daemon of this host says is wrong with the mount, empty when it says nothing."""
+    mount = known.document.get("mount") if known is not None and known.is_current else None
+    if not isinstance(mount, dict) or mount.get("state") == MountState.OK:
+        return ""
+    return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
 
 
 def _damaged(snapshot: Snapshot) -> list[Step]:

@@ -12,6 +12,8 @@ from typing import TypeVar
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import CorruptDataError, storage_error
+from syncd.observe import hostfile
+from syncd.observe.hostfile import HostFile
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import Mount, mount_of
@@ -67,6 +69,7 @@ class Look:
         hearts: Of `explorer/<id>` and `trainer/<id>`.
         mount: The file system of the job.
         problems: Files that are not what they must be, by name.
+        known: What a daemon of this host says, None without one.
     """
 
     job: Job
@@ -76,6 +79,7 @@ class Look:
     hearts: Mapping[str, Heart]
     mount: Mount
     problems: Mapping[str, str]
+    known: HostFile | None = None
 
 
 class Looker:
@@ -136,6 +140,7 @@ class Looker:
             hearts=hearts,
             mount=self._mount,
             problems=_problems("explorer", wrong_explorers) | _problems("trainer", wrong_trainers),
+            known=hostfile.find(self._job.root),
         )
 
     def _scan(self) -> Snapshot:

@@ -42,6 +42,45 @@ def status(document: Document, rows: int = 50) -> RenderableType:
     return Group(*parts)
 
 
+def known(document: Document) -> RenderableType:
+    """Return what is known of a job whose mount does not answer.
+
+    Args:
+        document: What `data.known` returned.
+    """
+    table, said = Table.grid(padding=(0, 2)), document["known"]
+    table.add_row(Text("job", "bold"), _plain(document["job"]))
+    if said is None:
+        table.add_row(
+            Text("daemon", "bold"), Text("none of this host has said anything of this job", "yellow")
+        )
+        return table
+    ended = "" if said["runs"] else ", which has ended since"
+    who = f"pid {said['pid']} of this host{ended}, {age(said['age'])} ago"
+    table.add_row(Text("daemon", "bold"), Text(who, "yellow"))
+    table.add_row(Text("said", "bold"), _plain(str(said.get("status", ""))))
+    table.add_row(Text("mount", "bold"), _mount(said.get("mount"), document["at"]))
+    table.add_row(Text("version", "bold"), _last(said.get("version"), document["at"]))
+    return table
+
+
+def _mount(mount: Any, now: float) -> Text:
+    if not isinstance(mount, dict) or not isinstance(mount.get("since"), int | float):
+        return Text("unknown", "yellow")
+    state, since = str(mount.get("state")), age(max(now - mount["since"], 0.0))
+    detail = _plain(str(mount.get("detail") or ""))
+    return Text(f"{_plain(state)} for {since}", "green" if state == "ok" else "bold red").append(
+        f"  {detail}", "default"
+    )
+
+
+def _last(version: Any, now: float) -> Text:
+    if not isinstance(version, dict) or not isinstance(version.get("published_at"), int | float):
+        return Text("nothing is known to be published", "yellow")
+    text = Text(_plain(f"{version.get('generation')}.{version.get('step')}"), "bold green")
+    return text.append(f"  published {age(max(now - version['published_at'], 0.0))} ago", "default")
+
+
 def steps(document: Document) -> RenderableType:
     """Return the table of an `ls` document."""
     table = _table("step", "state", "shards", "bytes", "kind", "published", "leases", "kept", "by", "why")

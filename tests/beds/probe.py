@@ -11,6 +11,7 @@ import tempfile
 
 from beds.loop import mounted
 from beds.machine import booted
+from beds.silent import silent
 
 BEDS = os.path.dirname(os.path.abspath(__file__))
 
@@ -66,6 +67,30 @@ def fuse() -> str | None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "no /dev/fuse"
     return _missing("fusermount3")
+
+
+@functools.cache
+def silent_mount() -> str | None:
+    """Try to mount what never answers."""
+    if reason := root():
+        return reason
+    try:
+        with tempfile.TemporaryDirectory() as place, silent(place):
+            return None
+    except OSError as error:
+        return f"no mount that never answers: {error}"
+
+
+@functools.cache
+def tmpfs(options: str) -> str | None:
+    """Try to mount a tmpfs with some options."""
+    if reason := root():
+        return reason
+    with tempfile.TemporaryDirectory() as place:
+        done = _run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place])
+        if done.returncode == 0:
+            _run(["umount", place])
+    return None if done.returncode == 0 else f"no tmpfs with {options}: {_last_line(done.stderr)}"
 
 
 @functools.cache

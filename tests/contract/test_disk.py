@@ -284,6 +284,11 @@ def test_free_is_a_number_of_bytes(bed: Bed) -> None:
     assert bed.disk.free(bed.root) > 0
 
 
+def test_inodes_are_a_number_of_files_where_there_is_one(bed: Bed) -> None:
+    inodes = bed.disk.inodes(bed.root)
+    assert inodes is None or inodes > 0
+
+
 def test_exists_and_remove_tree_build_on_it(bed: Bed) -> None:
     bed.disk.make_directory(bed.path("d/e"))
     bed.disk.replace(bed.path("d/a"), b"")

@@ -71,6 +71,7 @@ const SENTENCES = {
   request_refused: (e) => `${e.kind} of step ${e.step} refused: ${e.detail}`,
   error: (e) => `${e.code}: ${e.detail}`,
   job_missing: (e) => `${e.detail}`,
+  mount_state: (e) => `${e.state}: ${e.detail}`,
   config_reloaded: () => "the configuration was read again",
   config_rejected: (e) => `the new configuration is refused: ${e.detail}`,
   job_back: (e) => `works again after: ${e.after}`,

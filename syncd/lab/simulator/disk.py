@@ -121,6 +121,11 @@ class SimDisk:
         self._host.find(path)
         return self._room
 
+    def inodes(self, path: str) -> int | None:
+        self._machine.step("statvfs", path)
+        self._host.find(path)
+        return None
+
     def _read(self, path: str) -> bytes:
         self._machine.step("read", path)
         node = self._host.open(path)

@@ -1,0 +1,152 @@
+"""What the daemons of this host know of their jobs, in files that are not on the jobs' mounts.
+
+A mount that does not answer cannot be asked what is known of it. Each daemon keeps one small file in the runtime
+directory of its user: what it knew at last, in which state the mount is, since when.
+"""
+
+import contextlib
+import glob
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from syncd.errors import SyncdError
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.documents import Fields, decode, encode
+from syncd.protocol.process import Process
+
+Document = dict[str, Any]
+
+_OTHERS = ("/run/syncd", "/run/syncd/*", "/run/user/*/syncd", "/run/user/*/syncd/*")
+_LIMIT = 64 << 10
+_KEPT, _MOST_TIDIED = 86400.0, 1000
+_MODE, _PRIVATE = 0o644, 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    """What one daemon of this host has said of its job.
+
+    Args:
+        at: When, seconds since the epoch.
+        process: Who said it.
+        document: The rest, as `docs/json.md` describes it.
+    """
+
+    at: float
+    process: Process
+    document: Document
+
+    @property
+    def is_current(self) -> bool:
+        """Say whether the daemon may still run."""
+        return not self.process.is_gone()
+
+
+class Writer:
+    """Keeps the file of one daemon.
+
+    Args:
+        root: The job directory; `names` are other ways to write the same.
+        *names: Under which else it is found.
+    """
+
+    def __init__(self, root: str, *names: str) -> None:
+        self._directory = own_directory()
+        self._paths = sorted({_path(self._directory, name) for name in (root, *names)})
+        self._process = asdict(Process.current())
+        _tidy(self._directory, time.time())
+
+    def write(self, at: float, document: Mapping[str, Any]) -> None:
+        """Replace the file; nothing rests on it, so what fails is left.
+
+        Args:
+            at: Seconds since the epoch.
+            document: What JSON has.
+        """
+        data = encode({"at": at, "process": self._process, **document})
+        with contextlib.suppress(OSError):
+            os.makedirs(self._directory, _PRIVATE, exist_ok=True)
+            if os.lstat(self._directory).st_uid != os.getuid():
+                return  # somebody else was there first, where everybody may write
+            for path in self._paths:
+                _replace(path, data)
+
+    def remove(self) -> None:
+        """Take the file away: the daemon has ended, and the job answers for itself."""
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def own_directory(environment: Mapping[str, str] = os.environ) -> str:
+    """Return where a daemon of this user keeps its file."""
+    if given := environment.get("RUNTIME_DIRECTORY"):
+        return given.split(":")[0]
+    if runtime := environment.get("XDG_RUNTIME_DIR"):
+        return f"{runtime}/syncd"
+    return f"{environment.get('TMPDIR', '/tmp')}/syncd-{os.getuid()}"  # noqa: S108 - private, and its owner is checked
+
+
+def find(root: str) -> HostFile | None:
+    """Return the newest that a daemon of this host has said of a job, None where there is none.
+
+    Args:
+        root: The job directory as somebody names it; it is not looked at, because its mount may not answer.
+    """
+    found = [one for path in _paths(root) if (one := _read(path)) is not None]
+    return max(found, key=lambda one: (one.is_current, one.at), default=None)
+
+
+def _paths(root: str) -> Iterator[str]:
+    for directory in dict.fromkeys(
+        (own_directory(), *(name for place in _OTHERS for name in glob.glob(place)))
+    ):
+        yield _path(directory, root)
+
+
+def _path(directory: str, root: str) -> str:
+    key = hashlib.sha256(os.path.abspath(root).encode(errors="surrogateescape")).hexdigest()[:32]
+    return f"{directory}/{key}.json"
+
+
+def _read(path: str) -> HostFile | None:
+    try:
+        fields = decode(LocalDisk().read(path, _LIMIT), path)
+        return HostFile(fields.number("at"), _process(fields.record("process")), _plain(fields))
+    except (OSError, SyncdError):
+        return None
+
+
+def _tidy(directory: str, now: float) -> None:
+    """Remove what daemons that were killed have left long ago."""
+    with contextlib.suppress(OSError):
+        for path in itertools.islice(glob.iglob(f"{glob.escape(directory)}/*.json"), _MOST_TIDIED):
+            left = _read(path)
+            if left is not None and not left.is_current and now - left.at > _KEPT:
+                os.unlink(path)
+
+
+def _process(fields: Fields) -> Process:
+    return Process(
+        fields.text("boot"), fields.text("namespace"), fields.integer("pid"), fields.integer("started")
+    )
+
+
+def _plain(fields: Fields) -> Document:
+    return {key: value for key, value in fields.document.items() if key not in ("at", "process", "protocol")}
+
+
+def _replace(path: str, data: bytes) -> None:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, _MODE)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)

@@ -1,0 +1,86 @@
+"""Looks that are not waited for without end: a mount that does not answer holds a thread up, not the command."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from syncd.errors import StuckError
+from syncd.protocol.attended import Call, InHand
+from syncd.protocol.disk import Clock
+
+T = TypeVar("T")
+
+_EVERY = 0.25
+
+
+class Attended:
+    """Does what may stand in the kernel in a thread of its own, one thing at a time.
+
+    Args:
+        in_hand: What is asked of the file system.
+        clock: This host's clock.
+        patience: Seconds that one operation of the file system is waited for.
+    """
+
+    def __init__(self, in_hand: InHand, clock: Clock, patience: float) -> None:
+        self._in_hand, self._clock, self._patience = in_hand, clock, patience
+        self._now: _Work[Any] | None = None
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Return what the work returns; it takes as long as it goes on.
+
+        Args:
+            work: What asks the file system.
+
+        Raises:
+            StuckError: One operation has not come back in time. What was begun is then waited for by the next call.
+        """
+        if self._now is not None:
+            self._wait(self._now)
+        self._now = begun = _Work(work)
+        begun.start()
+        self._wait(begun)
+        self._now = None
+        return begun.result()
+
+    def _wait(self, work: "_Work[Any]") -> None:
+        while not work.done.wait(min(_EVERY, self._patience)):
+            call = self._in_hand.oldest()
+            if call is not None and self._in_hand.age(call) >= self._patience:
+                raise _stuck(call, self._in_hand.age(call))
+
+
+class _Work(Generic[T]):
+    """One piece of work, and what has come of it."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self.done = threading.Event()
+
+    def start(self) -> None:
+        """Begin, in a thread that never keeps the process from ending."""
+        threading.Thread(target=self._run, name="look", daemon=True).start()
+
+    def result(self) -> T:
+        """Return what has come of it, or raise."""
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+    def _run(self) -> None:
+        try:
+            self._found.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+            self._error = error
+        finally:
+            self.done.set()
+
+
+def _stuck(call: Call, seconds: float) -> StuckError:
+    return StuckError(
+        f"the mount has not answered for {seconds:.0f} s ({call.what})",
+        path=call.path,
+        hint="findmnt; dmesg | tail  # is its server up?",
+    )

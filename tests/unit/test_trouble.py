@@ -1,0 +1,168 @@
+"""From an error to the state of a file system; calls in hand; what a host's daemons say beside the mount."""
+
+import errno
+import json
+import os
+import threading
+import time
+
+import pytest
+from jobs import ManualClock
+
+from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, StuckError, storage_error
+from syncd.observe import hostfile
+from syncd.protocol.attended import AttendedDisk, InHand
+from syncd.protocol.disk import LocalDisk, SystemClock
+from syncd.protocol.trouble import PATIENT, MountState, trouble, trouble_of
+from syncd.views.attended import Attended
+
+
+def failed(number):
+    return storage_error(OSError(number, os.strerror(number), "/j/x"), "/j")
+
+
+@pytest.mark.parametrize(
+    ("error", "inodes", "state"),
+    [
+        (failed(errno.ENOSPC), None, "full"),
+        (failed(errno.ENOSPC), 7, "full"),
+        (failed(errno.ENOSPC), 0, "no_inodes"),
+        (failed(errno.EDQUOT), 0, "quota"),
+        (failed(errno.EROFS), None, "read_only"),
+        (failed(errno.ESTALE), None, "stale"),
+        (failed(errno.EIO), None, "failing"),
+        (failed(errno.EACCES), None, "failing"),
+        (JobMissingError("gone"), None, "missing"),
+        (JobReplacedError("another"), None, "replaced"),
+    ],
+)
+def test_each_error_of_storage_is_a_state(error, inodes, state):
+    found = trouble_of(error, "/j", inodes)
+    assert found is not None
+    assert found.state == state
+    assert str(error) in found.message
+
+
+def test_what_is_not_of_storage_says_nothing_of_it():
+    assert trouble_of(CorruptDataError("half a document"), "/j") is None
+
+
+@pytest.mark.parametrize("state", [state for state in MountState if state is not MountState.OK])
+def test_every_state_says_what_it_is_and_what_to_run(state):
+    said = trouble(state, "/my jobs/a")
+    if state is MountState.STUCK:
+        assert "/my jobs" not in said.hint, "what asks the mount would hang, too"
+    else:
+        assert "'/my jobs/a'" in said.hint, "a hint can be pasted"
+    assert "{" not in said.message + said.hint
+    assert not said.message.endswith(".")
+
+
+def test_a_new_start_is_left_to_the_states_that_it_may_end():
+    assert set(MountState) - PATIENT == {MountState.OK, MountState.REPLACED, MountState.FAILING}
+
+
+def test_calls_are_in_hand_while_they_are_made(tmp_path):
+    clock = ManualClock()
+    in_hand, seen = InHand(clock), []
+
+    class Looking(LocalDisk):
+        def read(self, path, limit=9):
+            clock.at += 12
+            seen.append((str(in_hand.oldest()), in_hand.age(in_hand.oldest())))
+            return super().read(path, limit)
+
+    with pytest.raises(FileNotFoundError):
+        AttendedDisk(Looking(), in_hand).read(f"{tmp_path}/none")
+    assert seen == [(f"read {tmp_path}/none", 12.0)]
+    assert in_hand.oldest() is None, "also after an error"
+
+
+def test_the_oldest_call_of_all_threads_is_found():
+    clock, go, there = ManualClock(), threading.Event(), threading.Event()
+    in_hand = InHand(clock)
+
+    def wait():
+        with in_hand("list", "/slow"):
+            there.set()
+            go.wait(20)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert there.wait(20)
+    clock.at += 1
+    with in_hand("stat", "/quick"):
+        assert in_hand.oldest().path == "/slow"
+        assert in_hand.oldest(threading.get_ident()).path == "/quick"
+    go.set()
+    thread.join(20)
+    assert in_hand.oldest() is None
+
+
+def test_a_look_that_does_not_come_back_is_left_and_waited_for_by_the_next_one():
+    clock, go = SystemClock(), threading.Event()
+    in_hand = InHand(clock)
+    attended = Attended(in_hand, clock, 0.05)
+
+    def hang():
+        with in_hand("stat", "/dead"):
+            go.wait(20)
+
+    for work in (hang, lambda: 1):
+        with pytest.raises(StuckError, match="has not answered") as caught:
+            attended(work)
+        assert caught.value.exit_code == 74
+    go.set()
+    assert attended(lambda: 2) == 2
+    with pytest.raises(KeyError):
+        attended(lambda: {}["none"])
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    return tmp_path
+
+
+def test_what_a_daemon_says_is_found_by_the_name_of_the_job_alone(runtime, tmp_path):
+    writer = hostfile.Writer("/really/j", "/link/j")
+    writer.write(5.0, {"status": "well"})
+    for name in ("/really/j", "/link/j", "/link/../link/j/"):
+        found = hostfile.find(name)
+        assert (found.at, found.document, found.is_current) == (5.0, {"status": "well"}, True)
+    assert hostfile.find("/other/j") is None
+    writer.remove()
+    assert hostfile.find("/really/j") is None
+
+
+def test_what_killed_daemons_left_long_ago_goes_with_the_next_start(runtime):
+    hostfile.Writer("/old").write(1.0, {})
+    hostfile.Writer("/here").write(time.time(), {})
+    for name in ("/old", "/here"):
+        path = hostfile._path(hostfile.own_directory(), name)
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        document["process"] |= {"started": document["process"]["started"] + 1}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+    hostfile.Writer("/new")
+    assert hostfile.find("/old") is None
+    assert hostfile.find("/here").is_current is False
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"at":"x"}'])
+def test_a_damaged_file_says_nothing(runtime, content):
+    hostfile.Writer("/j").write(1.0, {})
+    (path,) = (runtime / "syncd").iterdir()
+    path.write_bytes(content)
+    assert hostfile.find("/j") is None
+
+
+def test_systemd_names_the_place(monkeypatch):
+    assert (
+        hostfile.own_directory({"RUNTIME_DIRECTORY": "/run/syncd/j", "XDG_RUNTIME_DIR": "/x"})
+        == "/run/syncd/j"
+    )
+    assert hostfile.own_directory({"XDG_RUNTIME_DIR": "/x"}) == "/x/syncd"
+    assert str(os.getuid()) in hostfile.own_directory({})
