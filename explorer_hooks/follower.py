@@ -118,6 +118,22 @@ class Follower(Closing):
         """Return waiting, loading, serving, unreachable or dead."""
         return self._telling.state
 
+    @property
+    def met(self) -> int:
+        """Return the step that was loaded or given up last, -1 for none."""
+        met = [pair for pair in (self._driver.position, *self._driver.attempts.given_up) if pair]
+        return max(met)[1] if met else -1
+
+    def adopt(self, pair: Pair) -> None:
+        """Take over a published version that has reached the engine by another way than from its files."""
+        with contextlib.suppress(SyncdError, OSError):
+            self._versions.read()
+        self._driver.adopt(pair)
+
+    def disown(self) -> None:
+        """Publish that the engine runs no version, where it was given one that came to nothing."""
+        self._telling.confirm(None)
+
     def may_work(self) -> bool:
         """Say whether the engine is to be given work: it answers, and is not further behind than `max_lag`."""
         if self._engine.dead is not None or not self._engine.is_reachable:
@@ -215,8 +231,7 @@ class Follower(Closing):
     def _answered(self, timeout: float) -> Version | int | Outcome:
         found = self._news()
         if found is None:
-            met = [pair for pair in (self._driver.position, *self._driver.attempts.given_up) if pair]
-            self.sync.wait_new_model_state_dict(max(met)[1] if met else -1, timeout=timeout)
+            self.sync.wait_new_model_state_dict(self.met, timeout=timeout)
             found = self._news()
         return found if found is not None else Outcome("nothing", reason="the trainer has nothing newer")
 

@@ -16,7 +16,8 @@ from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.explorer.pacing import Allowance, Next, Situation
 from explorer_hooks.explorer.records import Records
-from explorer_hooks.follower import Follower, Outcome
+from explorer_hooks.explorer.sources import Source
+from explorer_hooks.follower import Outcome
 from explorer_hooks.policy import asks
 from syncd.errors import TimedOutError
 from syncd.synchronizer.styles import SyncStyle
@@ -65,7 +66,7 @@ class Explorer:
     """Explores until the trainer has gone, the tasks are done, or it is told to stop.
 
     Args:
-        follower: Keeps the engine at a version.
+        source: Keeps the engine at a version.
         ledger: Writes batches, and knows where the tasks stand.
         rules: How it goes on.
         metrics: Where a line for each batch goes.
@@ -73,9 +74,9 @@ class Explorer:
     """
 
     def __init__(
-        self, follower: Follower, ledger: Ledger, rules: Rules, metrics: Records, stop: Callable[[], bool]
+        self, source: Source, ledger: Ledger, rules: Rules, metrics: Records, stop: Callable[[], bool]
     ) -> None:
-        self.follower, self._ledger, self._rules = follower, ledger, rules
+        self._source, self._ledger, self._rules = source, ledger, rules
         self._metrics, self._stop = metrics, stop
         self._batches: Batches | None = None
         self._evaluation: Evaluation | None = None
@@ -100,7 +101,7 @@ class Explorer:
             SyncdError: A batch could not be written, or the tasks cannot be used.
         """
         assert self._batches is not None
-        self._noted(self.follower.turn(0.0))
+        self._noted(self._source.turn(0.0))
         while True:
             over = self._over(self._batches)
             doing = pacing.decide(self._situation(is_over=bool(over)))
@@ -121,16 +122,16 @@ class Explorer:
         """
         end = time.monotonic() + self._rules.timeout
         if suspect and not self._stop():
-            self._noted(self.follower.turn(0.0), evaluate=False)
+            self._noted(self._source.turn(0.0), evaluate=False)
         while not self._stop():
             if self._is_ready():
                 return True
             if time.monotonic() > end:
                 raise EngineDeadError(
                     f"the engine runs no version to work with for {self._rules.timeout:g} s",
-                    hint=f"syncd status {self.follower.sync.job.root}",
+                    hint=f"syncd status {self._source.sync.job.root}",
                 )
-            if self._noted(self.follower.turn(TURN)).kind == "ended":
+            if self._noted(self._source.turn(TURN)).kind == "ended":
                 time.sleep(_BREATH)
         return False
 
@@ -139,13 +140,13 @@ class Explorer:
         now = time.monotonic()
         if self._rules.style is SyncStyle.FULLY_ASYNC and now - self._looked >= _LOOK:
             self._looked = now
-            self._noted(self.follower.turn(0.0), evaluate=False)
+            self._noted(self._source.turn(0.0), evaluate=False)
 
     def permitted(self) -> "Pair | None":
         """Return the version that work may be done with; None while the engine has none. Any thread may ask."""
-        applied = self.follower.applied
-        if applied is not None:
-            return applied
+        runs = self._source.runs
+        if runs is not None:
+            return runs
         # An engine that runs no version is what it was started with, which only counts before the first one.
         return BEFORE_THE_FIRST if self._published is None else None
 
@@ -158,7 +159,7 @@ class Explorer:
             is_over=is_over,
             is_ready=is_over or self._is_ready(),
             is_due=pacing.sync_is_due(rules.style, batches, self._synced_at, rules.interval, rules.offset),
-            has_room=self._allowance.covers(step, pacing.written(self.follower.sync.job)),
+            has_room=self._allowance.covers(step, pacing.written(self._source.sync.job)),
         )
 
     def _do(self, doing: Next, batches: Batches) -> None:
@@ -179,15 +180,30 @@ class Explorer:
         if not batch.experiences:
             self._ledger.move(then)
             return
+        seconds = time.monotonic() - begin
+        if not self._is_vouched_for(batch):
+            return
         path = self._ledger.write(batch.experiences, then)
-        self._record(batch, path, time.monotonic() - begin)
+        self._record(batch, path, seconds)
+        self._evaluate()
         if self._rules.style is SyncStyle.FULLY_ASYNC:
-            self._noted(self.follower.turn(0.0))
+            self._noted(self._source.turn(0.0))
+
+    def _is_vouched_for(self, batch: Batch) -> bool:
+        """Say whether a batch may be written; the tasks of one that may not come again."""
+        begin = time.monotonic()
+        is_good = self._source.vouches({(one.generation, one.step) for one in batch.experiences})
+        self._waited += time.monotonic() - begin
+        if not is_good:
+            _LOG.warning(
+                "given_up", rollouts=len(batch.experiences), reason="their version was not published"
+            )
+        return is_good
 
     def _wait(self, *, is_due: bool) -> None:
         """Wait a little for a version; while one is due or there is no room, nothing is under way."""
         begin = time.monotonic()
-        outcome = self._noted(self.follower.turn(TURN, ask=asks(self._rules.style)))
+        outcome = self._noted(self._source.turn(TURN, ask=asks(self._rules.style)))
         took = time.monotonic() - begin
         self._waited += took
         answered = outcome.kind == "nothing" and took < TURN
@@ -207,7 +223,7 @@ class Explorer:
 
     def _from_now_on(self) -> Allowance:
         step = self._published[1] if self._published else 0
-        count = pacing.written(self.follower.sync.job)
+        count = pacing.written(self._source.sync.job)
         return Allowance(step, count, self._rules.batches_per_step, self._rules.ahead)
 
     # --- what is so -------------------------------------------------------------------------------------------
@@ -215,14 +231,13 @@ class Explorer:
     def _is_ready(self) -> bool:
         """Say whether the engine runs an applied version; before the first one, what it was started with."""
         self._look()
-        if not self.follower.may_work():
+        if not self._source.may_work():
             return False
         return self.permitted() is not None
 
     def _look(self) -> None:
-        """Read the published version; a new generation is a way back, from which batches count anew."""
-        version = self.follower.sync.get_latest_version()
-        pair = version.pair if version else None
+        """Look which version is the newest; a new generation is a way back, from which batches count anew."""
+        pair = self._source.newest()
         if pair == self._published or pair is None:
             return
         turned_back = self._published is not None and pair[0] != self._published[0]
@@ -241,7 +256,7 @@ class Explorer:
         return "the trainer has gone" if self._trainer_has_gone() else ""
 
     def _trainer_has_gone(self) -> bool:
-        sync = self.follower.sync
+        sync = self._source.sync
         if sync.trainer_requires_weight_sync() is None:
             return True
         now = time.monotonic()
@@ -265,9 +280,11 @@ class Explorer:
         return outcome
 
     def _evaluate(self) -> None:
-        """Evaluate the version that runs, where its turn has come and it has not been met before."""
-        pair = self.follower.applied or BEFORE_THE_FIRST
-        if self._evaluation is None or pair == self._evaluated or self._stop() or not self._is_ready():
+        """Evaluate the version that runs, once published, where its turn has come and it has not been met before."""
+        pair = self._source.runs or BEFORE_THE_FIRST
+        if self._evaluation is None or pair == self._evaluated or self._stop():
+            return
+        if not self._is_ready() or not self._source.is_published:
             return
         self._evaluated = pair
         self._evaluation.applied(pair)
@@ -290,18 +307,17 @@ class Explorer:
         self._waited = 0.0
         self._metrics.add(line)
         shown = {key: value for key, value in line.items() if key != "at"}
-        self.follower.sync.describe({"explorer": shown}, now=False)
+        self._source.sync.describe({"explorer": shown}, now=False)
         _LOG.info("batch", path=path, **shown)
 
     def _finish(self) -> None:
         """Take the last version, which came just before the end, and evaluate it."""
+        self._source.settle()
         if not self._stop():
-            self._noted(self.follower.turn(0.0))
+            self._noted(self._source.turn(0.0))
             self._evaluate()
-        applied = self.follower.applied
-        _LOG.info(
-            "ended", batches=self._ledger.cursor.batches, version=label_of(applied) if applied else None
-        )
+        runs = self._source.runs
+        _LOG.info("ended", batches=self._ledger.cursor.batches, version=label_of(runs) if runs else None)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.records import Records
 from explorer_hooks.explorer.scoring import Scorer, scorer
 from explorer_hooks.explorer.served import Calls, Served, served_model
+from explorer_hooks.explorer.sources import Files, Source
 from explorer_hooks.explorer.stopping import Stop
 from explorer_hooks.explorer.tasks import Tasks, read_tasks
 from explorer_hooks.explorer.tokens import Tokens, quiet, tokens_of
@@ -29,7 +30,7 @@ from explorer_hooks.hooks.http import Server
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
-from syncd.synchronizer.styles import SyncStyle
+from syncd.synchronizer.styles import SyncMethod, SyncStyle
 
 if TYPE_CHECKING:
     from explorer_hooks.base import Hook
@@ -83,7 +84,8 @@ def _explore(
     seed = f"{file.job.seed}/{name}" if section.shuffle else ""
     writer = opened.enter_context(ExperienceWriter(job, name))
     ledger = Ledger.opened(writer, training.digest, seed)
-    explorer = Explorer(follower, ledger, _rules(file), Records(places.metrics(job, name), job.disk), stop)
+    source = opened.enter_context(engine.source(follower))
+    explorer = Explorer(source, ledger, _rules(file), Records(places.metrics(job, name), job.disk), stop)
     generator = engine.generator(explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
     batches = Batches(
         training,
@@ -128,7 +130,7 @@ class _Engine:
     def __init__(self, file: ExplorerFile, tokens: Tokens, stop: Stop) -> None:
         self._section, self._tokens, self._stop = file.explorer.engine, tokens, stop
         self._token = _token(self._section.token_env)
-        self._loads_meanwhile = file.sync.style is SyncStyle.FULLY_ASYNC
+        self._sync = file.sync
         self.name: str = self._section.kind
         self.hook: Hook
         if self._section.kind == "transformers":
@@ -161,9 +163,28 @@ class _Engine:
             section.model or served_model(server),
             self.hook.current_version,
             section.retries,
-            section.timeout if self._loads_meanwhile else _SETTLE,
+            section.timeout if self._sync.style is SyncStyle.FULLY_ASYNC else _SETTLE,
         )
         return Served(calls, concurrency=section.concurrency, applied=applied, stop=self._stop)
+
+    @contextmanager
+    def source(self, follower: Follower) -> Iterator[Source]:
+        """Give what weights come from: a model of this process takes part in broadcasts where the job has them."""
+        if self._section.kind != "transformers" or self._sync.method is not SyncMethod.NCCL:
+            yield Files(follower)
+            return
+        from explorer_hooks.explorer.broadcasts import Broadcasts  # noqa: PLC0415 - torch
+        from explorer_hooks.transports.nccl import Receiver  # noqa: PLC0415 - torch
+
+        with closing(Receiver(follower.sync, self._model.state_dict())) as receiver:
+            yield Broadcasts(
+                follower,
+                receiver,
+                self.hook,  # type: ignore[arg-type] # it is a TransformersHook
+                patience=self._sync.save_timeout,
+                ready=self._sync.ready_timeout,
+                stop=self._stop,
+            )
 
     def _local_model(self, file: ExplorerFile) -> Any:
         from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch

@@ -113,6 +113,13 @@ class Driver:
             return self._not_applied(pair, error)
         return self._applied(placed, timings)
 
+    def adopt(self, pair: Pair) -> None:
+        """Take over a version that has reached the engine by another way; its files are the way back to it."""
+        self.position = pair
+        self.attempts.succeed()
+        self._hold(pair)
+        self.look()
+
     def bring_back(self) -> None:
         """Put the engine back on the last good version, where there is nothing else for it."""
         with contextlib.suppress(EngineDeadError):  # the engine's own state says it
@@ -188,10 +195,14 @@ class Driver:
             self._loading.forget()
         if pair is not None and self.position is None:
             self.position = pair
-            placed = self._placing.adopt(pair)
-            if placed is not None:
-                placed.settle()
-                self._loading.keep(placed)
+            self._hold(pair)
+
+    def _hold(self, pair: Pair) -> None:
+        """Keep the files of what the engine runs already."""
+        placed = self._placing.adopt(pair)
+        if placed is not None:
+            placed.settle()
+            self._loading.keep(placed)
 
     def _pair_of(self, step: int) -> Pair:
         newest = self._versions.newest

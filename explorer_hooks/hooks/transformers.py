@@ -117,6 +117,31 @@ class TransformersHook(Hook):
         self._attempt.commit()
         self._gate.open()
 
+    def take(self, label: str, fill: Callable[[], None]) -> None:
+        """Have weights that came by another way than files filled in, and serve them; `on_commit` is not called.
+
+        Args:
+            label: The label that they run under.
+            fill: Copies them into the parameters.
+
+        Raises:
+            EngineUnreachableError: Generations in flight do not end in time; nothing was touched.
+            LoadFailedError: `fill` failed; nobody generates until a version is loaded from files.
+        """
+        self._gate.shut()
+        self._attempt.load()
+        try:
+            fill()
+        except Exception as error:
+            raise LoadFailedError(f"weights were not taken in: {type(error).__name__}: {error}") from error
+        self._label = label
+        self._attempt.commit()
+        self._gate.open()
+
+    def disown(self) -> None:
+        """Say that what runs is no version of the job, so that one is loaded from files before there is work."""
+        self._label = None
+
     def current_version(self) -> Running:
         """Say what was committed last."""
         return Running(self._label, self._gate.is_shut)

@@ -113,6 +113,10 @@ class Receiver:
         """Confirm what a broadcast has brought once it is published; say whether nothing is left to confirm."""
         return self._sync.confirm_published()
 
+    def is_void(self) -> bool:
+        """Say whether what a broadcast has brought will not be published, so that files are to be loaded."""
+        return self._sync.ahead_is_void()
+
     def close(self) -> None:
         """Take part no more, and leave the group."""
         self._drop()

@@ -47,6 +47,11 @@ class Round:
         """Return it as it stands in the presence."""
         return asdict(self) | {"members": dict(self.members)}
 
+    @property
+    def pair(self) -> Pair:
+        """Return the pair that the step has once it is published, unless somebody goes back meanwhile."""
+        return max(self.generation, 1), self.step
+
     def is_of(self, member: str, asked: int) -> bool:
         """Say whether it is the answer to an ask."""
         return self.members.get(member) == asked

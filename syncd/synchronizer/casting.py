@@ -28,7 +28,7 @@ from syncd.protocol.round import (
     Round,
     round_of,
 )
-from syncd.protocol.version import Version
+from syncd.protocol.version import Pair, Version
 from syncd.synchronizer.agreeing import agreed_asks
 from syncd.synchronizer.base import public
 from syncd.synchronizer.following import Following, has_caught_up
@@ -139,7 +139,8 @@ class Casting(Following, Grouping):
         """Say that this explorer runs what it has received, before it is published."""
         explorer = self._as("explorer", "set_ahead")
         self._ahead = Ahead(received.step, received.attempt, received.generation)
-        explorer.change(info={**explorer.presence.info, AHEAD: asdict(self._ahead)})
+        # What runs does not change because it cannot be told at this moment: a heartbeat tells it later.
+        explorer.settle(info={**explorer.presence.info, AHEAD: asdict(self._ahead)})
 
     @public
     def confirm_published(self) -> bool:
@@ -147,6 +148,34 @@ class Casting(Following, Grouping):
         if self._ahead is not None:
             self._settle_ahead(self._glance())
         return self._ahead is None
+
+    @public
+    def ahead_is_void(self) -> bool:
+        """Say whether what a broadcast has brought will not be published.
+
+        Something else is, which is to be loaded; or the trainer says that the files of it have failed.
+        """
+        ahead = self._ahead
+        if ahead is None:
+            return False
+        sent = self._sent(ahead)
+        if sent is not None and sent.state == FAILED:
+            return True
+        return self._news(ahead.step, self._glance()) is not None
+
+    @public
+    def sender_is_here(self) -> bool:
+        """Say whether the trainer lives that has sent what is ahead, and has sent nothing since."""
+        return self._ahead is not None and self._sent(self._ahead) is not None
+
+    def _sent(self, ahead: Ahead) -> Round | None:
+        told = (round_of(trainer.info) for trainer in self.trainers.living().values())
+        return next((one for one in told if one is not None and one.attempt == ahead.attempt), None)
+
+    @property
+    def confirmed(self) -> Pair | None:
+        """Return what this process has confirmed last."""
+        return self._member.presence.applied if self._member else None
 
     def waiting_for_round_or_version(
         self, current: int = NOTHING, timeout: float | None = None

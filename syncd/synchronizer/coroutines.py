@@ -85,6 +85,11 @@ class AsyncSynchronizer:
         """Return the job."""
         return self.client.job
 
+    @property
+    def confirmed(self) -> Pair | None:
+        """Return what this process has confirmed last."""
+        return self.client.confirmed
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -148,6 +153,8 @@ class AsyncSynchronizer:
     broadcast_wanted = threaded(Client.broadcast_wanted)
     set_ahead = threaded(Client.set_ahead)
     confirm_published = threaded(Client.confirm_published)
+    ahead_is_void = threaded(Client.ahead_is_void)
+    sender_is_here = threaded(Client.sender_is_here)
     acknowledge_round = threaded(Client.acknowledge_round)
     round_goes_on = threaded(Client.round_goes_on)
     refuse_round = threaded(Client.refuse_round)

@@ -181,7 +181,13 @@ class FileEngine(TrainEngineWrapper):
             agreed(self.context.ranks, self._saver.wait)
         except SyncdError:
             self._handed = self._finishing = None
+            self._withdraw()
             raise
+
+    def _withdraw(self) -> None:
+        """Tell explorers that hold this attempt's weights that it will not be a step."""
+        if self._broadcaster is not None:
+            self._broadcaster.withdraw(self._attempt)
 
     def _made_broadcaster(self) -> Broadcaster:
         context, sync = self.context, self.context.config.sync
@@ -212,6 +218,7 @@ class FileEngine(TrainEngineWrapper):
             # The ranks that did not fail have a save in flight that cannot succeed.
             with contextlib.suppress(SyncdError):
                 self._wait_for_weights()
+            self._withdraw()
             raise
         self._handed = self._step
 

@@ -94,6 +94,7 @@ class Broadcaster:
         self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
         self._failures = self._skip = 0
         self._late: set[str] = set()
+        self._sent: Round | None = None
         if sync is not None:
             sync.end_group()  # what an earlier start left
             sync.take_part(BACKEND)
@@ -123,6 +124,12 @@ class Broadcaster:
             self._plan = None  # tensors may have changed; all ranks plan at once, for it may be a collective
             return False
         return True
+
+    def withdraw(self, attempt: str) -> None:
+        """Tell members that hold a step already that the files of that attempt have failed; rank 0 does."""
+        sent, self._sent = self._sent, None
+        if self._sync is not None and sent is not None and sent.attempt == attempt:
+            self._sync.end_round(sent, None)
 
     def close(self) -> None:
         """End the group."""
@@ -234,7 +241,7 @@ class Broadcaster:
         except Exception as error:  # noqa: BLE001 - whatever it is, the step goes out through files
             self._fail(told.step, told, error)
             return False
-        self._failures = 0
+        self._failures, self._sent = 0, told
         return True
 
     def _pour(self, group: _Group, walk: Walk, deadline: Deadline) -> str:

@@ -5,6 +5,7 @@ to do and answers each with one; when its input ends it kills what it has starte
 """
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -81,6 +82,9 @@ def _serve():
                 return _become(*rest)
             started[pid] = None
             answer = pid
+        elif word == "import":
+            importlib.import_module(rest[0])
+            answer = True
         else:
             found, status = os.waitpid(rest[0], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if found else None

@@ -26,6 +26,8 @@ from syncd.synchronizer import Synchronizer
 
 LONG = 120.0
 BUCKETS = 5
+MET = "the fault strikes"
+"""Said by a process whose fault is met, right before it strikes."""
 
 
 def digest(model):
@@ -50,6 +52,7 @@ class Fault:
     def hit(self):
         self._left -= 1
         if self._left == 0:
+            print(MET, flush=True)
             os.kill(os.getpid(), self._signal)
 
     def before(self, owner, attribute):

@@ -1,0 +1,159 @@
+"""Weights by a broadcast, with files underneath: what the loop sees of it is a `Source` like any other.
+
+What a broadcast has brought runs at once, under the pair that it will have, but it is the daemon that publishes it.
+Until then nothing that it made is handed out, and no other broadcast is asked for. If it is never published, what it
+made is given up with it.
+"""
+
+import time
+from collections.abc import Callable, Collection
+
+import structlog
+
+from explorer_hooks.base import label_of
+from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
+from explorer_hooks.explorer.sources import Files
+from explorer_hooks.follower import Follower, Outcome
+from explorer_hooks.hooks.transformers import TransformersHook
+from explorer_hooks.transports.nccl import Received, Receiver
+from syncd.errors import TimedOutError
+from syncd.protocol.version import Pair
+
+PIECE = 1.0
+"""Seconds of one wait: how long a signal may go unheard."""
+
+_GONE = 10.0
+"""Seconds in which is published what a trainer has left behind that went, began anew or went on to another step."""
+
+_LOG = structlog.get_logger()
+
+
+class Broadcasts(Files):
+    """Weights come by broadcasts where the trainer sends them, else from files.
+
+    Args:
+        follower: Loads files.
+        receiver: This explorer's side of broadcasts.
+        hook: Has the model that both fill.
+        patience: Seconds that what was received has to be published in.
+        ready: Seconds that the trainer waits for explorers, at most.
+        stop: Once true, nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        follower: Follower,
+        receiver: Receiver,
+        hook: TransformersHook,
+        *,
+        patience: float,
+        ready: float,
+        stop: Callable[[], bool],
+    ) -> None:
+        super().__init__(follower)
+        self._receiver, self._hook, self._stop = receiver, hook, stop
+        self._patience, self._ready = patience, ready
+        self._ahead: Pair | None = None
+        self._void: set[Pair] = set()
+        self._since = self._seen = 0.0
+
+    @property
+    def runs(self) -> Pair | None:
+        """Return what the engine runs, published or not."""
+        return self._ahead or super().runs
+
+    @property
+    def is_published(self) -> bool:
+        """Say whether what runs is published."""
+        return self._ahead is None
+
+    def may_work(self) -> bool:
+        """Say whether the engine is to be given work: what is ahead of all versions is recent enough."""
+        return self._ahead is not None or super().may_work()
+
+    def newest(self) -> Pair | None:
+        """Return the newest version that there is, the one that runs here before it is published too."""
+        return self._ahead or super().newest()
+
+    def turn(self, timeout: float, *, ask: bool = False) -> Outcome:
+        """Take part in a broadcast, or load a version from files.
+
+        The trainer counts on an ask of each member in every style, so there is always one. In a turn of no time it
+        is made only while the trainer waits, and stands for as long as that lasts.
+        """
+        del ask
+        if self._ahead is not None:
+            return self._settled(timeout)
+        outcome = super().turn(0.0)
+        if outcome.kind != "nothing" or not (timeout or self._receiver.wanted()):
+            return outcome
+        came = self._awaited(timeout)
+        return self._taken(came) if came is not None else super().turn(0.0)
+
+    def vouches(self, versions: Collection[Pair]) -> bool:
+        """Say whether each of them is published; the one that runs is waited for."""
+        if self._ahead in versions:
+            self.settle()
+        unpublished = self._void | ({self._ahead} if self._ahead else set())
+        # One that is void counts until here even if its pair was published of other weights meanwhile: what was made
+        # before and after cannot be told apart.
+        self._void = set()
+        return not unpublished.intersection(versions)
+
+    def settle(self) -> None:
+        """Wait until what runs is published or given up, or until it is told to stop."""
+        while self._ahead is not None and not self._stop():
+            self._settled(PIECE)
+
+    # --- what comes -------------------------------------------------------------------------------------------
+
+    def _awaited(self, timeout: float) -> Received | None:
+        """Wait for a broadcast; None where a version is to be looked for in files, or nothing came."""
+        end = time.monotonic() + max(timeout, self._ready)
+        came = self._receiver.turn(self._follower.met, timeout or PIECE)
+        while came is None and self._receiver.wanted() and not self._stop() and time.monotonic() < end:
+            came = self._receiver.turn(self._follower.met, PIECE)
+        return came if isinstance(came, Received) else None
+
+    def _taken(self, received: Received) -> Outcome:
+        pair = received.round.pair
+        try:
+            self._hook.take(label_of(pair), lambda: self._receiver.load(received))
+        except (EngineUnreachableError, LoadFailedError) as error:
+            _LOG.warning("broadcast_not_taken", version=label_of(pair), reason=str(error))
+            return super().turn(0.0)  # the step comes through files
+        self._ahead, self._since = pair, time.monotonic()
+        self._seen = self._since
+        _LOG.info("received", version=label_of(pair))
+        return Outcome("applied", pair)
+
+    # --- what becomes of it -----------------------------------------------------------------------------------
+
+    def _settled(self, timeout: float) -> Outcome:
+        """Wait for what becomes of what runs: published, it is the version; void, files are loaded."""
+        pair = self._ahead
+        assert pair is not None
+        try:
+            self.sync.wait_for(self._is_decided, timeout)
+        except TimedOutError:
+            return Outcome("nothing", reason="what runs is not published yet")
+        self._ahead = None
+        if self._receiver.confirm_published() and self.sync.confirmed == pair:
+            self._follower.adopt(pair)
+            return Outcome("applied", pair)
+        _LOG.warning("given_up", version=label_of(pair), reason="it was not published")
+        # Until files are loaded the engine names no version, and its work counts as that of the start model.
+        self._void |= {pair, BEFORE_THE_FIRST}
+        self._hook.disown()
+        self._follower.disown()
+        return super().turn(0.0)
+
+    def _is_decided(self) -> bool:
+        return self._receiver.confirm_published() or self._receiver.is_void() or self._is_overdue()
+
+    def _is_overdue(self) -> bool:
+        now = time.monotonic()
+        if self.sync.sender_is_here():
+            self._seen = now
+        return now - self._seen > _GONE or now - self._since > self._patience

@@ -1,0 +1,37 @@
+"""`explorer run` as a process that says at its end what its parameters are.
+
+member.py FILE JOB IDENTITY [FAULT]
+
+It writes, into JOB.IDENTITY.json, why it ended and the digest of its parameters. Faults are those of receive.py.
+"""
+
+import json
+import sys
+
+import torch
+from receive import arm, digest, sockets
+
+from explorer_hooks.explorer import local
+from explorer_hooks.explorer.load import load_file
+from explorer_hooks.explorer.run import run
+
+
+def main(file, job, identity, fault=""):
+    torch.set_num_threads(1)
+    if fault:
+        arm(fault)
+    load, models = local.load_model, []
+
+    def kept(*args, **named):
+        models.append(load(*args, **named))
+        return models[-1]
+
+    local.load_model = kept
+    why = run(load_file(file, [f"--explorer.name={identity}"]))
+    found = {"why": why, "digest": digest(models[0]), "sockets": sockets()}
+    with open(f"{job}.{identity}.json", "w", encoding="ascii") as written:
+        json.dump(found, written)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

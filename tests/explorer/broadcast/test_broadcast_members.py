@@ -1,0 +1,144 @@
+"""`explorer run` as a member of broadcasts: a real trainer's loop, ready explorers and a daemon, each a process."""
+
+import json
+import signal
+import statistics
+
+import pytest
+from broadcasts import HERE, LONG, left_over
+
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import path_of, read_presence
+
+STEPS = 3
+IMPORTED = (
+    "explorer_hooks.explorer.run",
+    "explorer_hooks.explorer.broadcasts",
+    "syncd.experience.table",
+    "pandas",
+    "torch._dynamo",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.tokenization_python",
+    "transformers.tokenization_utils_tokenizers",
+    "transformers.generation.utils",
+)
+FILE = """
+[job]
+dir = "{job}"
+[model]
+path = "{start}/model"
+[engine]
+name = "tests.tiny"
+[data]
+groups = 2
+group_size = 2
+consumed = "archive"
+end_when_left = false
+wait_timeout = 60.0
+[sync]
+method = "nccl"
+style = "{style}"
+dtype = "keep"
+timeout = 60
+ready_timeout = 30
+broadcast_timeout = 10
+[trainer]
+total_steps = {steps}
+[explorer]
+tasks = "{start}/tasks.jsonl"
+[explorer.sampling]
+max_tokens = 4
+"""
+
+
+@pytest.fixture(scope="session")
+def start(nursery, tmp_path_factory):
+    """Return a directory with a model and tasks; what explorers import is imported once, for all of them."""
+    directory = tmp_path_factory.mktemp("start")
+    for module in IMPORTED:
+        nursery.ask("import", module)
+    made = nursery.start(f"{directory}/log", f"{HERE}/programs/start.py", directory)
+    assert made.wait(LONG) == 0, (directory / "log").read_text()
+    return directory
+
+
+@pytest.fixture
+def scene(processes, start):
+    """Return what begins a job of a style; it returns the explorers' names."""
+
+    def begin(style, members, *faults):
+        file = f"{processes.job}.toml"
+        with open(file, "w", encoding="utf-8") as written:
+            written.write(FILE.format(job=processes.job, start=start, style=style, steps=STEPS))
+        names = [f"e{number}" for number in range(members)]
+        for number, name in enumerate(names):
+            program = f"{HERE}/programs/member.py"
+            processes.start(name, program, file, processes.job, name, *faults[number : number + 1])
+        processes.start("trainer", f"{HERE}/programs/teach.py", file, processes.job, members)
+        return names
+
+    return begin
+
+
+def heard(processes, name, event):
+    """Return the versions that an explorer's log names with an event."""
+    with open(f"{processes.job}.{name}.log", encoding="utf-8") as log:
+        lines = [json.loads(line) for line in log if line.startswith("{")]
+    return [line["version"] for line in lines if line["event"] == event]
+
+
+def applied(processes, name):
+    job = Job.at(processes.job)
+    return read_presence(job.disk, path_of(job.explorers, name)).applied
+
+
+def check(processes, names):
+    """All have ended by themselves on the same weights, and what was trained on was made by what it names."""
+    for name in ("trainer", *names):
+        processes.ended(name)
+    trained = processes.result("trainer")
+    for name in names:
+        found = processes.result(name)
+        assert found["digest"] == trained["digest"], processes.log(name)
+        assert found["why"] == "the trainer has gone"
+        assert found["sockets"] == []
+        assert applied(processes, name) == (1, STEPS)
+    assert left_over(processes.job) == []
+    for one in trained["found"]:
+        assert one["generation"] == 1
+        assert one["own"] < 1e-3, one
+        assert one["age"] == one["trained"] - 1 - one["step"]
+    others = [one["other"] for one in trained["found"] if one["other"] is not None]
+    assert statistics.median(others) > 1e-2, "log-probs tell the steps apart"
+    return trained
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("style", ["fixed", "trainer_driven", "explorer_driven", "fully_async"])
+def test_ready_explorers_take_part_and_say_truly_what_made_their_experiences(
+    processes, scene, style, members
+):
+    names = scene(style, members)
+    trained = check(processes, names)
+    for name in names:
+        assert heard(processes, name, "received"), processes.log(name)
+    if style in {"fixed", "trainer_driven"}:
+        assert all(sent for _, sent in trained["ends"]), trained["ends"]
+        assert [heard(processes, name, "received") for name in names] == [["1.1", "1.2", "1.3"]] * members
+        assert [heard(processes, name, "applied") for name in names] == [[]] * members, "no file was loaded"
+    if members == 1 and style == "fixed":
+        assert {one["age"] for one in trained["found"]} == {0}
+
+
+@pytest.mark.fault("two explorers break the broadcast")
+def test_one_that_is_killed_in_the_midst_leaves_the_step_to_files_for_the_others(processes, scene):
+    names = scene("fixed", 3, "confirming:SIGKILL:2")
+    assert processes.all["e0"].wait(LONG) == -signal.SIGKILL
+    trained = check(processes, names[1:])
+    assert [2, False] in trained["ends"]
+    for name in names[1:]:
+        assert "1.2" in heard(processes, name, "applied")
+        assert "1.2" not in heard(processes, name, "received")
+        assert "1.1" in heard(processes, name, "received")
