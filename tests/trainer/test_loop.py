@@ -135,8 +135,9 @@ def watching(job, seen):
     stop = threading.Event()
 
     def watch():
-        last = None
-        while not stop.is_set():
+        last, is_last_look = None, False
+        while not is_last_look:
+            is_last_look = stop.is_set()
             step = read_marker(Job.at(job).disk, f"{job}/latest_state_dict_iteration.txt").step
             if step not in {None, last}:
                 # What is superseded meanwhile may be taken away while it is looked at.
@@ -150,7 +151,6 @@ def watching(job, seen):
     try:
         yield
     finally:
-        time.sleep(0.05)
         stop.set()
         thread.join()
 
