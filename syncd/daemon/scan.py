@@ -63,6 +63,7 @@ class Scanner:
         self._rejected: dict[tuple[int, str], str] = {}
         self._unsettled: frozenset[int] = frozenset()
         self._doubted: set[int] = set()
+        self._marked_to: int | None = None
         self._changed = self._moved = False
         self._layouts = foreign.Layouts()
         self._explorers, self._trainers = Liveness(self._ttl), Liveness(self._ttl)
@@ -240,9 +241,7 @@ class Scanner:
         # The time after the reading: a heartbeat counts from when it can have been seen, not from before a stall.
         seen_at = self._clock.monotonic()
         tracker = read_marker(self._disk, self._job.tracker).step
-        # The one thing that happens to a sealed step: what was a sync step has become a full checkpoint.
-        if tracker in self._known and not self._known[tracker].step.full:
-            self._doubted.add(tracker)
+        self._doubt_unmarked(tracker)
         self._snapshot = replace(
             self._snapshot,
             explorers=_modules(explorers | unreadable_explorers, self._explorers, seen_at),
@@ -250,6 +249,22 @@ class Scanner:
             pins=read_pins(self._job),
             tracker=tracker,
         )
+
+    def _doubt_unmarked(self, tracker: int | None) -> None:
+        """Doubt the one thing that changes about a sealed step: what was a sync step may be a full checkpoint by now.
+
+        The tracker moves after the mark of each, so it says how far there may be new ones.
+        """
+        if tracker is None:
+            return
+        since = tracker if self._marked_to is None else min(self._marked_to, tracker)
+        near = (
+            [tracker] if since == tracker else [number for number in self._known if since < number <= tracker]
+        )
+        self._doubted.update(
+            number for number in near if number in self._known and not self._known[number].step.full
+        )
+        self._marked_to = tracker
 
     def _free(self) -> int | None:
         try:

@@ -210,6 +210,26 @@ def test_a_step_that_becomes_a_full_checkpoint_takes_the_place_of_an_older_one_s
     assert steps_of(job) == [2, 3]
 
 
+def test_a_full_checkpoint_that_the_tracker_has_passed_already_is_noticed_too(job):
+    daemon, _, clock = start(job, keep_last=1, keep_full=2, trash_grace=0)
+    write_step(job, 1, full=True)
+    job.disk.replace(job.tracker, b"1")
+    for step in (1, 3, 4):
+        if step > 1:
+            write_step(job, step)
+        daemon.tick(woken=True)
+    assert steps_of(job) == [1, 3, 4], "3 is the version before"
+    clock.at += 6
+    daemon.tick()
+    for step in (3, 4):
+        job.disk.replace(f"{job.step(step)}/.full_checkpoint", b"{}")
+        job.disk.replace(job.tracker, str(step).encode())
+    clock.at += 6
+    for _ in range(2):
+        daemon.tick()
+    assert steps_of(job) == [3, 4]
+
+
 def test_an_explorer_whose_presence_is_damaged_or_newer_holds_pruning_until_it_is_silent(job):
     daemon, _, clock = start(job)
     write_step(job, 1)
