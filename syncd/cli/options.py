@@ -26,6 +26,11 @@ def job_argument(command: F) -> F:
     return click.argument("job", metavar="JOB", type=Place(), callback=_job)(command)
 
 
+def unasked_job_argument(command: F) -> F:
+    """Add the argument JOB for a command that looks at it within bounds of its own, by `check_job`."""
+    return click.argument("job", metavar="JOB", type=Place())(command)
+
+
 def state_dir_option(command: F) -> F:
     """Add `--state-dir`."""
     text = "Where the daemon's files are, when the job directory is not its to write; JOB/.syncd otherwise."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.cli.options import check_job, open_job, state_dir_option
+from syncd.cli.options import check_job, open_job, state_dir_option, unasked_job_argument
 from syncd.cli.policies import policy_options, read_config
 from syncd.errors import UsageError
 from syncd.protocol.disk import SystemClock
@@ -23,8 +23,7 @@ _PATIENCE = 2.0
 
 
 @click.command()
-# Not looked at while the command line is parsed: on a dead mount that would never end.
-@click.argument("job", metavar="JOB", type=click.Path())
+@unasked_job_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option(
     "--port",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from syncd.cli.options import Place, check_job, json_option, open_job, state_dir_option
+from syncd.cli.options import check_job, json_option, open_job, state_dir_option, unasked_job_argument
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
 from syncd.protocol.attended import STUCK_AFTER, AttendedDisk, InHand
 from syncd.protocol.disk import SystemClock
@@ -25,7 +25,7 @@ _OTHER_LINES = 16
 
 
 @click.command()
-@click.argument("job", metavar="JOB", type=Place())
+@unasked_job_argument
 @click.option("--watch", is_flag=True, help="Go on showing, until Ctrl-C.")
 @click.option(
     "--interval",

@@ -13,7 +13,7 @@ from syncd.daemon.service import Daemon
 from syncd.errors import StuckError
 from syncd.observe import names
 from syncd.observe.events import Event, Observer
-from syncd.protocol.attended import STUCK_AFTER, Call, InHand
+from syncd.protocol.attended import IS_IT_UP, STUCK_AFTER, Call, InHand
 from syncd.protocol.disk import Clock
 from syncd.protocol.trouble import MountState, Trouble, trouble
 from syncd.protocol.version import pair_document
@@ -144,7 +144,7 @@ class Attendance:
                 f"stopped while an operation stands in the kernel for {seconds:.0f} s ({call.what}); "
                 "the lead was not released",
                 path=call.path,
-                hint="findmnt; dmesg | tail  # is its server up?",
+                hint=IS_IT_UP,
             )
 
     def close(self) -> None:

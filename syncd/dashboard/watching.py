@@ -7,12 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 from syncd.errors import SyncdError, storage_error
+from syncd.protocol.attended import STUCK_AFTER
 from syncd.protocol.disk import Clock
 
 Document = Mapping[str, Any]
-
-STUCK_AFTER = 10.0
-"""Seconds after which a look that has not come back is called stuck: slower than any mount that works."""
 
 _IDLE = 60.0
 

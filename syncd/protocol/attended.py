@@ -15,6 +15,9 @@ from syncd.protocol.disk import DOCUMENT_LIMIT, Clock, Data, Disk, Entry, FileSt
 STUCK_AFTER = 10.0
 """Seconds after which a call that has not come back is said to be stuck: slower than any mount that works."""
 
+IS_IT_UP = "findmnt; dmesg | tail  # is its server up?"
+"""What to do about a call that does not come back, without asking the mount itself."""
+
 Attend = Callable[[str, str], AbstractContextManager[None]]
 """Notes a call, by what it does and the path, while it is made."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from syncd.errors import StuckError
-from syncd.protocol.attended import Call, InHand
+from syncd.protocol.attended import IS_IT_UP, Call, InHand
 from syncd.protocol.disk import Clock
 
 T = TypeVar("T")
@@ -82,5 +82,5 @@ def _stuck(call: Call, seconds: float) -> StuckError:
     return StuckError(
         f"the mount has not answered for {seconds:.0f} s ({call.what})",
         path=call.path,
-        hint="findmnt; dmesg | tail  # is its server up?",
+        hint=IS_IT_UP,
     )
