@@ -5,17 +5,14 @@ Nothing but click is imported before a verb is chosen, so that help and completi
 
 import ast
 import contextlib
-import difflib
 import errno
 import functools
 import importlib
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -103,6 +100,8 @@ class LazyGroup(click.Group):
             and not name.startswith("-")
             and not ctx.resilient_parsing
         ):
+            import difflib  # noqa: PLC0415 - nobody waits for it who types rightly
+
             near = difflib.get_close_matches(name, self.verbs, 1)
             ctx.fail(f"there is no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
@@ -114,12 +113,17 @@ def _first_line(module: str) -> str:
 
     try:
         spec = find_spec(module)
-        source = ast.parse(Path(spec.origin).read_bytes()) if spec and spec.origin else None
+        source = _parsed(spec.origin) if spec and spec.origin else None
     except (ImportError, OSError, SyntaxError):
         source = None
     line = (ast.get_docstring(source) or "").partition("\n")[0] if source else ""
     text = line.partition(": ")[2] or line
     return text[:1].upper() + text[1:]
+
+
+def _parsed(path: str) -> ast.Module:
+    with open(path, "rb") as file:
+        return ast.parse(file.read())
 
 
 def unescape(command: click.Command) -> click.Command:
@@ -163,6 +167,8 @@ def _invoke(group: click.Group, program: str, args: list[str]) -> int:
 
 def _report(error: Exception, program: str, args: Sequence[str]) -> int:
     if _is_debugging(args):
+        import traceback  # noqa: PLC0415
+
         traceback.print_exception(error)
     known = _known(error, program, args)
     tell(known)

@@ -30,13 +30,14 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     # Late, so that --help need not wait for it.
     from syncd.daemon.policy import policy_of  # noqa: PLC0415
     from syncd.daemon.retention import decide  # noqa: PLC0415
-    from syncd.views import data, json  # noqa: PLC0415
+    from syncd.views import json  # noqa: PLC0415
+    from syncd.views.listing import listing  # noqa: PLC0415
     from syncd.views.look import Looker  # noqa: PLC0415
 
     place = open_job(job, state_dir)
     rules = policy_of(read_config(place, policy))
     look = Looker(place, SystemClock()).look()
-    document = data.steps(look, decide(look.snapshot, rules), rules)
+    document = listing(look, decide(look.snapshot, rules), rules)
     if as_json:
         click.echo(json.text(document))
     elif not document["steps"]:

@@ -3,7 +3,6 @@
 It asks nothing of the job's file system, so no mount can keep it from reporting, or from ending the process.
 """
 
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from syncd.observe import names
 from syncd.observe.events import Event, Observer
 from syncd.protocol.attended import IS_IT_UP, STUCK_AFTER, Call, InHand
 from syncd.protocol.disk import Clock
+from syncd.protocol.process import host_name
 from syncd.protocol.trouble import MountState, Trouble, trouble
 from syncd.protocol.version import pair_document
 
@@ -213,7 +213,7 @@ def describe(daemon: Daemon, status: str, said: Trouble | None, since: float) ->
     return {
         "job": daemon.job.root,
         "state_dir": daemon.job.state,
-        "host": socket.gethostname(),
+        "host": host_name(),
         "leads": daemon.leads,
         "status": status,
         "mount": {

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from syncd.daemon.policy import Policy
 from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant
 from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.daemon.symptoms import symptoms
 from syncd.protocol.request import Request
 from syncd.protocol.version import Pair, Version
 
 FIRST_GENERATION = 1
-
-_LASTING = 1.0
-"""Seconds that a marker must be wrong before it is worth saying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         reason=choice.reason if choice else "",
         answers=(*answers, *_vacated(after, decisions)),
         decisions=decisions,
-        problems=tuple(_problems(snapshot)),
+        problems=tuple(symptoms(snapshot)),
         due_in=min(_settling(after, policy), default=None),
     )
 
@@ -219,22 +217,3 @@ def _is_final(decision: Decision, named: int | None) -> bool:
     if decision.rule == "newest_version":
         return named is None or named >= decision.step
     return decision.rule in _FINAL
-
-
-def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    marker, version = snapshot.marker, snapshot.version
-    # A marker that is written in place is empty or torn for a moment at each step: that is no news.
-    lasting = snapshot.marker_stable_for >= _LASTING
-    if lasting and marker.problem and (marker.problem != "missing" or snapshot.steps):
-        yield "marker", f"{marker.problem}: {marker.text!r}" if marker.text else marker.problem
-    elif lasting and marker.step is not None and _is_missing(snapshot, marker.step):
-        yield "marker", f"ahead of its step: {marker.step} is not complete"
-    if snapshot.version_problem:
-        yield "version", snapshot.version_problem
-    if version and version.kind != "remote" and _is_missing(snapshot, version.step):
-        yield "published_step", f"step {version.step} is published and no longer complete"
-
-
-def _is_missing(snapshot: Snapshot, number: int) -> bool:
-    step = snapshot.steps.get(number)
-    return step is None or step.state is not State.COMPLETE

@@ -1,8 +1,10 @@
 """Policies as data: what to keep, whom to trust, when to verify. Combined by union: any rule that keeps, keeps."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from syncd.config import DaemonConfig
+if TYPE_CHECKING:
+    from syncd.config import DaemonConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Policy:
     settle: float = 2.0
 
 
-def policy_of(config: DaemonConfig) -> Policy:
+def policy_of(config: "DaemonConfig") -> Policy:
     """Return the policy that a configuration asks for."""
     retention = Retention(
         config.keep_last, config.keep_every, config.keep_full, config.max_bytes, config.partial_grace

@@ -13,6 +13,7 @@ from syncd.daemon.retention import Decision
 from syncd.dashboard.watching import Known
 from syncd.observe import names
 from syncd.views import data
+from syncd.views.listing import listing
 from syncd.views.look import Look
 
 Document = dict[str, Any]
@@ -41,7 +42,7 @@ def found(
         policy: By which policy.
         events: The newest of the daemon's journal, oldest first.
     """
-    status, steps = data.status(look), data.steps(look, decisions, policy)
+    status, steps = data.status(look), listing(look, decisions, policy)
     left_out = {
         "steps": _beyond(steps["steps"]),
         "explorers": _beyond(status["explorers"]),

@@ -178,7 +178,13 @@ class LocalDisk:
         return again(lambda: _read_at(path, offset, length))
 
     def stat(self, path: str) -> FileStat:
-        found = again(partial(os.lstat, path))
+        # The most frequent call of all: what attempts it again is asked for only where the first one fails.
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            if error.errno not in TRANSIENT:
+                raise
+            found = again(partial(os.lstat, path))
         return FileStat(_kind(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ino)
 
     def list(self, path: str) -> list[Entry]:

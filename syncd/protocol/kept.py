@@ -5,7 +5,6 @@ programs of a job read them at one place, so that they follow one policy.
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,6 +64,8 @@ def parse_config(data: bytes, path: str) -> dict[str, Any]:
     Raises:
         ConfigError: It is not TOML.
     """
+    import tomllib  # noqa: PLC0415 - most commands read no configuration, and must be instant
+
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,6 @@ the observer's own clock (`Liveness`), never by comparing dates of two hosts.
 
 import contextlib
 import os
-import socket
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,6 +16,7 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
 from syncd.protocol.layout import is_identity
+from syncd.protocol.process import host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 HEARTBEAT = 5.0
@@ -72,7 +72,7 @@ class Presence:
     asked: int = 0
     answered: dict[str, int] = field(default_factory=dict)
     step: int | None = None
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=host_name)
     pid: int = field(default_factory=os.getpid)
     updated_at: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)

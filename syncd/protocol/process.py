@@ -6,6 +6,11 @@ from dataclasses import dataclass
 _ENDED, _UNSEEN = -1, -2
 
 
+def host_name() -> str:
+    """Return this host's name, as `socket.gethostname` does: which takes longer to import than what it is for."""
+    return os.uname().nodename
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """A process by what no later one shares: host boot, namespace, pid and start time."""

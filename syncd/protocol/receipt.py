@@ -6,7 +6,7 @@ the next one.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError
 from syncd.protocol import digest
@@ -15,9 +15,8 @@ from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """One file of a step.
+class FileRecord(NamedTuple):
+    """One file of a step. A tuple, since a scan makes tens of thousands.
 
     Args:
         name: Path relative to the step's directory.

@@ -16,7 +16,6 @@ between hosts:
 """
 
 import contextlib
-import socket
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from syncd.errors import FencedError
 from syncd.protocol.disk import MISSING, Clock, list_if_there, temporary_name
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job
-from syncd.protocol.process import Process
+from syncd.protocol.process import Process, host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 TIMEOUT = 15.0
@@ -53,7 +52,7 @@ class Leader:
     """
 
     identity: str
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=host_name)
     process: Process = field(default_factory=Process.current)
     beat: int = 0
     released: bool = False

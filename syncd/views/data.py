@@ -1,15 +1,11 @@
-"""A look as plain data: what `status --json` and `ls --json` print. docs/json.md documents every field."""
+"""A look as plain data: what `status --json` prints. docs/json.md documents every field."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
-from syncd.daemon.plan import plan
-from syncd.daemon.policy import Policy
 from syncd.daemon.report import lag_of
-from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
+from syncd.daemon.symptoms import symptoms
 from syncd.observe.hostfile import HostFile
 from syncd.protocol.trouble import MountState
 from syncd.protocol.version import Version, pair_document
@@ -45,24 +41,6 @@ def status(look: Look) -> Document:
     }
 
 
-def steps(look: Look, decisions: Iterable[Decision], policy: Policy) -> Document:
-    """Return everything that `syncd ls` shows.
-
-    Args:
-        look: The look.
-        decisions: What retention decides of each step.
-        policy: By which policy.
-    """
-    decided = {decision.step: decision for decision in decisions}
-    rows = [_row(look.snapshot, step, decided[step.step]) for step in _by_step(look.snapshot)]
-    return {
-        "job": look.job.root,
-        "at": look.at,
-        "policy": {**asdict(policy.retention), "prune": policy.prune, "prune_foreign": policy.prune_foreign},
-        "steps": rows,
-    }
-
-
 def newest_complete(snapshot: Snapshot) -> int | None:
     """Return the newest step that can be loaded, published or not."""
     complete = (step.step for step in snapshot.steps.values() if step.state is State.COMPLETE)
@@ -71,7 +49,7 @@ def newest_complete(snapshot: Snapshot) -> int | None:
 
 def problems(look: Look) -> list[tuple[str, str]]:
     """Return what is wrong with the job: a stable name, and what it is."""
-    found = list(plan(look.snapshot, Policy()).problems)
+    found = list(symptoms(look.snapshot))
     found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(look.snapshot)]
     found += list(look.problems.items())
     found += [("dead", name) for name, heart in sorted(look.hearts.items()) if heart is Heart.DEAD]
@@ -213,37 +191,3 @@ def _disk(look: Look) -> Document:
         "type": mount.type,
         "network": mount.is_network,
     }
-
-
-def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
-    return {
-        "step": step.step,
-        "directory": step.directory,
-        "layout": step.layout,
-        "state": step.state.value,
-        "kind": step.kind,
-        "full": step.full,
-        "present": step.present,
-        "expected": step.expected,
-        "bytes": step.size,
-        "digest": step.digest,
-        "parent": step.parent,
-        "published": _published(snapshot, step.step),
-        "leases": list(snapshot.leases.get(step.step, ())),
-        "pinned": step.step in snapshot.pins,
-        "problem": step.problem,
-        "keep": decision.keep,
-        "rule": decision.rule,
-        "detail": decision.detail,
-    }
-
-
-def _published(snapshot: Snapshot, step: int) -> str | None:
-    version = snapshot.version
-    if version is None:
-        return None
-    places: Mapping[int | None, str] = {
-        version.previous[1] if version.previous else None: "previous",
-        version.step: "newest",
-    }
-    return places.get(step)

@@ -99,7 +99,7 @@ def job(tmp_path):
 
 
 def test_what_is_announced_is_there_and_what_is_due_is_kept(job):
-    """Sync 1, save 2, keep 2, 6 steps: 4 and 6 are saves, 5 is the newest sync step, the version before 6 stays, too."""
+    """Sync 1, save 2, keep 2, 6 steps: 4 and 6 are saves, 5 the newest sync step; the version before 6 stays, too."""
     config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
     with daemon(job, "--keep-last", "1", "--keep-full", "2"), trainer(config) as (made, shown):
         seen = []

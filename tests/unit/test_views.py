@@ -20,6 +20,7 @@ from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 from syncd.views import data, table
 from syncd.views import json as views_json
+from syncd.views.listing import listing
 from syncd.views.look import Heart, Looker
 
 
@@ -202,7 +203,7 @@ def test_steps_say_why_each_is_kept(job, clock):
     publish(job, clock, 3, previous=(1, 2))
     explorer(job, clock, "e0", leases=(2,))
     look = Looker(job, clock).look()
-    document = data.steps(look, decide(look.snapshot, Policy()), Policy())
+    document = listing(look, decide(look.snapshot, Policy()), Policy())
     rows = {row["step"]: row for row in document["steps"]}
     assert {step: row["rule"] for step, row in rows.items()} == {
         1: "full_checkpoint",

@@ -1,0 +1,28 @@
+"""What is worth saying about a snapshot, whatever is planned: pure, for the log and for `syncd status`."""
+
+from collections.abc import Iterator
+
+from syncd.daemon.snapshot import Snapshot, State
+
+_LASTING = 1.0
+"""Seconds that a marker must be wrong before it is worth saying."""
+
+
+def symptoms(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the marker and with what is published: a stable name, and what it is."""
+    marker, version = snapshot.marker, snapshot.version
+    # A marker that is written in place is empty or torn for a moment at each step: that is no news.
+    lasting = snapshot.marker_stable_for >= _LASTING
+    if lasting and marker.problem and (marker.problem != "missing" or snapshot.steps):
+        yield "marker", f"{marker.problem}: {marker.text!r}" if marker.text else marker.problem
+    elif lasting and marker.step is not None and _is_missing(snapshot, marker.step):
+        yield "marker", f"ahead of its step: {marker.step} is not complete"
+    if snapshot.version_problem:
+        yield "version", snapshot.version_problem
+    if version and version.kind != "remote" and _is_missing(snapshot, version.step):
+        yield "published_step", f"step {version.step} is published and no longer complete"
+
+
+def _is_missing(snapshot: Snapshot, number: int) -> bool:
+    step = snapshot.steps.get(number)
+    return step is None or step.state is not State.COMPLETE
