@@ -67,9 +67,14 @@ def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], console.OWN_PROCESS))
 
 
-def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
-    return console.run(syncd, "syncd", args)
+def run(args: Sequence[str], obj: object = None) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        args: What follows `syncd`.
+        obj: `console.OWN_PROCESS` where the process is the command's own.
+    """
+    return console.run(syncd, "syncd", args, obj)
