@@ -22,7 +22,7 @@ GROUPS = {
     "kills": r"test_kills\.py::",
     "export of FSDP": r"test_export_fsdp\.py::",
     # One boot of a bed serves all tests of its version; more machines at a time than two only wait for each other.
-    "NFS v4.2": r"::.*nfs.*\[vers=4\.2|test_nfs\.py::.*\[v4\.2|test_nfs_dead_server\.py::",
+    "NFS v4.2": r"::.*nfs.*\[vers=4\.2|test_nfs\.py::.*\[v4\.2|test_nfs_(dead_server|machines)\.py::",
     "NFS v3": r"::.*nfs.*\[vers=3|test_nfs\.py::.*\[v3",
 }
 
