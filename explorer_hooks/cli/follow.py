@@ -79,9 +79,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     "--wait", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="With --once: for how long."
 )
 @click.option("--stay", is_flag=True, help="Wait for another trainer once one has gone.")
-@click.option(
-    "--ready-file", type=Place(), metavar="PATH", help="There while the engine may be given work."
-)
+@click.option("--ready-file", type=Place(), metavar="PATH", help="There while the engine may be given work.")
 @click.option("--state-dir", type=Place(), envvar="SYNCD_STATE_DIR", help="As given to syncd watch.")
 @click.option(
     "--ttl", type=_SECONDS, default=60.0, show_default=True, metavar="S", help="Silence that means dead."

@@ -6,11 +6,13 @@ import mmap
 import os
 import select
 import signal
+import stat
 import struct
 import sys
 from types import FrameType
 
 from syncd.closing import Closing
+from syncd.console import CLOSED_PIPE
 from syncd.protocol.attended import Call
 from syncd.protocol.disk import SystemClock
 
@@ -61,6 +63,30 @@ class Board:
         return (Call(name, os.fsdecode(text[what:]), since, allowance) if what else None), changing
 
 
+class Relays:
+    """Pipes of our own in the place of those that the command writes to.
+
+    A child that the kernel keeps would keep those open: whoever reads would wait for it, although the command has
+    ended. Terminals and files have no readers that wait for an end, and stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._pipes = {target: os.pipe() for target in (1, 2) if _has_reader(target)}
+
+    def write_into(self) -> None:
+        """Write into them from now on: this process is the child."""
+        for target, (source, sink) in self._pipes.items():
+            os.dup2(sink, target)
+            os.close(sink)
+            os.close(source)
+
+    def read_from(self) -> dict[int, int]:
+        """Return what to read, with where it belongs: this process is the parent."""
+        for _, sink in self._pipes.values():
+            os.close(sink)
+        return {source: target for target, (source, _) in self._pipes.items()}
+
+
 class Child(Closing):
     """The process that does the work. It never outlives this one, but where the kernel keeps it.
 
@@ -68,14 +94,17 @@ class Child(Closing):
         pid: Its number.
         leash: A descriptor that is open as long as this process lives.
         ended: One that is at its end when the child is.
+        relayed: What it writes to pipes, with where it belongs.
     """
 
-    def __init__(self, pid: int, leash: int, ended: int) -> None:
+    def __init__(self, pid: int, leash: int, ended: int, relayed: dict[int, int]) -> None:
         self._pid, self._leash, self._clock = pid, leash, SystemClock()
-        self._ended = ended
+        self._ended, self._relayed = ended, relayed
         self._poll = select.poll()
-        self._poll.register(ended, select.POLLIN)
+        for descriptor in (ended, *relayed):
+            self._poll.register(descriptor, select.POLLIN)
         self._code: int | None = None
+        self._is_unread = False
         self._ends_without_its_threads = 0
         self.told: int | None = None
         self.told_at = 0.0
@@ -86,17 +115,22 @@ class Child(Closing):
 
     def has_ended(self, seconds: float) -> bool:
         """Wait so long for its end; say whether it has come."""
-        if self._poll.poll(seconds * 1000):
+        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
+        for source in ready & set(self._relayed):
+            self._relay(source)
+        if self._ended in ready:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        else:
+        elif not ready:
             self._code = self._left()
+        if self._code is not None:
+            self._drain()
         return self._code is not None
 
     def code(self) -> int:
         """Return the exit code to end with once it has ended; a signal that ended it ends this process too."""
         code = self._code or 0
         if code >= 0:
-            return code
+            return CLOSED_PIPE if self._is_unread and code == 0 else code
         if self.told == signal.SIGINT and -code == _INTERRUPT:  # it was no further than to be born
             return 128 + signal.SIGINT
         signal.signal(-code, signal.SIG_DFL)
@@ -114,8 +148,30 @@ class Child(Closing):
             self.kill()
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        os.close(self._leash)
-        os.close(self._ended)
+        for descriptor in (self._leash, self._ended, *self._relayed):
+            os.close(descriptor)
+
+    def _relay(self, source: int) -> bool:
+        """Pass on what there is; say whether there may be more."""
+        data = os.read(source, 1 << 16)
+        try:
+            _write_all(self._relayed[source], data)
+        except OSError:  # whoever read has gone: a child that writes more hears of it
+            data = b""
+            self._is_unread = True
+        if not data:
+            self._poll.unregister(source)
+            os.close(source)
+            del self._relayed[source]
+        return bool(data)
+
+    def _drain(self) -> None:
+        """Pass on what a child that has ended has left."""
+        for source in list(self._relayed):
+            os.set_blocking(source, False)
+            with contextlib.suppress(BlockingIOError):
+                while self._relay(source):
+                    pass
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
         if self.told is None:
@@ -134,9 +190,23 @@ class Child(Closing):
         return os.waitstatus_to_exitcode(int(fields[-1]))
 
 
+def _has_reader(descriptor: int) -> bool:
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _write_all(target: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(target, view) :]
+
+
 def start() -> Child | None:
     """Return the child in this process, and None in the child, which goes on."""
-    leash, ended = os.pipe(), os.pipe()
+    leash, ended, relays = os.pipe(), os.pipe(), Relays()
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -146,11 +216,12 @@ def start() -> Child | None:
         if pid == 0:
             os.close(leash[1])
             os.close(ended[0])
+            relays.write_into()
             _settle(leash[0], parent)
             return None
         os.close(leash[0])
         os.close(ended[1])
-        return Child(pid, leash[1], ended[0])
+        return Child(pid, leash[1], ended[0], relays.read_from())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

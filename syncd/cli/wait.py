@@ -34,7 +34,7 @@ def _parse(_: click.Context, __: click.Parameter, value: str | None) -> Than:
 
 
 def _late(given: Mapping[str, Any], seen: Seen) -> TimedOutError | None:
-    """Return what a wait on a mount that does not answer ends with once its time is up; until then it may come back."""
+    """Return what a wait ends with once its time is up: until then a mount that does not answer may come back."""
     if seen.elapsed < given["timeout"]:
         return None
     return TimedOutError(
