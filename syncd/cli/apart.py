@@ -23,6 +23,7 @@ _PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 _SIZE = 8192
 _COUNT = struct.Struct("=Q")
+_SINCE = struct.Struct("=d")
 _HEAD = struct.Struct("=dd?HH")
 _TEXT = _COUNT.size + _HEAD.size
 _ATTEMPTS = 1000
@@ -37,13 +38,15 @@ class Board:
         self._count = 0
 
     def write(self, call: Call | None, changing: bool) -> None:
-        """Show a call; the count is odd while it is being written."""
+        """Show a call, or that there is none. The count is odd while a call is being written."""
+        if call is None:
+            _SINCE.pack_into(self._memory, _COUNT.size, 0.0)
+            return
         self._count += 2
         _COUNT.pack_into(self._memory, 0, self._count - 1)
-        what = call.what.encode() if call else b""
-        path = os.fsencode(call.path)[: _SIZE - _TEXT - len(what)] if call else b""
-        since, allowance = (call.since, call.allowance) if call else (0.0, 0.0)
-        _HEAD.pack_into(self._memory, _COUNT.size, since, allowance, changing, len(what), len(path))
+        what = call.what.encode()
+        path = os.fsencode(call.path)[: _SIZE - _TEXT - len(what)]
+        _HEAD.pack_into(self._memory, _COUNT.size, call.since, call.allowance, changing, len(what), len(path))
         self._memory[_TEXT : _TEXT + len(what) + len(path)] = what + path
         _COUNT.pack_into(self._memory, 0, self._count)
 
@@ -60,7 +63,7 @@ class Board:
         since, allowance, changing, what, path = _HEAD.unpack_from(self._memory, _COUNT.size)
         text = self._memory[_TEXT : _TEXT + what + path]
         name = text[:what].decode("ascii", "replace")
-        return (Call(name, os.fsdecode(text[what:]), since, allowance) if what else None), changing
+        return (Call(name, os.fsdecode(text[what:]), since, allowance) if since else None), changing
 
 
 class Relays:
@@ -108,10 +111,10 @@ class Child(Closing):
         self._ends_without_its_threads = 0
         self.told: int | None = None
         self.told_at = 0.0
-        self._before = {number: signal.getsignal(number) for number in _PASSED_ON}
-        for number, handler in self._before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._pass_on)
+        found = {number: signal.getsignal(number) for number in _PASSED_ON}
+        self._before = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
+        for number in self._before:
+            signal.signal(number, self._pass_on)
 
     def has_ended(self, seconds: float) -> bool:
         """Wait so long for its end; say whether it has come."""
@@ -133,7 +136,8 @@ class Child(Closing):
             return CLOSED_PIPE if self._is_unread and code == 0 else code
         if self.told == signal.SIGINT and -code == _INTERRUPT:  # it was no further than to be born
             return 128 + signal.SIGINT
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to be taken away
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
         return 128 - code
 
@@ -181,8 +185,11 @@ class Child(Closing):
 
     def _left(self) -> int | None:
         """Return the exit code of a child of which only threads are left, in the kernel."""
-        with open(f"/proc/{self._pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        try:
+            with open(f"/proc/{self._pid}/stat", encoding="ascii", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
         # Threads that end well are gone a moment after their process.
         self._ends_without_its_threads += fields[0] == "Z"
         if self._ends_without_its_threads < _MOMENTS:
@@ -210,6 +217,7 @@ def start() -> Child | None:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the kernel forgets how a child ended
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
         pid = os.fork()

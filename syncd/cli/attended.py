@@ -46,6 +46,26 @@ class Seen:
         return f"the mount has not answered for {self.seconds:.0f} s, since {since} ({self.call.what})"
 
 
+class Waited:
+    """For how long one call has been waited for; a host that sleeps and a command that is stopped do not wait."""
+
+    def __init__(self) -> None:
+        self._call: Call | None = None
+        self._seconds = self._at = 0.0
+
+    def look(self, call: Call | None, now: float, most: float) -> float:
+        """Return the seconds so far.
+
+        Args:
+            call: The call in hand.
+            now: The time of this look.
+            most: Seconds that may lie between two looks; what is beyond was no waiting.
+        """
+        self._seconds = self._seconds + min(now - self._at, most) if call == self._call else 0.0
+        self._call, self._at = call, now
+        return self._seconds
+
+
 Verdict = Callable[[Mapping[str, Any], Seen], SyncdError | None]
 """Given the verb's arguments and what is seen: what the verb ends with, None as long as it is waited for."""
 
@@ -88,19 +108,19 @@ class Attended(click.Command):
         return super().invoke(ctx)
 
     def _watch(self, child: Child, board: Board, patience: float, given: Mapping[str, Any]) -> int:
-        clock = SystemClock()
+        clock, every, waited = SystemClock(), min(patience / 2, _EVERY), Waited()
         began = clock.monotonic()
         with child:
-            while not child.has_ended(min(patience / 2, _EVERY)):
+            while not child.has_ended(every):
                 (call, changing), now = board.read(), clock.monotonic()
+                seconds = waited.look(call, now, 2 * every)
                 if call is None:
                     continue
-                age = now - call.since
-                seen = Seen(call, age, now - began, changing)
-                if child.told is not None and min(age, now - child.told_at) >= _GRACE:
+                seen = Seen(call, now - call.since, now - began, changing)
+                if child.told is not None and min(seconds, now - child.told_at) >= _GRACE:
                     tell(self._stuck(given, seen))
                     return 128 + child.told
-                if age - call.allowance >= patience and (error := self._verdict(given, seen)) is not None:
+                if seconds - call.allowance >= patience and (error := self._verdict(given, seen)) is not None:
                     raise error
             return child.code()
 
@@ -128,7 +148,8 @@ class Noted(InHand):
     def _put(self, call: Call | None) -> None:
         super()._put(call)
         self._changing = self._changing or (call is not None and call.what in CHANGING)
-        self._board.write(self.oldest(), self._changing)
+        # Mostly one thread works: what it has in hand is the oldest.
+        self._board.write(call if len(self._calls) == (call is not None) else self.oldest(), self._changing)
 
 
 def noted() -> InHand:
