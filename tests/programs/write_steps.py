@@ -26,7 +26,6 @@ from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import read_version
 from syncd.protocol.writer import StepWriter
 
-
 PATIENCE = 200.0
 
 
