@@ -23,9 +23,6 @@ from syncd.errors import SyncdError, plain, storage_error
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-OWN_PROCESS = object()
-"""What commands find as `obj` of their context where the process is their own, as `main` starts it."""
-
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 _USAGE = 2
@@ -36,6 +33,13 @@ debug_option = click.option(
     "--debug", is_flag=True, help="Show a traceback when something fails; the same as SYNCD_DEBUG=1."
 )
 """Read before anything is parsed, by `run`."""
+
+
+class OwnProcess:
+    """What commands find as `obj` of their context where the process is their own, as `main` starts it."""
+
+    is_child = False
+    """Whether this is a child that a command has made of the process."""
 
 
 class Place(click.Path):

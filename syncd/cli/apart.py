@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import mmap
 import os
 import select
@@ -219,6 +220,7 @@ def start() -> Child | None:
     parent = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the kernel forgets how a child ended
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    gc.freeze()  # what the child collects is its own: what it shares with this process is not touched
     try:
         pid = os.fork()
         if pid == 0:

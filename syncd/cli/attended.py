@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from syncd.cli.apart import Board, Child, start
-from syncd.console import OWN_PROCESS, tell
+from syncd.console import OwnProcess, tell
 from syncd.errors import StuckError, SyncdError
 from syncd.protocol.attended import CHANGING, IS_IT_UP, STUCK_AFTER, Call, InHand
 from syncd.protocol.disk import SystemClock
@@ -99,11 +99,12 @@ class Attended(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Work in a child process, and watch it from this one."""
         patience: float = ctx.params.pop("patience", STUCK_AFTER)
-        if ctx.obj is OWN_PROCESS and self._when(ctx.params):
+        if isinstance(ctx.obj, OwnProcess) and self._when(ctx.params):
             board = Board()
             child = start()
             if child is not None:
                 ctx.exit(self._watch(child, board, patience, ctx.params))
+            ctx.obj.is_child = True
             ctx.meta[_NOTED] = Noted(board)
         return super().invoke(ctx)
 

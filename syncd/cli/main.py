@@ -1,5 +1,6 @@
 """The entry point of `syncd`."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -67,7 +68,13 @@ def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:], console.OWN_PROCESS))
+    process = console.OwnProcess()
+    code = run(sys.argv[1:], process)
+    if process.is_child:
+        # Its parent tidies up. What both share would be copied page by page, only to be thrown away.
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(args: Sequence[str], obj: object = None) -> int:
@@ -75,6 +82,6 @@ def run(args: Sequence[str], obj: object = None) -> int:
 
     Args:
         args: What follows `syncd`.
-        obj: `console.OWN_PROCESS` where the process is the command's own.
+        obj: a `console.OwnProcess` where the process is the command's own.
     """
     return console.run(syncd, "syncd", args, obj)
