@@ -156,19 +156,18 @@ def discard(directory: str, keep: Collection[str] = ()) -> int:
 
 def clear(directory: str) -> None:
     """Remove a place whose trainer has gone, but for the copies that are read."""
-    if not is_private(directory):
-        return
-    owner = owned(directory)
-    if owner is None:
-        return
-    try:
-        discard(directory)
-        if not copies(directory):
-            owner.remove()
-            with contextlib.suppress(OSError):
-                os.rmdir(directory)
-    finally:
-        owner.close()
+    while is_private(directory) and (owner := owned(directory)) is not None:
+        try:
+            discard(directory)
+            if not copies(directory):
+                owner.remove()
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+        finally:
+            owner.close()
+        # A reader that let go meanwhile could not clear, because this did.
+        if all(_is_held(directory, name) for name in copies(directory)):
+            return
 
 
 def clear_all(root: str) -> None:
@@ -189,6 +188,14 @@ def _sizes(path: str) -> Iterator[int]:
         for name in names:
             with contextlib.suppress(OSError):
                 yield os.lstat(f"{directory}/{name}").st_size
+
+
+def _is_held(directory: str, name: str) -> bool:
+    held = claim(f"{directory}/{name}{_LOCK}", exclusive=True)
+    if held is None:
+        return True
+    held.close()
+    return False
 
 
 def _removed(directory: str, name: str) -> bool:
