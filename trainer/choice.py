@@ -85,13 +85,13 @@ def choose(now: Measurements) -> Choice:
     if len(able) == 1:
         why = "; ".join(f"{method} cannot be taken: {text}" for method, text in sorted(now.lacking.items()))
         return Choice(able[0], why or "there is no other way", expected)
-    fastest = min(expected, key=lambda method: expected[method], default=SyncMethod.CHECKPOINT)
-    overdue = [method for method in able if method is not fastest and _is_due(now, method, expected, fastest)]
+    best = _fastest(now, expected)
+    overdue = [method for method in able if method is not best.method and _is_due(now, method, expected)]
     if overdue:
         stalest = min(overdue, key=lambda method: now.ways[method].number)
         ago = now.number - now.ways[stalest].number
         return Choice(stalest, f"{stalest} was measured {ago} syncs ago", expected, is_trial=True)
-    return _fastest(now, expected, fastest)
+    return best
 
 
 def due_after(measured: Measured, expected: float | None, least: float) -> int:
@@ -108,7 +108,8 @@ def due_after(measured: Measured, expected: float | None, least: float) -> int:
     return AGAIN * max(1, min(int(factor), RARELY))
 
 
-def _fastest(now: Measurements, expected: Mapping[SyncMethod, float], fastest: SyncMethod) -> Choice:
+def _fastest(now: Measurements, expected: Mapping[SyncMethod, float]) -> Choice:
+    fastest = min(expected, key=lambda method: expected[method], default=SyncMethod.CHECKPOINT)
     present = now.present
     if present in expected and present is not fastest and expected[fastest] > STICKS * expected[present]:
         reason = f"{fastest} would take about as long as {present}: {_shown(expected)}"
@@ -116,11 +117,9 @@ def _fastest(now: Measurements, expected: Mapping[SyncMethod, float], fastest: S
     return Choice(fastest, f"{fastest} takes the least: {_shown(expected)}", expected)
 
 
-def _is_due(
-    now: Measurements, method: SyncMethod, expected: Mapping[SyncMethod, float], fastest: SyncMethod
-) -> bool:
+def _is_due(now: Measurements, method: SyncMethod, expected: Mapping[SyncMethod, float]) -> bool:
     measured = now.ways[method]
-    after = due_after(measured, expected.get(method), expected.get(fastest, 0.0))
+    after = due_after(measured, expected.get(method), min(expected.values(), default=0.0))
     return now.number - measured.number >= after
 
 

@@ -37,7 +37,10 @@ def test_the_copy_of_a_save_is_taken_by_its_manifest(job, root, manifest):
     place = remember(job, manifest, root)
     held = take(place, manifest)
     for record in (*manifest.shards, *manifest.files):
-        with open(f"{held.path}/{record.name}", "rb") as one, open(f"{job.step(3)}/{record.name}", "rb") as other:
+        with (
+            open(f"{held.path}/{record.name}", "rb") as one,
+            open(f"{job.step(3)}/{record.name}", "rb") as other,
+        ):
             assert one.read() == other.read()
     held.close()
 
@@ -72,7 +75,7 @@ def test_what_is_not_whole_or_not_private_is_not_taken(job, root, manifest, what
 
 
 def test_a_copy_of_another_save_is_never_taken(job, root, manifest, tmp_path):
-    """Of the same step, with files of the same names and sizes: under its own name, and moved under the wanted one."""
+    """Of the same step, its files of the same names and sizes: as it is, and under the name of the wanted one."""
     (tmp_path / "other").mkdir()
     other_job = Job.at(tmp_path / "other")
     write_step(other_job, 3, 2, salt=9)
