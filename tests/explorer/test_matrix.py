@@ -4,19 +4,17 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import time
 from collections import defaultdict
 
 import checker
-import forked
 import pytest
+from whole_jobs import RANK, TESTS, ended, free_port, logs, program
 
 from syncd.experience import places
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STEPS, INTERVAL = 8, 2
 PAUSES = {"fast": 0.01, "slow": 0.15}
 LIMIT = 150.0
@@ -48,38 +46,6 @@ start_daemon = false
 """
 
 
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(
-        [os.path.dirname(TESTS), f"{TESTS}/trainer", f"{TESTS}/trainer/engines/installed"]
-    ),
-    "OMP_NUM_THREADS": "1",
-}
-"""In which the tiny engine counts as installed."""
-
-RANK = {
-    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-}  # fmt: skip
-"""How torchrun tells its only rank, so that `trainer train` is that rank and starts no process of its own."""
-
-
-@contextlib.contextmanager
-def program(place, name, *argv, **more):
-    """Run a program beside others."""
-    made = forked.start(f"{place}/{name}.log", ENVIRONMENT | more, *argv)
-    try:
-        yield made
-    finally:
-        made.kill()
-        made.join(30)
-
-
-def ended(process, deadline):
-    """Wait until a process has ended, bounded; return its exit code, None if it has not."""
-    process.join(max(deadline - time.monotonic(), 0.0))
-    return process.exitcode
-
-
 def run(place, style, method, memory):
     """Run all of it until trainer and explorers have ended by themselves; return their exit codes."""
     job = f"{place}/job"
@@ -100,12 +66,6 @@ def run(place, style, method, memory):
         codes = {name: ended(one, deadline) for name, one in started.items()}
         daemon.terminate()
         return codes | {"daemon": ended(daemon, time.monotonic() + 30)}
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def lines(place, name):
@@ -140,15 +100,6 @@ def experiences(job):
 def weights_of(job, step):
     """Return the digests of what a step holds."""
     return [record["digest"] for record in checker.manifest(job, step)["shards"]] if step else ["start"]
-
-
-def logs(place):
-    names = sorted(name for name in os.listdir(place) if name.endswith(".log"))
-    ends = []
-    for name in names:
-        with open(f"{place}/{name}", encoding="utf-8", errors="replace") as file:
-            ends.append(f"--- {name}\n{file.read()[-1500:]}")
-    return "\n".join(ends)
 
 
 @pytest.mark.fault("the version is set before the weights are loaded")
