@@ -71,7 +71,9 @@ def place_of(info: Mapping[str, Any]) -> Place | None:
     directory, boot = found.get("directory"), found.get("boot")
     if not isinstance(directory, str) or not boot or boot != Process.current().boot:
         return None
-    return Place(directory, boot) if os.path.isabs(directory) else None
+    # Who may write into the job must not have other directories of this user looked into, or tidied up.
+    is_one = os.path.isabs(directory) and _PLACE.fullmatch(os.path.basename(directory)) is not None
+    return Place(directory, boot) if is_one else None
 
 
 class Held:

@@ -152,17 +152,19 @@ def test_a_start_clears_what_others_of_this_user_left_and_nothing_else(job, root
     owner.close()
 
 
-def test_a_place_counts_on_its_own_boot_only():
-    here = Place("/dev/shm/x", Process.current().boot)
+def test_a_place_counts_on_its_own_boot_and_by_its_name_only():
+    here = Place.here("/dev/shm", "/ckpt/job")
     assert place_of({TOLD: here.document()}) == here
+    assert here.boot == Process.current().boot
     for wrong in (
         {},
         {TOLD: "text"},
-        {TOLD: {"directory": "/dev/shm/x"}},
+        {TOLD: {"directory": here.directory}},
         {TOLD: {"directory": 3, "boot": here.boot}},
-        {TOLD: {"directory": "relative", "boot": here.boot}},
-        {TOLD: Place("/dev/shm/x", "another").document()},
-        {TOLD: Place("/dev/shm/x", "").document()},
+        {TOLD: {"directory": os.path.basename(here.directory), "boot": here.boot}},
+        {TOLD: {"directory": "/home/somebody", "boot": here.boot}},
+        {TOLD: Place(here.directory, "another").document()},
+        {TOLD: Place(here.directory, "").document()},
     ):
         assert place_of(wrong) is None
 
