@@ -3,9 +3,11 @@
 import contextlib
 import os
 import subprocess
+import sys
 
 import pytest
 import torch
+from cli import environment
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
@@ -222,6 +224,23 @@ def test_a_start_clears_what_a_killed_one_has_left(job, shm, saver):
     assert following.make_room(3, "save-3", SIZE) == ""
     assert copies(following.place.directory) == ["3-save-3"]
     following.close()
+    assert os.listdir(shm) == []
+
+
+ENDS = """
+import sys
+from syncd.protocol.layout import Job
+from trainer.transports.memory import Memory, Options
+memory = Memory(Job.at(sys.argv[1]), Options(sys.argv[2]))
+assert memory.open() == ""
+assert memory.make_room(1, "save-1", 100) == ""
+raise SystemExit(int(len(__import__("os").listdir(sys.argv[2]))))
+"""
+
+
+def test_a_trainer_that_ends_by_an_error_keeps_no_memory(job, shm):
+    command = [sys.executable, "-c", ENDS, job.root, shm]
+    assert subprocess.run(command, env=environment(), timeout=100, check=False).returncode == 1
     assert os.listdir(shm) == []
 
 

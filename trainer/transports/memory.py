@@ -9,6 +9,7 @@ A copy is of no use before the files of the very same save are published, so not
 than a reason to have none. docs/memory.md has the rules.
 """
 
+import atexit
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class Memory:
 
     def close(self) -> None:
         """Remove all copies but those that are read; the last of their readers removes them."""
+        atexit.unregister(self.close)
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
@@ -108,6 +110,7 @@ class Memory:
         if not is_memory(root):
             return f"{root} is not in memory"
         clear_all(root)
+        atexit.register(self.close)  # a run that ends by an error must not keep the host's memory
         return self._own()
 
     def _own(self) -> str:

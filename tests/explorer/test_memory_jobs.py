@@ -1,4 +1,4 @@
-"""kill -9 of a trainer or of an explorer while a copy in memory is written or read: nothing wrong, nothing left."""
+"""Whole jobs by memory, and kill -9 of a trainer or an explorer in the midst: nothing wrong, nothing left."""
 
 import contextlib
 import os
@@ -54,11 +54,14 @@ class Whole:
     def start(self, *argv, **more):
         return self._running.enter_context(program(self.place, *argv, **more))
 
-    def trainer(self, name="trainer", *fault):
-        command = (f"{TESTS}/explorer/programs/upload.py", f"{self.place}/job.toml", *fault)
-        if not fault:
-            command = ("-m", "trainer", "train", f"{self.place}/job.toml")
-        return self.start(name, *command, **RANK, MASTER_PORT=str(free_port()))
+    def trainer(self, *options):
+        command = ("-m", "trainer", "train", f"{self.place}/job.toml", *options)
+        return self.start("trainer", *command, **RANK, MASTER_PORT=str(free_port()))
+
+    def killed_trainer(self, phase, number):
+        command = (f"{TESTS}/explorer/programs/upload.py", f"{self.place}/job.toml", phase, str(number))
+        killed = self.start("killed", *command, **RANK, MASTER_PORT=str(free_port()))
+        self.ends(killed, -signal.SIGKILL)
 
     def explorer(self, name, *options):
         journal = f"{self.place}/{name}.journal"
@@ -105,7 +108,7 @@ def whole(tmp_path, shm):
 
 @pytest.mark.parametrize("phase", ["room", "put", "seal", "sealed"])
 def test_what_a_killed_trainer_leaves_is_never_loaded_wrongly_and_goes_with_the_next_start(whole, phase):
-    whole.ends(whole.trainer("killed", phase, "2"), -signal.SIGKILL)
+    whole.killed_trainer(phase, 2)
     left = whole.copies()
     assert len(left) == 2, "the first is whole, the second was being made"
     explorer = whole.explorer("e0")
@@ -130,8 +133,7 @@ def test_a_killed_explorer_keeps_nothing_in_memory(whole):
 def test_a_copy_that_is_read_outlives_its_trainer_and_goes_with_its_reader(whole):
     """The trainer is killed, starts again, and ends; the reader finds every byte as it was."""
     explorer = whole.explorer("e0", "--hang-at", "1")
-    killed = whole.trainer("killed", "sealed", "3")
-    whole.ends(killed, -signal.SIGKILL)
+    whole.killed_trainer("sealed", 3)
     whole.until(lambda: whole.lines("e0"))
     read = whole.lines("e0")[-1]["path"].removeprefix(f"{whole.memory}/").split("/")[1]
     assert read in whole.copies()
@@ -143,4 +145,15 @@ def test_a_copy_that_is_read_outlives_its_trainer_and_goes_with_its_reader(whole
     assert whole.lines("e0")[1]["event"] == "runs"
     assert whole.read_from_memory("e0")
     assert whole.lines("e0")[-1]["pair"][1] == STEPS
+    assert os.listdir(whole.memory) == []
+
+
+def test_steps_that_find_no_room_come_through_files(whole):
+    explorer = whole.explorer("e0")
+    whole.ends(whole.trainer("--sync.memory_mib", "1"))
+    whole.ends(explorer)
+    assert whole.read_from_memory("e0") == []
+    assert whole.lines("e0")[-1]["pair"][1] == STEPS
+    with open(f"{whole.place}/trainer.log", encoding="utf-8") as log:
+        assert "memory_full" in log.read()
     assert os.listdir(whole.memory) == []
