@@ -50,6 +50,7 @@ class Chooser:
         self._number = self._size = 0
         self._ways: dict[SyncMethod, Measured] = {}
         self._pending: dict[int, tuple[int, Sent]] = {}
+        self._last: Sent | None = None
         self._present = SyncMethod.CHECKPOINT
 
     def choose(self, methods: Collection[SyncMethod], sent: Sent | None) -> SyncMethod:
@@ -66,7 +67,8 @@ class Chooser:
             return SyncMethod.CHECKPOINT
 
     def _choose(self, methods: Collection[SyncMethod], sent: Sent | None) -> SyncMethod:
-        if sent is not None:
+        if sent is not None and sent != self._last:
+            self._last = sent
             self._pending[sent.step] = self._number, sent
             self._size = sent.size or self._size
         self._number += 1

@@ -12,9 +12,10 @@ from cli import environment
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import OWNER, copies, holds, owned, take
+from trainer.transports import room
 from trainer.transports.filesystem import StepSaver
 from trainer.transports.memory import SLACK, Memory, Options
-from trainer.transports.room import Room, is_memory, refusal
+from trainer.transports.room import Left, Room, is_memory, look, refusal
 
 MODES = ("background", "stream")
 TENSORS = {
@@ -245,7 +246,8 @@ def test_a_trainer_that_ends_by_an_error_keeps_no_memory(job, shm):
 
 
 GIB = 1 << 30
-PLENTY = Room(total=100 * GIB, available=50 * GIB, allowed=None, free=50 * GIB)
+HOST = Left(left=50 * GIB, total=100 * GIB)
+PLENTY = Room(HOST, None, free=50 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -256,11 +258,35 @@ PLENTY = Room(total=100 * GIB, available=50 * GIB, allowed=None, free=50 * GIB)
         (PLENTY, 46 * GIB, 0, 60 * GIB, "the host has"),
         (PLENTY, 45 * GIB, 0, 60 * GIB, ""),
         (PLENTY, 51 * GIB, 0, 60 * GIB, "the file system has"),
-        (Room(100 * GIB, 50 * GIB, 6 * GIB, 50 * GIB), 2 * GIB, 0, 60 * GIB, "its control group has"),
-        (Room(100 * GIB, 50 * GIB, 7 * GIB, 50 * GIB), 2 * GIB, 0, 60 * GIB, ""),
+        (Room(HOST, Left(3 * GIB - 1, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, "its control group has"),
+        (Room(HOST, Left(3 * GIB, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, ""),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(room, size, used, limit, said):
     found = refusal(room, size, used, limit)
     assert found.startswith(said)
     assert bool(found) == bool(said)
+
+
+def test_what_there_is_is_read_of_this_machine(shm):
+    found = look(shm)
+    assert 0 < found.host.left <= found.host.total
+    assert found.free > 0
+    assert found.group is None or found.group.left <= found.group.total
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_tightest_control_group_counts(tmp_path, monkeypatch, version):
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }[version]
+    groups = {"": ("max", 9), "a": (1000, 400), "a/b": (2000, 1900), "a/b/c": ("max", 5)}
+    for group, figures in groups.items():
+        (tmp_path / group).mkdir(exist_ok=True)
+        for name, figure in zip(names, figures, strict=False):
+            (tmp_path / group / name).write_text(f"{figure}\n")
+        (tmp_path / group / "memory.stat").write_text(f"anon 7\n{names[2]} 100\n")
+    found = sorted(room._left(str(tmp_path), "/a/b/c", names))
+    assert found == [Left(200, 2000), Left(700, 1000)]
+    assert list(room._left(str(tmp_path), "/elsewhere", names)) == []

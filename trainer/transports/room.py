@@ -5,30 +5,41 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from syncd.protocol.mount import mount_of
 
 RESERVE = 20
-"""A copy must leave free one part in so many of the host's memory."""
+"""A copy must leave free one part in so many of the memory of the host, and of each control group with a limit."""
 
 _UNLIMITED = 1 << 60
 _V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What there is, in bytes.
+class Left(NamedTuple):
+    """What is left of some memory, in bytes.
 
     Args:
-        total: The host's memory.
-        available: What can be had of it without swapping.
-        allowed: What the control groups leave; None without a limit.
-        free: What the file system leaves.
+        left: What can still be had without swapping.
+        total: The whole of it.
     """
 
+    left: int
     total: int
-    available: int
-    allowed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is.
+
+    Args:
+        host: Of the host's memory.
+        group: Of what the tightest control group allows; None without a limit.
+        free: What the file system leaves, in bytes.
+    """
+
+    host: Left
+    group: Left | None
     free: int
 
 
@@ -45,10 +56,10 @@ def refusal(room: Room, size: int, used: int, limit: int) -> str:
         return f"copies may take {limit} bytes, {used} are taken, and this one is {size}"
     if size > room.free:
         return f"the file system has {room.free} bytes free, the copy is {size}"
-    least = room.total // RESERVE
-    for what, left in (("the host", room.available), ("its control group", room.allowed)):
-        if left is not None and left - size < least:
-            return f"{what} has {left} bytes of memory left; a copy of {size} must leave {least}"
+    for what, memory in (("the host", room.host), ("its control group", room.group)):
+        if memory is not None and memory.left - size < memory.total // RESERVE:
+            least = memory.total // RESERVE
+            return f"{what} has {memory.left} bytes of memory left; a copy of {size} must leave {least}"
     return ""
 
 
@@ -60,8 +71,8 @@ def look(directory: str) -> Room:
     """
     found = os.statvfs(directory)
     meminfo = _figures(Path("/proc/meminfo"))
-    total, available = meminfo.get("MemTotal:", 0) << 10, meminfo.get("MemAvailable:", 0) << 10
-    return Room(total, available, min(_allowed(), default=None), found.f_bavail * found.f_frsize)
+    host = Left(meminfo.get("MemAvailable:", 0) << 10, meminfo.get("MemTotal:", 0) << 10)
+    return Room(host, min(_groups(), default=None), found.f_bavail * found.f_frsize)
 
 
 def capacity(directory: str) -> int:
@@ -79,7 +90,7 @@ def is_memory(directory: str) -> bool:
     return mount_of(directory).type in {"tmpfs", "ramfs"}
 
 
-def _allowed() -> Iterator[int]:
+def _groups() -> Iterator[Left]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, controllers, path = line.split(":", 2)
@@ -90,7 +101,7 @@ def _allowed() -> Iterator[int]:
                 yield from _left(_V1, path, names)
 
 
-def _left(root: str, path: str, names: tuple[str, str, str]) -> Iterator[int]:
+def _left(root: str, path: str, names: tuple[str, str, str]) -> Iterator[Left]:
     """Yield what each group from `path` up to the root leaves; what cannot be seen from here has no limit."""
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
@@ -99,7 +110,7 @@ def _left(root: str, path: str, names: tuple[str, str, str]) -> Iterator[int]:
             limit = int((group / names[0]).read_text(encoding="ascii"))
             used = int((group / names[1]).read_text(encoding="ascii"))
             if limit < _UNLIMITED:
-                yield limit - used + _figures(group / "memory.stat").get(names[2], 0)
+                yield Left(limit - used + _figures(group / "memory.stat").get(names[2], 0), limit)
 
 
 def _figures(path: Path) -> dict[str, int]:
