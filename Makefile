@@ -36,7 +36,8 @@ test-gpu: $(READY)
 # each kill, and of the rest a part that changes from point to point.
 test-faults: $(READY)
 	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 $(BIN)/python -m pytest tests/integration/test_sweep.py \
-		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py tests/trainer/test_kills.py $(PYTEST_ARGS)
+		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
+		tests/integration/test_nfs_machines.py tests/trainer/test_kills.py $(PYTEST_ARGS)
 
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 test-slurm: $(READY)

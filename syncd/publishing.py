@@ -1,11 +1,10 @@
 """Any directory of safetensors, from any trainer, becomes a step of a job."""
 
-import os
 import uuid
 
 from syncd.errors import UsageError
 from syncd.protocol.digest import chunks
-from syncd.protocol.disk import Disk, LocalDisk, is_temporary, list_if_there
+from syncd.protocol.disk import MISSING, Disk, LocalDisk, is_temporary, list_if_there
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.marker import read_marker
@@ -20,7 +19,9 @@ _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 """What an engine may need beside the weights: configuration, tokenizer, chat template, index."""
 
 
-def publish_directory(job: Job, step: int, source: str, *, rewind: bool = False) -> Manifest:
+def publish_directory(
+    job: Job, step: int, source: str, *, rewind: bool = False, outside: Disk | None = None
+) -> Manifest:
     """Copy a directory of safetensors into a job as a sealed step, and announce it.
 
     Every header is checked before anything is written. An interrupted call leaves no step; the same call mends it.
@@ -30,12 +31,13 @@ def publish_directory(job: Job, step: int, source: str, *, rewind: bool = False)
         step: The step to become.
         source: A directory with at least one `*.safetensors` file; its subdirectories are not copied.
         rewind: Whether the step may be lower than what the marker names: explorers then go back to it.
+        outside: The disk of the source; a plain one unless given.
 
     Raises:
         UsageError: There is nothing to publish, the step exists, or it would be a rewind that was not asked for.
         CorruptDataError: A file of the source is damaged.
     """
-    outside = LocalDisk()
+    outside = outside or LocalDisk()
     shards, files = _contents(outside, source)
     _check(job, step, rewind=rewind)
     counts = {name: len(read_header(outside, f"{source}/{name}").tensors) for name in shards}
@@ -67,7 +69,7 @@ def _contents(disk: Disk, source: str) -> tuple[list[str], list[str]]:
 def _check(job: Job, step: int, *, rewind: bool) -> None:
     if not 0 <= step <= MAX_STEP:
         raise UsageError(f"step {step} is out of range")
-    if not os.path.isdir(job.root):
+    if not _is_directory(job.disk, job.root):
         raise UsageError("the job directory is not there", path=job.root, hint=f"mkdir -p {job.root}")
     named = read_marker(job.disk, job.marker).step
     if named is not None and step < named and not rewind:
@@ -76,6 +78,13 @@ def _check(job: Job, step: int, *, rewind: bool) -> None:
             path=job.root,
             hint="publish a higher step, or say --rewind",
         )
+
+
+def _is_directory(disk: Disk, path: str) -> bool:
+    try:
+        return disk.stat(path).kind == "directory"
+    except MISSING:
+        return False
 
 
 def _copy(writer: StepWriter, disk: Disk, source: str, name: str, tensors: int) -> FileRecord:

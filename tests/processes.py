@@ -23,8 +23,8 @@ def write_steps(job, first, last, *options):
 
 
 def syncd(*arguments):
-    """Return a command line of `syncd`."""
-    return python("-m", "syncd", *arguments)
+    """Return a command line of `syncd`, all of it in one process."""
+    return python(f"{PROGRAMS}/alone.py", *arguments)
 
 
 def daemon(job, *options, **config):

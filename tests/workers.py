@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     # A namespace of mounts keeps a file system alive whose power is cut meanwhile.
     "mounts": r"test_powercut\.py::|::test_a_job_on_a_read_only_mount|::test_full_file_system|::test_s(run|lurm)"
-    r"|test_slurm_files\.py::|test_(mount_trouble|loop_full_disk)\.py::",
+    r"|test_slurm_files\.py::|test_(mount_trouble|mount_verbs|loop_full_disk)\.py::",
     # One boot serves all of these.
     "systemd": r"test_systemd\.py::",
     # What ranks of an engine found serves all of these, and starting them takes longer than anything else.
@@ -22,7 +22,7 @@ GROUPS = {
     "kills": r"test_kills\.py::",
     "export of FSDP": r"test_export_fsdp\.py::",
     # One boot of a bed serves all tests of its version; more machines at a time than two only wait for each other.
-    "NFS v4.2": r"::.*nfs.*\[vers=4\.2|test_nfs\.py::.*\[v4\.2|test_nfs_dead_server\.py::",
+    "NFS v4.2": r"::.*nfs.*\[vers=4\.2|test_nfs\.py::.*\[v4\.2|test_nfs_(dead_server|machines)\.py::",
     "NFS v3": r"::.*nfs.*\[vers=3|test_nfs\.py::.*\[v3",
 }
 

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.errors import ConfigError, UsageError
+from syncd.console import Place
+from syncd.errors import ConfigError, StuckError, UsageError
+from syncd.protocol.attended import IS_IT_UP, STUCK_AFTER
 from syncd.protocol.layout import parse_step_name
+from syncd.working import Work
 
 if TYPE_CHECKING:
     from explorer_hooks.base import Hook
@@ -31,7 +34,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 @click.command()
-@click.argument("job", metavar="JOB", type=click.Path())
+@click.argument("job", metavar="JOB", type=Place())
 @click.argument("argv", metavar="[-- ARGV...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--hook", required=True, metavar="NAME[=ADDRESS]", help="What loads versions into the engine.")
 @click.option(
@@ -43,7 +46,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     help="As the hook documents them.",
 )
 @click.option("--name", metavar="ID", help="This explorer's name in the job; host and process otherwise.")
-@click.option("--stage", metavar="DIR", type=click.Path(), help="One copy a host, shared: /dev/shm/syncd.")
+@click.option("--stage", metavar="DIR", type=Place(), help="One copy a host, shared: /dev/shm/syncd.")
 @click.option(
     "--policy",
     metavar="P",
@@ -76,10 +79,8 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     "--wait", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="With --once: for how long."
 )
 @click.option("--stay", is_flag=True, help="Wait for another trainer once one has gone.")
-@click.option(
-    "--ready-file", type=click.Path(), metavar="PATH", help="There while the engine may be given work."
-)
-@click.option("--state-dir", type=click.Path(), envvar="SYNCD_STATE_DIR", help="As given to syncd watch.")
+@click.option("--ready-file", type=Place(), metavar="PATH", help="There while the engine may be given work.")
+@click.option("--state-dir", type=Place(), envvar="SYNCD_STATE_DIR", help="As given to syncd watch.")
 @click.option(
     "--ttl", type=_SECONDS, default=60.0, show_default=True, metavar="S", help="Silence that means dead."
 )
@@ -132,10 +133,29 @@ def _print(outcome: "Outcome") -> None:
 def _place(job: str) -> str:
     if not job:
         raise UsageError("JOB is empty", hint="is a shell variable unset?")
-    directory, name = os.path.split(os.path.realpath(job))
+    directory, name = os.path.split(_asked(job))
     if parse_step_name(name) is not None:
         raise UsageError(f"{job} is a step", hint=f"its job is {directory}")
     return job
+
+
+def _asked(job: str) -> str:
+    """Return the job's real path; a mount that does not answer at all is not followed.
+
+    Raises:
+        StuckError: It does not.
+    """
+
+    def look() -> str:
+        os.path.isdir(job)
+        return os.path.realpath(job)
+
+    looking = Work(look, "look")
+    looking.start()
+    if not looking.wait(STUCK_AFTER):
+        message = f"the mount has not answered for {STUCK_AFTER:g} s; the engine was left as it is"
+        raise StuckError(message, path=os.path.abspath(job), hint=IS_IT_UP)
+    return looking.result()
 
 
 def _options(given: Mapping[str, Any]) -> "FollowOptions":

@@ -10,17 +10,26 @@ from typing import NoReturn
 
 import click
 
+from syncd.cli.attended import Attended
 from syncd.cli.options import state_dir_option
+from syncd.console import Place
 from syncd.errors import StorageError, TooOpenError
 
 _TERMINATED = 128 + signal.SIGTERM
 
 
+def _never(*_: object) -> None:
+    """Leave the doctor to bounds of its own: it measures how slow a mount is."""
+
+
 @click.command(
+    cls=Attended,
+    verdict=_never,
+    option=False,
     epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd rests on does not work, "
-    "77 something is too open (--security)."
+    "77 something is too open (--security).",
 )
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=Place())
 @click.option("--peer", is_flag=True, help="Measure together with a second host that runs the same command.")
 @click.option(
     "--wait",
@@ -45,7 +54,7 @@ _TERMINATED = 128 + signal.SIGTERM
     "--token-file",
     "secrets",
     multiple=True,
-    type=click.Path(),
+    type=Place(),
     metavar="FILE",
     help="With --security: a file that holds a secret.",
 )

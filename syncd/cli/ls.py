@@ -4,13 +4,14 @@ from typing import Any
 
 import click
 
+from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
 from syncd.errors import plain
 from syncd.protocol.disk import SystemClock
 
 
-@click.command()
+@click.command(cls=Attended)
 @job_argument
 @policy_options
 @state_dir_option

@@ -7,27 +7,17 @@ from typing import Any, TypeVar
 
 import click
 
+from syncd.cli.attended import noted
+from syncd.console import Place
 from syncd.errors import JobMissingError, UsageError
+from syncd.protocol.attended import InHand, attended
 from syncd.protocol.layout import Job, parse_step_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Place(click.Path):
-    """A path that nobody looks at while the command line is read: its mount may not answer."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
-        """Return the path as it was given."""
-        return value
-
-
 def job_argument(command: F) -> F:
-    """Add the argument JOB, the job directory."""
-    return click.argument("job", metavar="JOB", type=Place(), callback=_job)(command)
-
-
-def unasked_job_argument(command: F) -> F:
-    """Add the argument JOB for a command that looks at it within bounds of its own, by `check_job`."""
+    """Add the argument JOB, the job directory; `open_job` looks at it."""
     return click.argument("job", metavar="JOB", type=Place())(command)
 
 
@@ -58,37 +48,51 @@ def timeout_option(default: float) -> Callable[[F], F]:
     )
 
 
-def open_job(job: str, state_dir: str | None) -> Job:
-    """Return the job.
+def open_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> Job:
+    """Return the job; what is asked of its file system is noted.
+
+    Args:
+        job: The job directory, as it was given.
+        state_dir: The state directory, as it was given.
+        in_hand: Where that is noted; by default where the command notes it.
 
     Raises:
         JobMissingError: There is no such directory.
+        UsageError: It is empty, or it is a step.
     """
-    if not os.path.isdir(job):
+    noting = in_hand or noted()
+    place = find_job(job, state_dir, noting)
+    with noting("stat", place.root):
+        is_there = os.path.isdir(place.root)
+    if not is_there:
         hint = f"findmnt -T {job}, or for a new one: mkdir -p {job}"
         raise JobMissingError("there is no job directory", path=job, hint=hint)
-    return Job.at(job, state_dir)
+    return place
 
 
-def _job(_: click.Context, __: click.Parameter, value: str) -> str:
-    try:
-        return check_job(value)
-    except UsageError as error:
-        raise click.BadParameter(error.message) from None
+def find_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> Job:
+    """Return the job, which need not be there yet.
+
+    Raises:
+        UsageError: It is empty, or it is a step.
+    """
+    noting = in_hand or noted()
+    with noting("find", os.path.abspath(job)):
+        check_job(job)
+        return attended(Job.at(job, state_dir), noting)
 
 
-def check_job(value: str) -> str:
-    """Return a job directory as it was given.
+def check_job(value: str) -> None:
+    """Refuse what cannot be a job directory.
 
     Raises:
         UsageError: It is empty, or it is a step.
     """
     if not value:
-        raise UsageError("it is empty; is a shell variable unset?")
+        raise UsageError("JOB is empty; is a shell variable unset?")
     directory, name = os.path.split(os.path.realpath(value))
     if parse_step_name(name) is not None:
         raise UsageError(f"{value} is a step; its job is {directory}")
-    return value
 
 
 def _finite(_: click.Context, __: click.Parameter, value: float) -> float:

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.errors import TryAgainError, UsageError
 from syncd.protocol.disk import SystemClock, exists
@@ -11,7 +12,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.pin import Pin, write_pin
 
 
-@click.command()
+@click.command(cls=Attended, acts="step {step} is pinned")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @click.option("--reason", default="", help="Why, for those who wonder later.")

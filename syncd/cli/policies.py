@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
+from syncd.cli.attended import noted
 from syncd.config import CHOICES, DaemonConfig, load
+from syncd.console import Place
 from syncd.protocol.kept import CONFIG
 from syncd.protocol.layout import Job, job_disk
 from syncd.protocol.modes import modes_of
@@ -17,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _POLICY = (
     click.option(
-        "--config", type=click.Path(), help="TOML file with a [daemon] table; JOB/config.toml if it is there."
+        "--config", type=Place(), help="TOML file with a [daemon] table; JOB/config.toml if it is there."
     ),
     click.option("--keep-last", type=int, help="Newest sync steps to keep (2)."),
     click.option("--keep-every", type=int, help="Keep every sync step that is a multiple of this."),
@@ -47,7 +49,7 @@ _DAEMON = (
     ),
     click.option("--metrics-port", type=int, help="Prometheus endpoint on this port."),
     click.option("--metrics-host", help="Address of the endpoint (127.0.0.1)."),
-    click.option("--metrics-textfile", type=click.Path(), help="Prometheus textfile to keep up to date."),
+    click.option("--metrics-textfile", type=Place(), help="Prometheus textfile to keep up to date."),
     click.option(
         "--log-format", type=click.Choice(CHOICES["log_format"]), help="JSON unless on a terminal (auto)."
     ),
@@ -72,11 +74,12 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
         ConfigError: The file or an option is not usable.
     """
     values = dict(given)
-    path = values.pop("config", None)
-    if path is None and os.path.exists(f"{job.root}/{CONFIG}"):
-        path = f"{job.root}/{CONFIG}"
-        return load(path, values, trusted=_is_own(path), kept=True)
-    return load(path, values)
+    named = values.pop("config", None)
+    kept = f"{job.root}/{CONFIG}"
+    with noted()("read", named or kept):
+        if named is None and os.path.exists(kept):
+            return load(kept, values, trusted=_is_own(kept), kept=True)
+        return load(named, values)
 
 
 def _is_own(path: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from syncd.cli.attended import Attended, noted
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
 from syncd.daemon.retention import Decision
@@ -15,7 +16,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.mount import mount_of
 
 
-@click.command()
+@click.command(cls=Attended, acts="anything was removed")
 @job_argument
 @click.option(
     "--dry-run", is_flag=True, help="Only print what would be removed and kept, with the rule that decides."
@@ -48,7 +49,8 @@ def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **polic
 
 def _grace(job: Job) -> dict[str, float]:
     """Return how long removed steps stay readable: on a network mount a late reader may still see them."""
-    mount = mount_of(job.root)
+    with noted()("find", job.root):
+        mount = mount_of(job.root)
     if not mount.is_network:
         return {"trash_grace": 0.0}
     click.echo(f"removed steps stay readable on {mount.type} for a while: waiting for that", err=True)

@@ -5,6 +5,7 @@ import time
 
 import click
 
+from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option, timeout_option
 from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.disk import SystemClock
@@ -15,7 +16,7 @@ from syncd.protocol.version import Version, read_version
 _POLL = 0.05
 
 
-@click.command()
+@click.command(cls=Attended, acts="explorers go back to step {step}")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @click.option("--reason", default="", help="Why, for those who read the events later.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.cli.options import check_job, open_job, state_dir_option, unasked_job_argument
+from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
 from syncd.errors import UsageError
 from syncd.protocol.disk import SystemClock
@@ -23,7 +23,7 @@ _PATIENCE = 2.0
 
 
 @click.command()
-@unasked_job_argument
+@job_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option(
     "--port",
@@ -88,7 +88,7 @@ def serve(
         _warn(job, address, exposed=expose)
 
     clock = SystemClock()
-    sight = Sight(lambda: open_job(check_job(job), state_dir), lambda place: _rules(place, policy), clock)
+    sight = Sight(lambda: open_job(job, state_dir), lambda place: _rules(place, policy), clock)
     watching = Watching(sight, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
     site = Site(lambda: json.text(document.answer(watching.current(_PATIENCE), every)))

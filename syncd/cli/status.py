@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from syncd.cli.options import check_job, json_option, open_job, state_dir_option, unasked_job_argument
+from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
-from syncd.protocol.attended import STUCK_AFTER, AttendedDisk, InHand
+from syncd.protocol.attended import STUCK_AFTER, InHand
 from syncd.protocol.disk import SystemClock
-from syncd.protocol.layout import Job
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,7 +24,7 @@ _OTHER_LINES = 16
 
 
 @click.command()
-@unasked_job_argument
+@job_argument
 @click.option("--watch", is_flag=True, help="Go on showing, until Ctrl-C.")
 @click.option(
     "--interval",
@@ -139,17 +138,10 @@ class _Sight:
         from syncd.views.look import Looker  # noqa: PLC0415
 
         if self._looker is None:
-            with self._in_hand("find", os.path.abspath(self.job)):
-                place = self._find()
+            place = open_job(self.job, self._state_dir, self._in_hand)
+            with self._in_hand("find", place.root):
                 self._looker = Looker(place, self.clock)
         return self._looker
-
-    def _find(self) -> Job:
-        try:
-            place = open_job(check_job(self.job), self._state_dir)
-        except UsageError as error:
-            raise click.BadParameter(error.message, param_hint="'JOB'") from None
-        return Job(place.root, place.state, AttendedDisk(place.disk, self._in_hand))
 
 
 def _show(sight: _Sight, seconds: float, *, as_json: bool) -> None:

@@ -2,11 +2,12 @@
 
 import click
 
+from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.protocol.pin import remove_pin
 
 
-@click.command()
+@click.command(cls=Attended, acts="step {step} is still pinned")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @state_dir_option

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
 from syncd.protocol.disk import SystemClock
@@ -24,7 +25,7 @@ class _Finding:
     problems: list[str]
 
 
-@click.command()
+@click.command(cls=Attended)
 @job_argument
 @click.argument("step", required=False, type=click.IntRange(min=0))
 @click.option("--deep", is_flag=True, help="Read every byte and compare it with the digest of its file.")

@@ -1,12 +1,15 @@
 """`syncd wait`: until there is a newer version, for shell scripts."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
-from syncd.cli.options import job_argument, json_option, state_dir_option, timeout_option
+from syncd.cli.attended import Attended, Seen
+from syncd.cli.options import find_job, job_argument, json_option, state_dir_option, timeout_option
 from syncd.errors import CorruptDataError, TimedOutError
+from syncd.protocol.attended import IS_IT_UP
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import MAX_STEP, Job
 from syncd.protocol.version import Pair, Version, read_version
@@ -30,7 +33,18 @@ def _parse(_: click.Context, __: click.Parameter, value: str | None) -> Than:
     return (int(match[1]) if match[1] else None), int(match[2])
 
 
-@click.command()
+def _late(given: Mapping[str, Any], seen: Seen) -> TimedOutError | None:
+    """Return what a wait ends with once its time is up: until then a mount that does not answer may come back."""
+    if seen.elapsed < given["timeout"]:
+        return None
+    return TimedOutError(
+        f"{_named(given['newer_than'])} did not come within {given['timeout']:g} s ({seen})",
+        path=seen.call.path,
+        hint=IS_IT_UP,
+    )
+
+
+@click.command(cls=Attended, verdict=_late)
 @job_argument
 @click.option(
     "--newer-than",
@@ -70,13 +84,14 @@ def wait(
         evaluate "$seen"
       done
     """
-    version = wait_for(Job.at(job, state_dir), _newer(newer_than), timeout, _named(newer_than))
+    place = find_job(job, state_dir)
+    version = wait_for(place, _newer(newer_than), timeout, _named(newer_than))
     if as_json:
         from syncd.views import json  # noqa: PLC0415
 
-        click.echo(json.text(_document(job, version)))
+        click.echo(json.text(_document(place.root, version)))
     else:
-        click.echo(_text(job, version, shown))
+        click.echo(_text(place.root, version, shown))
 
 
 def wait_for(job: Job, newer: Newer, timeout: float, wanted: str = "a version") -> Version:
@@ -138,19 +153,19 @@ def _named(than: Than) -> str:
     )
 
 
-def _document(job: str, version: Version) -> dict[str, object]:
+def _document(root: str, version: Version) -> dict[str, object]:
     return {
         "generation": version.generation,
         "step": version.step,
         "kind": version.kind,
         "layout": version.layout,
-        "path": _text(job, version, "path"),
+        "path": _text(root, version, "path"),
         "digest": version.digest,
         "published_at": version.published_at,
     }
 
 
-def _text(job: str, version: Version, shown: str) -> str:
+def _text(root: str, version: Version, shown: str) -> str:
     if shown == "path":
-        return version.path if version.kind == "remote" else f"{Job.at(job).root}/{version.path}"
+        return version.path if version.kind == "remote" else f"{root}/{version.path}"
     return str(version.step) if shown == "step" else f"{version.generation}.{version.step}"

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from syncd.cli.attended import Attended, noted
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
-from syncd.protocol.attended import Attend, unattended
+from syncd.protocol.attended import STUCK_AFTER, Attend, InHand, attended, unattended
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from syncd.observe.events import Observers
 
 
-@click.command()
+def _is_once(given: Mapping[str, Any]) -> bool:
+    return bool(given["only_once"])
+
+
+@click.command(cls=Attended, acts="anything was published or removed", option=False, when=_is_once)
 @job_argument
 @click.option("--once", "only_once", is_flag=True, help="Publish, prune and end; exit 5 when a daemon leads.")
 @daemon_options
@@ -37,11 +42,10 @@ def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> Non
       syncd watch /ckpt/foreign --state-dir /var/lib/syncd/foreign
       syncd watch /ckpt/job --once
     """
-    place = open_job(job, state_dir)
     if only_once:
-        once(place, given)
+        once(open_job(job, state_dir), given)
     else:
-        _serve(place, (os.path.abspath(job),), given)
+        _serve(job, state_dir, given)
 
 
 def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> None:
@@ -58,36 +62,39 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
-    config = read_config(job, given)
-    job = with_policy(job, config)
-    with _observers(job, config).all as observers:
+    config, in_hand = read_config(job, given), noted()
+    job = attended(with_policy(job, config), in_hand)
+    with _observers(job, config, in_hand).all as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
 
 
-def _serve(job: Job, names_of_job: tuple[str, ...], given: Mapping[str, Any]) -> None:
+def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
     from syncd.daemon.attendance import Attendance  # noqa: PLC0415
     from syncd.daemon.run import Background, run  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
     from syncd.observe import hostfile, names  # noqa: PLC0415
     from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
-    from syncd.protocol.attended import AttendedDisk, InHand  # noqa: PLC0415
+    from syncd.views.attended import Attended as Bounded  # noqa: PLC0415
 
-    config, clock, background = read_config(job, given), SystemClock(), Background()
-    job = with_policy(job, config)
+    clock, background = SystemClock(), Background()
     in_hand = InHand(clock)
-    attended = Job(job.root, job.state, AttendedDisk(job.disk, in_hand))
+    # Nobody attends to it yet, and without its configuration it cannot be told how: a dead mount ends it.
+    bounded = Bounded(in_hand, clock, STUCK_AFTER)
+    place = bounded(lambda: open_job(name, state_dir, in_hand))
 
     def load() -> DaemonConfig:
-        with in_hand("read", f"{job.root}/config.toml"):
-            return read_config(job, given)
+        with in_hand("read", f"{place.root}/config.toml"):
+            return read_config(place, given)
 
-    heard = _observers(attended, config, in_hand)
+    config = bounded(load)
+    job = attended(with_policy(place, config), in_hand)
+    heard = _observers(job, config, in_hand)
     with heard.all as observers:
-        daemon = Daemon(attended, config, clock, observers, background)
+        daemon = Daemon(job, config, clock, observers, background)
         daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
-        keeper = hostfile.Writer(job.root, *names_of_job)
+        keeper = hostfile.Writer(job.root, os.path.abspath(name))
         attendance = Attendance(clock, in_hand, heard.aside, keeper, watchdog_interval())
         run(daemon, clock, Notifier(), load, attendance, background)
 

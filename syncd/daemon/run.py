@@ -14,6 +14,7 @@ from syncd.errors import ConfigError, LockHeldError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
 from syncd.protocol.trouble import PATIENT, MountState
+from syncd.working import Work
 
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
@@ -65,50 +66,6 @@ def _unless_disturbed(work: Callable[[], None]) -> None:
         work()
 
 
-class Worker:
-    """The thread that does all that concerns the job's file system, which may keep it in the kernel.
-
-    Args:
-        work: What it does.
-        ended: Called at the end.
-    """
-
-    def __init__(self, work: Callable[[], None], ended: Callable[[], None]) -> None:
-        self._work, self._ended = work, ended
-        # What stands in the kernel must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="daemon", daemon=True)
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-
-    @property
-    def identity(self) -> int | None:
-        """Return the thread's identity."""
-        return self._thread.ident
-
-    @property
-    def works(self) -> bool:
-        """Say whether it has not ended."""
-        return not self._done.is_set()
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def conclude(self) -> None:
-        """Raise what the work has ended with, if that was an error."""
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # noqa: BLE001 - the main thread raises it
-            self._error = error
-        finally:
-            self._done.set()
-            self._ended()
-
-
 def run(
     daemon: Daemon,
     clock: Clock,
@@ -135,11 +92,11 @@ def run(
     told, woken = Pipe(), Pipe()
     signals = Signals(told, woken)
     loop = _Loop(daemon, clock, notifier, load, attendance, signals)
-    worker = Worker(lambda: loop.run(woken, background), told.ring)
+    worker = Work(lambda: loop.run(woken, background), "daemon", told.ring)
     notifier.ready("starting")
     worker.start()
     _attend(daemon, clock, notifier, attendance, worker, signals, told)
-    worker.conclude()
+    worker.result()
     attendance.close()
 
 
@@ -148,13 +105,13 @@ def _attend(
     clock: Clock,
     notifier: Notifier,
     attendance: Attendance,
-    worker: Worker,
+    worker: Work[None],
     signals: Signals,
     told: Pipe,
 ) -> None:
     """Report until the work has ended, or must be left where it stands."""
     asked: float | None = None
-    while worker.works:
+    while worker.goes_on:
         told.wait(attendance.every)
         stuck = attendance.look(daemon, status_line(daemon))
         if signals.stop and asked is None:

@@ -5,15 +5,22 @@ nothing any more, not even that a signal came. Calls are therefore noted before 
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
 from syncd.protocol.disk import DOCUMENT_LIMIT, Clock, Data, Disk, Entry, FileStat
+from syncd.protocol.layout import Job
 
 STUCK_AFTER = 10.0
 """Seconds after which a call that has not come back is said to be stuck: slower than any mount that works."""
+
+SLOWEST = 16 << 20
+"""Bytes a second at which what was written becomes durable at least: a sync of many takes long, and is not stuck."""
+
+CHANGING = frozenset({"write", "sync", "rename", "mkdir", "rmdir", "unlink", "chmod"})
+"""The calls after which something may be otherwise than before."""
 
 IS_IT_UP = "findmnt; dmesg | tail  # is its server up?"
 """What to do about a call that does not come back, without asking the mount itself."""
@@ -32,11 +39,13 @@ class Call:
         what: What it does: the name of the method of `Disk`.
         path: To which path.
         since: When it was made, on the clock of `InHand`.
+        allowance: Seconds that it may take beyond what others may.
     """
 
     what: str
     path: str
     since: float
+    allowance: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.what} {self.path}"
@@ -64,17 +73,17 @@ class InHand:
 
     def begin(self, what: str, path: str) -> Call | None:
         """Note a call of this thread, and return the one that it is a part of."""
-        thread = threading.get_ident()
-        within = self._calls.get(thread)
-        self._calls[thread] = Call(what, path, self._clock.monotonic())
+        within = self._calls.get(threading.get_ident())
+        self.renew(what, path)
         return within
+
+    def renew(self, what: str, path: str, allowance: float = 0.0) -> None:
+        """Note a further part of a call in the place of the one before: there was progress."""
+        self._put(Call(what, path, self._clock.monotonic(), allowance))
 
     def end(self, within: Call | None) -> None:
         """Take note that it has come back."""
-        if within is None:
-            self._calls.pop(threading.get_ident(), None)
-        else:
-            self._calls[threading.get_ident()] = within
+        self._put(within)
 
     def oldest(self, thread: int | None = None) -> Call | None:
         """Return the call that has been in hand for longest, of one thread or of all; None without one."""
@@ -85,6 +94,12 @@ class InHand:
     def age(self, call: Call) -> float:
         """Return for how many seconds a call has been in hand."""
         return self._clock.monotonic() - call.since
+
+    def _put(self, call: Call | None) -> None:
+        if call is None:
+            self._calls.pop(threading.get_ident(), None)
+        else:
+            self._calls[threading.get_ident()] = call
 
 
 def unattended(_what: str, _path: str) -> AbstractContextManager[None]:
@@ -119,7 +134,8 @@ class AttendedDisk:
         self._attend("open", path, lambda: self._disk.refresh(path))
 
     def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
-        self._attend("write", path, lambda: self._disk.replace(path, data, via=via, private=private))
+        noted = data if isinstance(data, bytes) else self._noted(path, data)
+        self._attend("write", path, lambda: self._disk.replace(path, noted, via=via, private=private))
 
     def rename(self, source: str, target: str) -> None:
         self._attend("rename", source, lambda: self._disk.rename(source, target))
@@ -145,9 +161,23 @@ class AttendedDisk:
     def inodes(self, path: str) -> int | None:
         return self._attend("statfs", path, lambda: self._disk.inodes(path))
 
+    def _noted(self, path: str, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """Note each piece by itself: a large file takes long, and so does the sync at its end."""
+        size = 0
+        for piece in pieces:
+            self._in_hand.renew("write", path)
+            size += memoryview(piece).nbytes
+            yield piece
+        self._in_hand.renew("write", path, size / SLOWEST)
+
     def _attend(self, what: str, path: str, call: Callable[[], T]) -> T:
         within = self._in_hand.begin(what, path)
         try:
             return call()
         finally:
             self._in_hand.end(within)
+
+
+def attended(job: Job, in_hand: InHand) -> Job:
+    """Return a job whose calls are noted while they are made."""
+    return Job(job.root, job.state, AttendedDisk(job.disk, in_hand))

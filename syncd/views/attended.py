@@ -1,12 +1,12 @@
 """Looks that are not waited for without end: a mount that does not answer holds a thread up, not the command."""
 
-import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from syncd.errors import StuckError
 from syncd.protocol.attended import IS_IT_UP, Call, InHand
 from syncd.protocol.disk import Clock
+from syncd.working import Work
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Attended:
 
     def __init__(self, in_hand: InHand, clock: Clock, patience: float) -> None:
         self._in_hand, self._clock, self._patience = in_hand, clock, patience
-        self._now: _Work[Any] | None = None
+        self._now: Work[Any] | None = None
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Return what the work returns; it takes as long as it goes on.
@@ -37,45 +37,17 @@ class Attended:
         """
         if self._now is not None:
             self._wait(self._now)
-        self._now = begun = _Work(work)
+        self._now = begun = Work(work, "look")
         begun.start()
         self._wait(begun)
         self._now = None
         return begun.result()
 
-    def _wait(self, work: "_Work[Any]") -> None:
-        while not work.done.wait(min(_EVERY, self._patience)):
+    def _wait(self, work: Work[Any]) -> None:
+        while not work.wait(min(_EVERY, self._patience)):
             call = self._in_hand.oldest()
             if call is not None and self._in_hand.age(call) >= self._patience:
                 raise _stuck(call, self._in_hand.age(call))
-
-
-class _Work(Generic[T]):
-    """One piece of work, and what has come of it."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self._found: list[T] = []
-        self._error: BaseException | None = None
-        self.done = threading.Event()
-
-    def start(self) -> None:
-        """Begin, in a thread that never keeps the process from ending."""
-        threading.Thread(target=self._run, name="look", daemon=True).start()
-
-    def result(self) -> T:
-        """Return what has come of it, or raise."""
-        if self._error is not None:
-            raise self._error
-        return self._found[0]
-
-    def _run(self) -> None:
-        try:
-            self._found.append(self._work())
-        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
-            self._error = error
-        finally:
-            self.done.set()
 
 
 def _stuck(call: Call, seconds: float) -> StuckError:

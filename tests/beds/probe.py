@@ -62,6 +62,19 @@ def nfs() -> str | None:
 
 
 @functools.cache
+def nfs_machines() -> str | None:
+    """Try to make the network of three machines, where one machine can be booted."""
+    if reason := nfs():
+        return reason
+    name = f"syncd-probe-{os.getpid()}"
+    done = _run(["ip", "netns", "add", name])
+    if done.returncode == 0:
+        done = _run(["ip", "netns", "exec", name, "ip", "tuntap", "add", "dev", "tap0", "mode", "tap"])
+        _run(["ip", "netns", "delete", name])
+    return None if done.returncode == 0 else f"no network of machines: {_last_line(done.stderr)}"
+
+
+@functools.cache
 def fuse() -> str | None:
     """Say whether FUSE file systems can be mounted."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

@@ -47,9 +47,17 @@ rpc.nfsd 0
 wait_for '"state": "stuck"' 1
 on_a $python -m syncd status $A/job --patience 2 --json >$OUT/status.json 2>$OUT/status.log
 echo $? >$OUT/status.rc
+on_a $python -m syncd ls $A/job --patience 200 >$OUT/ls.txt 2>$OUT/ls.log &
+waiting=$!
+for verb in "verify $A/job" "pin $A/job 1"; do
+  on_a $python -m syncd $verb --patience 2 >>$OUT/verbs.log 2>&1
+  echo $? >>$OUT/verbs.rc
+done
 rpc.nfsd 4
 echo 1 >/proc/fs/nfsd/v4_end_grace 2>/dev/null
 wait_for '"state": "ok"' 1
+wait $waiting
+echo $? >$OUT/ls.rc
 on_a $python $TESTS/programs/write_steps.py $A/job 2 2 1 || exit 1
 published 2
 
@@ -92,6 +100,14 @@ def test_status_says_what_was_known_while_the_server_is_away(out):
     assert (out / "status.rc").read_text().strip() == "74", (out / "status.log").read_text()
     known = json.loads((out / "status.json").read_text())["known"]
     assert (known["version"]["step"], known["mount"]["state"], known["runs"]) == (1, "stuck", True)
+
+
+def test_verbs_end_while_the_server_is_away_and_go_on_when_it_is_back(out):
+    said = (out / "verbs.log").read_text()
+    assert (out / "verbs.rc").read_text().split() == ["74", "74"], said
+    assert said.count("error: the mount has not answered for") == 2
+    assert (out / "ls.rc").read_text().strip() == "0", (out / "ls.log").read_text()
+    assert "complete" in (out / "ls.txt").read_text()
 
 
 def test_the_daemon_goes_on_by_itself_when_the_server_is_back(out, record_line):

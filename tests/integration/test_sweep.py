@@ -69,7 +69,7 @@ def watching_target(start):
         return found + unequal("the exit status", outcome.status, 0) + dishonest(outcome)
 
     def command(job):
-        return python(f"{PROGRAMS}/watch_until.py", job, str(NEWEST), *daemon(job)[3:])
+        return python(f"{PROGRAMS}/watch_until.py", job, str(NEWEST), *daemon(job)[2:])
 
     return Target("a watching daemon", copy_of(start), command, check, goes_on)
 

@@ -120,7 +120,7 @@ FALLS = ("KILL", "STOP")
 
 def falling(place, fall, command):
     """Return the command of a daemon that falls at a place."""
-    return python(f"{PROGRAMS}/falling.py", *place, fall, *command[3:])
+    return python(f"{PROGRAMS}/falling.py", *place, fall, *command[2:])
 
 
 def take_over(start, place, fall):

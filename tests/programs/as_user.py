@@ -21,6 +21,7 @@ NAMES = (
     "grp",
     "rich.console",
     "structlog.dev",
+    "tomllib",
 )
 
 for package in PACKAGES:

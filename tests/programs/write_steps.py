@@ -4,6 +4,7 @@ Run again after a crash it goes on: a step that is sealed already is announced i
 written anew. Every file's content names its step, writer and attempt, so a mix of two attempts is seen.
 
     --pause SECONDS     wait between two steps
+    --paced             write no step before the one before is published
     --log FILE          append "STEP MONOTONIC" after each announcement
     --size BYTES        of each shard's tensor
     --break WHAT        do it wrongly, to show that the tests see it: marker-first, no-fsync, in-place
@@ -17,12 +18,15 @@ import struct
 import sys
 import time
 
-from syncd.errors import SyncdError, UsageError
-from syncd.protocol.disk import LocalDisk, SystemClock
+from syncd.errors import SyncdError, TimedOutError, UsageError
+from syncd.protocol.disk import MISSING, LocalDisk, SystemClock
 from syncd.protocol.layout import Job, shard_name
 from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.version import read_version
 from syncd.protocol.writer import StepWriter
+
+PATIENCE = 200.0
 
 
 class NoSync(LocalDisk):
@@ -97,6 +101,19 @@ def announce(job, step, world_size, options):
             log.write(f"{step} {SystemClock().monotonic():.6f}\n")
 
 
+def until_published(job, step):
+    """Wait for the version of a step, or of a newer one."""
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends:
+        with contextlib.suppress(*MISSING):
+            job.disk.refresh(job.state)
+            version = read_version(job)
+            if version is not None and version.step >= step:
+                return
+        time.sleep(0.1)
+    raise TimedOutError(f"step {step} was not published within {PATIENCE:g} s")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("job")
@@ -104,6 +121,7 @@ def main():
     parser.add_argument("last", type=int)
     parser.add_argument("world_size", type=int)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--paced", action="store_true")
     parser.add_argument("--log")
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--break", dest="broken", choices=["marker-first", "no-fsync", "in-place"])
@@ -112,6 +130,8 @@ def main():
     job = Job.at(options.job, disk=disk)
     for step in range(options.first, options.last + 1):
         announce(job, step, options.world_size, options)
+        if options.paced:
+            until_published(job, step)
         time.sleep(options.pause)
 
 

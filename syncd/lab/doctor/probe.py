@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import shlex
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from syncd.errors import TimedOutError
 from syncd.lab.doctor.finding import Answer, Finding, Verdict, errno_name, finding
 from syncd.protocol.disk import MISSING, Disk, LocalDisk, remove_tree
 from syncd.protocol.mount import UNKNOWN, Mount
+from syncd.working import Work
 
 SCRATCH = ".syncd-doctor-"
 """What the names of scratch directories begin with; a random part follows."""
@@ -105,31 +105,19 @@ def bounded(work: Callable[[], T], seconds: float) -> T:
     Raises:
         TimedOutError: It has not finished; its thread is left behind and ends with the process.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
-            errors.append(error)
-
-    thread = threading.Thread(target=body, name="syncd-doctor", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    begun = Work(work, "syncd-doctor")
+    begun.start()
+    if not begun.wait(seconds):
         raise TimedOutError(f"no answer from the file system in {seconds:g} s")
-    return results[0]
+    return begun.result()
 
 
 @contextlib.contextmanager
 def scratch_directory(directory: str) -> Iterator[str]:
     """Make a directory of a random name below `directory`, and remove it whatever happens."""
     path = f"{directory}/{SCRATCH}{uuid.uuid4().hex[:12]}"
+    bounded(lambda: os.mkdir(path), STUCK)
     try:
-        bounded(lambda: os.mkdir(path), STUCK)
         yield path
     finally:
         with contextlib.suppress(TimedOutError):

@@ -1,0 +1,326 @@
+"""Every verb on a mount that does not answer: it ends, says what is known, and goes on where the mount comes back."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from beds import probe
+from beds.loop import mounted
+from beds.silent import silent
+from cli import command, environment, spawn
+from jobs import shard_bytes, write_step
+
+from syncd.cli import main
+from syncd.protocol.layout import Job
+
+pytestmark = [pytest.mark.timeout(240)]
+
+CLI = Path(__file__).parents[2] / "docs" / "cli.md"
+LONG = 120
+
+READING = {"ls": [], "verify": []}
+ACTING = {
+    "publish": ["5", "{source}"],
+    "pin": ["1"],
+    "unpin": ["2"],
+    "prune": ["--keep-last", "1"],
+    "rollback": ["1", "--timeout", "60"],
+}
+SAYS = {
+    "publish": "whether step 5 was published",
+    "pin": "whether step 1 is pinned",
+    "unpin": "whether step 2 is still pinned",
+    "prune": "whether anything was removed",
+    "rollback": "whether explorers go back to step 1",
+}
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Return a directory that can be published."""
+    made = tmp_path / "source"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(shard_bytes({"w": (2, 2)}))
+    return made
+
+
+def make_job(root):
+    os.mkdir(root)
+    job = Job.at(root)
+    for step in (1, 2):
+        write_step(job, step)
+    for args in (["watch", root, "--once", "--no-prune", "--log-level", "error"], ["pin", root, "2"]):
+        subprocess.run(command(*args), check=True, env=environment(), capture_output=True, timeout=LONG)
+    return job
+
+
+@pytest.fixture
+def silenced(tmp_path):
+    """Return a job whose mount never answers."""
+    if (reason := probe.silent_mount()) is not None:
+        pytest.skip(reason)
+    job = make_job(tmp_path / "job")
+    with silent(job.root):
+        yield job
+
+
+@pytest.fixture
+def ext4():
+    if (reason := probe.loop_mount("ext4")) is not None:
+        pytest.skip(reason)
+    with mounted("ext4") as loop:
+        yield loop
+
+
+@contextlib.contextmanager
+def frozen(point):
+    """Freeze a disk: what writes to it stands in the kernel and cannot even be killed."""
+    subprocess.run(["fsfreeze", "--freeze", point], check=True, timeout=60)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", point], check=True, timeout=60)
+
+
+def line_of(verb, job, source="", *options):
+    more = {**READING, **ACTING}.get(verb, [])
+    return [verb, job.root, *(word.format(source=source) for word in more), *options]
+
+
+def run(*args):
+    """Run a verb to its end; one that never ends fails the test."""
+    return subprocess.run(
+        command(*args), capture_output=True, text=True, timeout=LONG, check=False, env=environment()
+    )
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def state_of(pid):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        return file.read().rpartition(")")[2].split()[0]
+    return ""
+
+
+def until(holds, what):
+    ends = time.monotonic() + LONG
+    while not (found := holds()):
+        assert time.monotonic() < ends, f"it never came to this: {what}"
+        time.sleep(0.02)
+    return found
+
+
+def until_it_stands(process):
+    """Wait until the child of a verb stands in the kernel; return its number."""
+    return until(
+        lambda: next((pid for pid in children(process.pid) if state_of(pid) == "D"), None), "it stands"
+    )
+
+
+# --- it ends ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [*READING, *ACTING])
+def test_each_verb_ends_on_a_mount_that_never_answers(silenced, source, verb):
+    done = run(*line_of(verb, silenced, source, "--patience", "0.5"))
+    assert (done.returncode, done.stdout) == (74, ""), done.stderr
+    error, hint = done.stderr.splitlines()
+    assert re.match(r"error: the mount has not answered for \d+ s, since \d\d:\d\d:\d\d \(\w+\)", error)
+    assert error.endswith(f": {silenced.root}")
+    assert hint.startswith("hint: findmnt;")
+    assert ("nothing was changed" in error) == (verb in ACTING)
+
+
+def test_a_wait_waits_for_its_own_time(silenced):
+    done = run("wait", silenced.root, "--newer-than", "9", "--timeout", "2", "--patience", "0.5")
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
+    assert re.search(r"newer than 9 did not come within 2 s \(the mount has not answered for \d", done.stderr)
+
+
+@pytest.mark.parametrize("verb", [*main.VERBS, "follow"])
+def test_no_command_line_asks_the_mount_while_it_is_read(silenced, verb):
+    if verb == "follow":
+        pytest.importorskip("explorer_hooks")
+    there = f"{silenced.root}/x"
+    paths = {"publish": ["1", there], "ls": ["--config", there], "install-units": ["--dir", there]}
+    first = [] if verb == "install-units" else [silenced.root]
+    done = run(verb, *first, *paths.get(verb, []), "--state-dir", there, "--nonsense")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+@pytest.mark.slow
+def test_those_with_bounds_of_their_own_end_too(silenced, tmp_path):
+    """They take 10 s, the doctor 30 s: all at once."""
+    lines = {
+        "watch": ["watch", silenced.root],
+        "watch --once": ["watch", silenced.root, "--once"],
+        "follow": ["follow", silenced.root, "--hook", "command", "--", "true"],
+        "doctor": ["doctor", silenced.root],
+        "doctor --security": ["doctor", silenced.root, "--security"],
+    }
+    with contextlib.ExitStack() as stack:
+        running = {name: stack.enter_context(spawn(*line)) for name, line in lines.items()}
+        for name, process in running.items():
+            _, err = process.communicate(timeout=LONG)
+            assert process.returncode == 74, (name, err)
+            assert "not answer" in err, name
+
+
+# --- what cannot even be killed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ACTING)
+def test_a_verb_that_acts_ends_where_its_call_cannot_be_killed_and_says_what_is_not_known(ext4, source, verb):
+    job = make_job(f"{ext4.point}/job")
+    with frozen(ext4.point):
+        # Its output goes to pipes: what the kernel keeps of it must not keep those.
+        done = run(*line_of(verb, job, source, "--patience", "0.5"))
+        assert (done.returncode, done.stdout) == (74, ""), done.stderr
+        assert f"; it is not known {SAYS[verb]}: {job.root}" in done.stderr
+        assert f"Then: syncd status {job.root}" in done.stderr
+        assert users_of(job), "the kernel keeps it"
+    until(lambda: not users_of(job), "what the kernel kept has ended")
+    done = run(*line_of(verb, job, source))
+    assert done.returncode == 0, f"nothing needs cleaning up: {done.stderr}"
+
+
+def users_of(job):
+    """Return the processes that were started for a job."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if os.fsencode(job.root) in file.read():
+                found.append(int(pid))
+    return found
+
+
+@pytest.mark.parametrize("verb", ACTING)
+def test_a_verb_that_acts_goes_on_when_the_disk_does(ext4, source, verb):
+    job = make_job(f"{ext4.point}/job")
+    with frozen(ext4.point):
+        process = spawn(*line_of(verb, job, source, "--patience", "200"))
+        until_it_stands(process)
+    with process:
+        _, err = process.communicate(timeout=LONG)
+        assert process.returncode == 0, err
+
+
+@pytest.mark.parametrize("verb", READING)
+def test_a_slow_mount_is_waited_for(tmp_path, strace_injection, verb):
+    job = make_job(tmp_path / "job")
+    slow = ["strace", "-f", "-o", "/dev/null", "-e", "inject=openat,newfstatat:delay_enter=400000:when=3+40"]
+    line = [*slow, "-P", job.root, "-P", job.state, *command(*line_of(verb, job, "", "--patience", "30"))]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LONG, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wait_goes_on_when_the_mount_does(tmp_path):
+    if (reason := probe.silent_mount()) is not None:
+        pytest.skip(reason)
+    job = make_job(tmp_path / "job")
+    with silent(job.root):
+        process = spawn("wait", job.root, "--timeout", "100", "--patience", "0.5")
+        until(lambda: children(process.pid), "it has begun")
+        time.sleep(1.5)
+        assert process.poll() is None, "longer than its patience, shorter than its time"
+    with process:
+        out, err = process.communicate(timeout=LONG)
+        assert (process.returncode, out) == (0, "1.2\n"), err
+
+
+# --- signals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_verb_that_stands_in_the_kernel(ext4, number, code):
+    job = make_job(f"{ext4.point}/job")
+    with frozen(ext4.point), spawn("pin", job.root, "1", "--patience", "200") as process:
+        until_it_stands(process)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=LONG)
+        assert process.returncode == code
+        assert "it is not known whether step 1 is pinned" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+)
+def test_no_verb_outlives_the_process_that_was_started(tmp_path, number, code):
+    with spawn("wait", tmp_path, "--timeout", "100") as process:
+        (child,) = until(lambda: children(process.pid), "it has begun")
+        until(lambda: state_of(child) == "S" and "nanosleep" in wchan(child), "it waits")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=LONG)
+        assert (process.returncode, err) == (code, "")
+        until(lambda: state_of(child) in ("", "Z"), "its child has ended")
+
+
+def wchan(pid):
+    with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+        return file.read()
+
+
+def test_a_signal_that_ends_the_child_alone_ends_the_verb(tmp_path):
+    with spawn("wait", tmp_path, "--timeout", "100") as process:
+        (child,) = until(lambda: children(process.pid), "it has begun")
+        os.kill(child, signal.SIGKILL)
+        process.communicate(timeout=LONG)
+        assert process.returncode == -signal.SIGKILL
+
+
+def test_what_is_written_to_a_pipe_arrives_whole(tmp_path):
+    job = make_job(tmp_path / "job")
+    for step in range(3, 300):
+        os.makedirs(f"{job.step(step)}/actor/.receipts")
+    whole = run("ls", job.root, "--json").stdout
+    with open(tmp_path / "file", "w+", encoding="utf-8") as file:
+        subprocess.run(
+            command("ls", job.root, "--json"), stdout=file, check=True, timeout=LONG, env=environment()
+        )
+        file.seek(0)
+        assert len(whole) > 1 << 16
+        assert len(file.read()) == len(whole)
+
+
+def test_a_reader_that_goes_ends_the_verb_with_141(tmp_path):
+    job = make_job(tmp_path / "job")
+    for step in range(3, 600):
+        os.makedirs(f"{job.step(step)}/actor/.receipts")
+    with spawn("ls", job.root, "--json") as process:
+        process.stdout.close()
+        assert process.wait(LONG) == 141
+        assert process.stderr.read() == ""
+
+
+# --- the documented table -----------------------------------------------------------------------------------
+
+
+def documented():
+    """Return verb -> (seconds it waits, exit code) of the table in docs/cli.md."""
+    text = CLI.read_text().split("## A mount that does not answer")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|", text, re.MULTILINE)
+    return {
+        verb: (waits, code) for verbs, waits, code in rows[1:] for verb in re.findall(r"`([\w-]+)", verbs)
+    }
+
+
+def test_the_table_names_every_verb_that_asks_a_mount():
+    assert set(documented()) == {*main.VERBS, "follow"} - {"install-units"}
+
+
+def test_the_table_says_what_the_tests_above_have_seen():
+    table = documented()
+    for verb in [*READING, *ACTING]:
+        assert table[verb] == ("`--patience` (10 s)", "74"), verb
+    assert table["wait"] == ("`--timeout`, at least `--patience`", "4")
+    assert [table[verb] for verb in ("watch", "follow")] == [("10 s", "74")] * 2
+    assert table["doctor"] == ("30 s", "74")
