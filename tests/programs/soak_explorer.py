@@ -1,4 +1,4 @@
-"""An explorer without a model that goes on and on: soak_explorer.py JOB NAME JOURNAL [--stage DIR] [--ttl S] [--hold S]
+"""An explorer without a model that goes on and on: soak_explorer.py JOB NAME JOURNAL [OPTION ...]
 
 Each version that it loads it reads twice, under its lease, and compares with the manifest. It ends by SIGTERM. Its
 journal has a line for each load, `runs` or `failed`, with when it began and ended on this host's clock, and one for

@@ -1,7 +1,7 @@
 """A trainer without a model that goes on and on: soak_trainer.py JOB JOURNAL [--pause S] [--back N] [--size BYTES]
 
-It goes on where the marker is, or N steps before that; what is in its way there it has taken away. Saves that fail are
-tried again. It ends by SIGTERM. Its journal says what it announced, and each attempt that failed.
+It goes on where the marker is, or N steps before that; what is in its way there it has taken away. Saves that fail
+are tried again. It ends by SIGTERM. Its journal says what it announced, and each attempt that failed.
 """
 
 import argparse

@@ -1,32 +1,46 @@
-"""A soak from the command line: python -m soak --minutes 60 --seed 1"""
+"""A soak from the command line: python -m soak --minutes 60 --seed 1
+
+Its figures are one JSON document on stdout; it ends with 1 where anything was found wrong.
+"""
 
 import argparse
 import json
 import shutil
 import sys
 import tempfile
+from dataclasses import fields
 
-from soak.run import Plan, soak
+from soak.apart import go_apart
+from soak.plan import Plan
+from soak.run import soak
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="soak")
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--gap", type=float, default=6.0, help="mean seconds between two disturbances")
-    parser.add_argument("--explorers", type=int, default=8)
-    options = parser.parse_args()
-    plan = Plan(60 * options.minutes, options.seed, options.gap, options.explorers)
+    for field in fields(Plan):
+        if field.name != "seconds":
+            parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+    given = vars(parser.parse_args())
+    plan = Plan(seconds=60 * given.pop("minutes"), **given)
+    go_apart()
     place = tempfile.mkdtemp(prefix="soak-")
     found = soak(plan, place)
     print(json.dumps(found, indent=1))
-    print(
-        f"{options.minutes:g} minutes, seed {plan.seed}: {sum(found['done'].values())} disturbances, "
+    say(found, plan, place)
+
+
+def say(found: dict, plan: Plan, place: str) -> None:
+    """Print what came of it in a few lines, and end."""
+    line = (
+        f"{plan.seconds / 60:g} minutes, seed {plan.seed}: {sum(found['done'].values())} disturbances, "
         f"{found['versions']} versions, {found['loads']} loads, {found['terms']} terms: "
         f"{len(found['wrong'])} violations"
     )
+    print(*found["cannot_be_done"], line, sep="\n", file=sys.stderr)
     if found["wrong"]:
-        print(f"again: make soak-parts MINUTES={options.minutes:g} SEED={plan.seed}; logs: {place}")
+        again = f"make soak-parts MINUTES={plan.seconds / 60:g} SEED={plan.seed}"
+        print(f"again: {again}; logs: {place}", file=sys.stderr)
         sys.exit(1)
     shutil.rmtree(place)
 

@@ -1,7 +1,7 @@
 """Cuts one process off from a job for a while: cut.py PID JOB SECONDS
 
-The process must be in a mount namespace of its own. There the job is covered by a mount that never answers, as that of
-a server that is gone; nobody else is concerned. At the end all that waited gets an error.
+The process must be in a mount namespace of its own. There the job is covered by a mount that never answers, as that
+of a server that is gone; nobody else is concerned. At the end all that waited gets an error.
 """
 
 import ctypes

@@ -90,3 +90,4 @@ class Part:
         early = code == -signal.SIGTERM and time.monotonic() - self._started < _STARTING
         if not (code in HONEST or (-code in self.sent and (early or code == -signal.SIGKILL))):
             self.ends.append(f"{self.name} ended with {code}; see its log")
+            self.wanted = False
