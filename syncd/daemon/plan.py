@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from syncd.daemon.policy import Policy
 from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant
 from syncd.daemon.snapshot import Snapshot, State, Step
-from syncd.daemon.symptoms import symptoms
+from syncd.daemon.symptoms import LASTING, symptoms
 from syncd.protocol.request import Request
 from syncd.protocol.version import Pair, Version
 
@@ -79,6 +79,18 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         problems=tuple(symptoms(snapshot)),
         due_in=min(_settling(after, policy), default=None),
     )
+
+
+def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) -> bool:
+    """Say whether the plan for one snapshot is the plan for a later one, which need not be planned for then.
+
+    Nothing has changed but the time, and none of the times that decide something has passed.
+    """
+    if decided.publish is not None or decided.due_in is not None:
+        return False
+    limits = (policy.rewind_settle, LASTING, policy.retention.partial_grace)
+    is_past = [[looked.marker_stable_for >= limit for limit in limits] for looked in (before, now)]
+    return is_past[0] == is_past[1] and before == replace(now, marker_stable_for=before.marker_stable_for)
 
 
 def _choose(snapshot: Snapshot, policy: Policy) -> _Choice | None:

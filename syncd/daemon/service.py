@@ -12,8 +12,8 @@ from typing import Any
 
 from syncd.config import DaemonConfig
 from syncd.daemon.act import Actor, Beat
-from syncd.daemon.plan import Answer, Plan, plan
-from syncd.daemon.policy import policy_of
+from syncd.daemon.plan import Answer, Plan, plan, still_holds
+from syncd.daemon.policy import Policy, policy_of
 from syncd.daemon.report import Message, describe, differences, lag_of, totals
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
@@ -103,6 +103,8 @@ class Daemon:
         self._decisions: dict[int, tuple[bool, str]] = {}
         self.snapshot = Snapshot()
         self.plan = plan(self.snapshot, policy_of(config))
+        self._planned: tuple[Snapshot, Policy] | None = None
+        self._noted: tuple[Decision, ...] = ()
         self.found_news = False
         self.trash_left = 0
         self.on_progress: Callable[[], None] = lambda: None
@@ -199,7 +201,7 @@ class Daemon:
 
     def _act(self, actor: Actor, before: Snapshot) -> None:
         """Publish first, tell then: between marker and version stands nothing that explorers need not wait for."""
-        self.plan = self._verified_plan()
+        self.plan = self._current_plan()
         looked, published = self.snapshot, None
         if self.plan.publish is not None:
             published = self._publish(actor, self.plan.publish)
@@ -219,9 +221,18 @@ class Daemon:
         name, level = (names.REQUEST_DONE, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
         self.tell(name, level, kind=answer.request.kind, step=answer.request.step, detail=answer.detail)
 
-    def _verified_plan(self) -> Plan:
+    def _current_plan(self) -> Plan:
+        """Return the plan of the last look where it holds: with thousands of steps it is what an idle look costs."""
+        policy, planned = policy_of(self.config), self._planned
+        if planned and planned[1] == policy and still_holds(self.plan, planned[0], self.snapshot, policy):
+            return self.plan
+        decided = self._verified_plan(policy)
+        self._planned = self.snapshot, policy
+        return decided
+
+    def _verified_plan(self, policy: Policy) -> Plan:
         """Plan, and plan again without each step that turns out not to be what it says."""
-        policy, level = policy_of(self.config), Verify(self.config.verify)
+        level = Verify(self.config.verify)
         decided = plan(self.snapshot, policy)
         for _ in range(_VERIFY_ROUNDS):
             version = decided.publish
@@ -270,8 +281,10 @@ class Daemon:
         return {"latency": round(max(version.published_at - written, 0.0), 6)}
 
     def _prune(self, actor: Actor) -> None:
-        for decision in self.plan.decisions:
-            self._note(decision)
+        if self._noted is not self.plan.decisions:
+            self._noted = self.plan.decisions
+            for decision in self._noted:
+                self._note(decision)
         doomed = removable(self.plan.decisions)
         if not doomed:
             return

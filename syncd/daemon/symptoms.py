@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from syncd.daemon.snapshot import Snapshot, State
 
-_LASTING = 1.0
+LASTING = 1.0
 """Seconds that a marker must be wrong before it is worth saying."""
 
 
@@ -12,7 +12,7 @@ def symptoms(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the marker and with what is published: a stable name, and what it is."""
     marker, version = snapshot.marker, snapshot.version
     # A marker that is written in place is empty or torn for a moment at each step: that is no news.
-    lasting = snapshot.marker_stable_for >= _LASTING
+    lasting = snapshot.marker_stable_for >= LASTING
     if lasting and marker.problem and (marker.problem != "missing" or snapshot.steps):
         yield "marker", f"{marker.problem}: {marker.text!r}" if marker.text else marker.problem
     elif lasting and marker.step is not None and _is_missing(snapshot, marker.step):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from syncd.errors import CorruptDataError
 from syncd.protocol import digest
 from syncd.protocol.disk import MISSING, Disk, list_if_there
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import MAX_INTEGER, Fields, encode, read_document
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
 
 
@@ -124,10 +124,26 @@ def read_receipts(disk: Disk, step_path: str) -> list[Receipt]:
 
 def records(fields: Fields, key: str) -> tuple[FileRecord, ...]:
     """Return the file records of a list field, each name once."""
-    found = tuple(FileRecord.from_fields(item) for item in fields.records(key))
+    found = tuple(_quickly(item) or FileRecord.from_fields(item) for item in fields.records(key))
     if len({record.name for record in found}) != len(found):
         raise fields.wrong(key, "a list of distinct names")
     return found
+
+
+_TYPES = [str, int, str, int]
+
+
+def _quickly(fields: Fields) -> FileRecord | None:
+    """Return a record in which nothing is wrong: a scan reads tens of thousands. What is wrong, others say."""
+    record = FileRecord._make(map(fields.document.get, FileRecord._fields))
+    is_right = (
+        list(map(type, record)) == _TYPES
+        and 0 <= record.size <= MAX_INTEGER
+        and 0 <= record.tensors <= MAX_INTEGER
+        and digest.is_digest(record.digest)
+        and is_relative_name(record.name)
+    )
+    return record if is_right else None
 
 
 def whole_attempt(receipts: list[Receipt]) -> list[Receipt] | None:

@@ -7,7 +7,7 @@ from builders import complete, filling, published, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncd.daemon.plan import plan
+from syncd.daemon.plan import plan, still_holds
 from syncd.daemon.policy import Policy
 from syncd.daemon.snapshot import Snapshot, State
 from syncd.protocol.marker import parse_marker
@@ -257,3 +257,28 @@ def test_planning_again_after_publishing_publishes_nothing(looked):
     requests = tuple(request for request in looked.requests if request.kind != "rollback")
     again = replace(looked, version=version, floor=version.pair, requests=requests)
     assert plan(again, POLICY).publish is None
+
+
+def test_a_plan_holds_while_nothing_but_time_passes():
+    looked = snapshot(complete(3), complete(5), marker=5, version=published(complete(5)))
+    later = replace(looked, marker_stable_for=looked.marker_stable_for + 60.0, steps=dict(looked.steps))
+    assert still_holds(plan(looked, POLICY), looked, later, POLICY)
+    assert not still_holds(plan(looked, POLICY), looked, replace(later, tracker=3), POLICY)
+
+
+@given(
+    snapshots(),
+    snapshots(),
+    st.sampled_from([None, "steps", "marker", "version", "requests", "floor"]),
+    st.data(),
+)
+@settings(max_examples=400, deadline=None)
+def test_a_plan_that_is_said_to_hold_is_what_planning_again_gives(looked, other, changed, data):
+    later = replace(
+        looked,
+        marker_stable_for=data.draw(st.sampled_from([0.0, 0.5, 1.0, 5.0, 3599.0, 3600.0, 1e6])),
+        **({changed: getattr(other, changed)} if changed else {}),
+    )
+    decided = plan(looked, POLICY)
+    if still_holds(decided, looked, later, POLICY):
+        assert plan(later, POLICY) == decided
