@@ -219,9 +219,9 @@ class Scanner:
         return step.state is not State.COMPLETE or step.step > published
 
     def _examine_one(self, number: int, directory: str) -> None:
-        step = None
+        step, known = None, self._known.get(number)
         if parse_step_name(directory) is not None:
-            step = examine_native(self._disk, self._job.root, number)
+            step = examine_native(self._disk, self._job.root, number, known.step if known else None)
         if step is None:
             step = self._layouts.examine(self._disk, self._job.root, directory, number)
         if step is None:
@@ -229,7 +229,6 @@ class Scanner:
             return
         if problem := self._rejected.get((number, step.digest)):
             step = replace(step, state=State.DAMAGED, problem=problem)
-        known = self._known.get(number)
         if known is None or known.step != step:
             self._known[number] = _Known(step, self._clock.monotonic(), directory)
             self._changed = True

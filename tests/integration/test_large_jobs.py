@@ -1,0 +1,116 @@
+"""Jobs with many files below them, steps of high numbers, many explorers that have come and gone."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+from jobs import start, steps_of, write_step
+from processes import PROGRAMS, syncd
+from sweep import ENVIRONMENT, python
+
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job
+from syncd.protocol.version import read_version
+
+FEW, MANY = 1000, int(os.environ.get("SYNCD_FILES", "30000"))
+"""SYNCD_FILES=1000000 for the million, which takes some minutes to make."""
+
+# Where a job has files that are nobody's business here: of strangers, of explorers, inside steps.
+PLACES = (
+    "wandb/run-1/files",
+    "notes",
+    "experiences/e0",
+    "explorers/e0/attempts",
+    "global_step_1/optimizer/shards",
+    "global_step_2/actor/cache",
+    ".syncd/elsewhere",
+)
+LOOKS = 60
+
+
+@contextlib.contextmanager
+def somewhere():
+    """Make a directory in memory if there is such a place: a million files are made."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    made = tempfile.mkdtemp(prefix="large-", dir=place)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+def fill(root, count):
+    """Make a number of files below a job, a thousand in a directory."""
+    for number in range(count):
+        directory = f"{root}/{PLACES[number % len(PLACES)]}/{number // 1000}"
+        if number % 1000 < len(PLACES):
+            os.makedirs(directory, exist_ok=True)
+        os.close(os.open(f"{directory}/{number}", os.O_CREAT | os.O_WRONLY))
+
+
+def calls(*command):
+    """Return how many system calls a command makes, all its threads together."""
+    with tempfile.NamedTemporaryFile("r", suffix=".strace") as log:
+        traced = ["strace", "-f", "-c", "-U", "calls,name", "-o", log.name, *command]
+        done = subprocess.run(
+            traced, env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return sum(
+            int(line.split()[0])
+            for line in log
+            if line.split()[-1:] != ["total"] and line[:6].strip().isdigit()
+        )
+
+
+@pytest.mark.usefixtures("strace_injection")
+def test_what_lies_below_a_job_costs_the_daemon_nothing(record_line):
+    with somewhere() as place:
+        looked, shown = {}, {}
+        for count in (FEW, MANY):
+            job = Job.at(f"{place}/{count}")
+            os.mkdir(job.root)
+            for step in (1, 2, 3):
+                write_step(job, step, full=step == 1)
+            fill(job.root, count)
+            looked[count] = calls(*python(f"{PROGRAMS}/ticks.py", job.root, str(LOOKS)))
+            shown[count] = calls(*syncd("status", job.root, "--json"))
+            assert read_version(job).step == 3
+            assert steps_of(job) == [1, 2, 3]
+    record_line(
+        f"{LOOKS} looks at a job with {FEW} and {MANY} files below it: {looked} system calls; status: {shown}"
+    )
+    # Start-up differs by a few calls. What a full checkpoint needs is found out once, by a call a file.
+    once = (MANY - FEW) / len(PLACES)
+    for found in (looked, shown):
+        assert found[MANY] - found[FEW] < 1.1 * once + 500
+
+
+class CountingDisk(LocalDisk):
+    """Counts what is asked of the file system."""
+
+    calls = 0
+
+    def __getattribute__(self, name):
+        if name in ("read", "read_at", "stat", "list", "refresh", "rename", "replace", "make_directory"):
+            type(self).calls += 1
+        return super().__getattribute__(name)
+
+
+def test_a_leap_of_the_step_number_costs_what_one_step_costs(tmp_path):
+    job = Job.at(tmp_path, disk=CountingDisk())
+    daemon, heard, clock = start(job, keep_last=2, keep_every=500, trash_grace=0)
+    costs = []
+    for step in (999, 1000, 1001, 100_000, 100_001, 2_000_000_000):
+        write_step(job, step)
+        clock.at += 1
+        before = CountingDisk.calls
+        daemon.tick(woken=True)
+        costs.append(CountingDisk.calls - before)
+        assert read_version(job).step == step
+    assert max(costs[3:]) <= 2 * max(costs[1:3]), costs
+    assert steps_of(job) == [1000, 100_000, 100_001, 2_000_000_000], "two, and multiples of 500"
+    assert heard.of("error") == []
