@@ -15,7 +15,7 @@ from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
 from syncd.protocol.version import read_version
 
-FEW, MANY = 1000, int(os.environ.get("SYNCD_FILES", "30000"))
+FEW, MANY = 1000, int(os.environ.get("SYNCD_FILES", "100000"))
 """SYNCD_FILES=1000000 for the million, which takes some minutes to make."""
 
 # Where a job has files that are nobody's business here: of strangers, of explorers, inside steps.
