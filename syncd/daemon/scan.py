@@ -125,6 +125,8 @@ class Scanner:
 
     def _drop(self, number: int) -> None:
         self._changed |= self._known.pop(number, None) is not None
+        for key in [key for key in self._rejected if key[0] == number]:
+            del self._rejected[key]
 
     def check_root(self) -> None:
         """Refuse to take an unmounted or replaced directory for an empty job."""

@@ -14,6 +14,7 @@ from sweep import ENVIRONMENT, python
 from syncd.daemon.service import FORGET_AFTER
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import read_presences
 from syncd.protocol.version import read_version
 
@@ -169,3 +170,23 @@ def test_one_that_beats_again_while_it_is_forgotten_keeps_its_file_and_its_lease
     found = read_presences(job.disk, job.explorers)[0]
     assert found["e0"].leases == (1,)
     assert found["e0"].beat == reader.presence.beat
+
+
+def test_damaged_steps_that_have_gone_are_not_remembered(tmp_path):
+    job = Job.at(tmp_path)
+    daemon, heard, clock = start(job, keep_last=1, partial_grace=10.0)
+    for step in range(1, 40):
+        write_step(job, step, announce=False)
+        if step % 2:
+            damage(f"{job.step(step)}/actor/model-00001-of-00001.safetensors")
+        write_marker(job.disk, job.marker, step)
+        clock.at += 20
+        daemon.tick(woken=True)
+    assert len(heard.of("step_damaged")) >= 15
+    assert len(daemon._scanner._rejected) <= 2
+
+
+def damage(path):
+    """Change the header of a file, not its size: only a look inside can tell."""
+    with open(path, "r+b") as file:
+        file.write(b"\xff" * 8)
