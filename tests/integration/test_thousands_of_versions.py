@@ -52,7 +52,7 @@ def publish(job, step):
     ends = time.monotonic() + _LONG
     while checker.pair(job.root) != (1, step):
         assert time.monotonic() < ends, f"step {step} is not published"
-        time.sleep(0.001)
+        time.sleep(0.003)
 
 
 @pytest.mark.slow
