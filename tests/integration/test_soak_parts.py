@@ -37,9 +37,9 @@ def test_the_parts_outlive_what_is_done_to_them(record_line):
     skipped = {line.split(":")[0].removeprefix("no ") for line in found["cannot_be_done"]}
     done = found["done"]
     assert set(KINDS) - skipped == set(done), "each kind that can be done was done"
-    assert found["versions"] > 5
-    assert found["loads"] > 4 * EXPLORERS
-    assert found["removed"] > 2
+    assert found["versions"] > 2
+    assert found["loads"] >= 2 * EXPLORERS
+    assert found["removed"] > 0
     assert found["pair"][0] > 1, "it went back and on again"
     record_line(
         f"soak of {SECONDS} s: {sum(done.values())} disturbances of {len(done)} kinds, {found['versions']} versions, "

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from soak.judging import Disturbance
 from soak.parts import Part
@@ -19,6 +20,16 @@ from soak.schedule import Act
 _BLOCK = 1 << 16
 _PATIENCE = 30.0
 _CUT = f"{os.path.dirname(os.path.abspath(__file__))}/cut.py"
+
+
+@dataclass(order=True)
+class _Due:
+    """Something to do: what a schedule says, or its undoing."""
+
+    at: float
+    number: int
+    work: Callable[[], None] = field(compare=False)
+    undoes: bool = field(compare=False, default=False)
 
 
 class Chaos:
@@ -41,7 +52,8 @@ class Chaos:
         rewind: Callable[[int], None],
     ) -> None:
         self._acts, self._parts, self._job, self._point, self._rewind = acts, parts, job, point, rewind
-        self._halt = threading.Event()
+        self._halt, self._began, self._numbers = threading.Event(), 0.0, itertools.count()
+        self._queue: list[_Due] = []
         self.done: Counter[str] = Counter()
         self.disturbances: list[Disturbance] = []
         self.wrong: list[str] = []
@@ -56,19 +68,21 @@ class Chaos:
         self._thread.join(2 * _PATIENCE)
 
     def _run(self) -> None:
-        began, order = time.monotonic(), itertools.count()
-        queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._began = time.monotonic()
         for act in self._acts:
-            queue.append((act.at, next(order), lambda act=act: self._begin(act, queue, order, began)))
-        heapq.heapify(queue)
-        while queue:
-            at, _, work = heapq.heappop(queue)
-            if self._halt.wait(max(0.0, began + at - time.monotonic())):
+            self._plan(act.at, lambda act=act: self._begin(act))
+        while self._queue:
+            due = self._queue[0]
+            if self._halt.wait(max(0.0, self._began + due.at - time.monotonic())):
                 break
-            self._safely(work)
-        for _, _, work in sorted(queue, key=lambda item: item[:2]):
-            if getattr(work, "undoes", False):
-                self._safely(work)
+            heapq.heappop(self._queue)
+            self._safely(due.work)
+        for due in sorted(self._queue):
+            if due.undoes:
+                self._safely(due.work)
+
+    def _plan(self, at: float, work: Callable[[], None], *, undoes: bool = False) -> None:
+        heapq.heappush(self._queue, _Due(at, next(self._numbers), work, undoes))
 
     def _safely(self, work: Callable[[], None]) -> None:
         try:
@@ -76,7 +90,7 @@ class Chaos:
         except (OSError, subprocess.SubprocessError) as error:
             self.wrong.append(f"the harness could not disturb: {error!r}")
 
-    def _begin(self, act: Act, queue: list, order: itertools.count, zero: float) -> None:
+    def _begin(self, act: Act) -> None:
         undo = self._do(act)
         if undo is None:
             return
@@ -87,8 +101,7 @@ class Chaos:
             undo()
             self.disturbances.append(Disturbance(act.kind, act.who, began, time.monotonic()))
 
-        over.undoes = True  # type: ignore[attr-defined]
-        heapq.heappush(queue, (time.monotonic() - zero + act.lasts, next(order), over))
+        self._plan(began - self._began + act.lasts, over, undoes=True)
 
     def _do(self, act: Act) -> Callable[[], None] | None:
         """Do it; return what undoes it, None where there was nobody to do it to."""
