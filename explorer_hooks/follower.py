@@ -17,6 +17,7 @@ from explorer_hooks.following.telling import Telling
 from explorer_hooks.following.versions import Versions
 from explorer_hooks.policy import Situation, choose, has_passed, is_done, is_within, needs_steps
 from explorer_hooks.stage import Stage
+from explorer_hooks.transports.memory import Copies
 from syncd.closing import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, Version
@@ -62,7 +63,13 @@ class Follower(Closing):
         telling = Telling(sync, tell, ReadyFile(self.options.ready_file))
         stage = Stage(self.options.stage, sync.job.root, sync.clock) if self.options.stage else None
         placing = Placing(
-            sync, hook.kinds, Verify(self.options.verify), stage, telling.event, self._is_told_to_stop
+            sync,
+            hook.kinds,
+            Verify(self.options.verify),
+            stage,
+            Copies(sync.job),
+            telling.event,
+            self._is_told_to_stop,
         )
         self._stage, self._telling, self._versions = stage, telling, Versions(sync)
         self._engine = Engine(hook, sync.clock, self.options.check_every)

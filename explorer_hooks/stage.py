@@ -18,9 +18,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from explorer_hooks.following.claims import Claim, claim
 from explorer_hooks.following.copying import copy_files
 from syncd.errors import ConfigError, StorageError
+from syncd.protocol.claims import Claim, claim
 from syncd.protocol.disk import Clock, Disk, LocalDisk, SystemClock, is_temporary, remove_tree, temporary_name
 from syncd.protocol.mount import mount_of
 from syncd.protocol.process import Process

@@ -1,7 +1,10 @@
 """Fixtures and records that all tests share."""
 
+import os
+import shutil
 import signal
 import sys
+import tempfile
 
 import pytest
 from beds import probe
@@ -62,6 +65,16 @@ def pytest_terminal_summary(terminalreporter):
 def _need(reason: str | None) -> None:
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def shm():
+    """Return a directory that is kept in memory."""
+    if not os.path.isdir("/dev/shm") or not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no /dev/shm that can be written")
+    made = tempfile.mkdtemp(prefix="syncd-test-", dir="/dev/shm")
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
 from trainer.audience import Audience
+from trainer.chooser import Chooser
 from trainer.config.model import JobConfig
 from trainer.decide import Action, Finish, Idle, Situation, Train, duty, end_of
 from trainer.experience.batch import Batch, Strategy
@@ -65,6 +66,7 @@ class Head:
     ) -> None:
         self.config, self.sync, self.strategy, self.show = config, sync, strategy, show
         self._clock, self._tend = clock or SystemClock(), tend
+        self.chooser = Chooser(sync)
         self._audience = Audience(sync, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting_since: float | None = None

@@ -141,8 +141,8 @@ class Trainer:
 
         def save() -> None:
             self._clear_way(step)
-            if self._config.sync.method is SyncMethod.NCCL and self.need_sync():
-                self.engine.sync_weight_nccl()
+            if self._takes_another_way():
+                self._send()
             self.engine.save_checkpoint(state, block_until_saved=block_until_saved, save_as_hf=save_as_hf)
 
         with self._timed("time/save_checkpoint"):
@@ -185,15 +185,31 @@ class Trainer:
         self._record["time/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
 
     def _published(self) -> None:
-        step = self.train_step_num
-        self._clear_way(step)
+        self._clear_way(self.train_step_num)
+        self._send()
+
+    def _send(self) -> None:
+        """Hand the weights out, the way that the job's file names or that is chosen now."""
         method = self._config.sync.method
-        if method is SyncMethod.CHECKPOINT:
-            self.engine.save_state_dict()
-        elif method is SyncMethod.MEMORY:
-            self.engine.upload_state_dict()
-        else:
-            self.engine.sync_weight_nccl()
+        if method is SyncMethod.AUTO:
+            method = self._ranks.broadcast(self._chosen())
+        match method:
+            case SyncMethod.MEMORY:
+                self.engine.upload_state_dict()
+            case SyncMethod.NCCL:
+                self.engine.sync_weight_nccl()
+            case _:
+                self.engine.save_state_dict()
+
+    def _takes_another_way(self) -> bool:
+        """Say whether the weights of a full checkpoint go out by more than its files."""
+        method = self._config.sync.method
+        return method is SyncMethod.MEMORY or (method is not SyncMethod.CHECKPOINT and self.need_sync())
+
+    def _chosen(self) -> SyncMethod:
+        if self.head is None:
+            return SyncMethod.CHECKPOINT
+        return self.head.chooser.choose(self.engine.methods, self.engine.sent)
 
     def _clear_way(self, step: int) -> None:
         """Have what an earlier start left under this step taken away; what lies there later is this run's own."""

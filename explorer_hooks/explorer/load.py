@@ -23,6 +23,7 @@ KEYS = Keys(
         "explorer.tasks",
         "explorer.evaluation.tasks",
         "explorer.follow.stage",
+        "sync.memory_dir",
     ),
 )
 """The keys of the file, and those of them that name a file or directory."""

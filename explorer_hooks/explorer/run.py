@@ -42,6 +42,9 @@ _MAX_ANSWER = 512 << 20
 _SETTLE = 2.0
 """Seconds that a group waits for an engine on no applied version where nobody loads one meanwhile."""
 
+_BROADCASTING = (SyncMethod.NCCL, SyncMethod.AUTO)
+"""Methods with which a trainer may broadcast."""
+
 _LOG = structlog.get_logger()
 
 
@@ -170,7 +173,7 @@ class _Engine:
     @contextmanager
     def source(self, follower: Follower) -> Iterator[Source]:
         """Give what weights come from: a model of this process takes part in broadcasts where the job has them."""
-        if self._section.kind != "transformers" or self._sync.method is not SyncMethod.NCCL:
+        if self._section.kind != "transformers" or self._sync.method not in _BROADCASTING:
             yield Files(follower)
             return
         from explorer_hooks.explorer.broadcasts import Broadcasts  # noqa: PLC0415 - torch

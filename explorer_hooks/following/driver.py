@@ -4,14 +4,19 @@ import contextlib
 from typing import Any
 
 from explorer_hooks.base import label_of
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, RefusedError
+from explorer_hooks.errors import (
+    EngineDeadError,
+    EngineUnreachableError,
+    LoadFailedError,
+    RefusedError,
+)
 from explorer_hooks.following.attempts import Attempts
 from explorer_hooks.following.engine import Engine
 from explorer_hooks.following.loading import Loading
 from explorer_hooks.following.options import FollowOptions, Outcome
 from explorer_hooks.following.placing import Placed, Placing
 from explorer_hooks.following.telling import Telling, record_of
-from explorer_hooks.following.timing import Timings
+from explorer_hooks.following.timing import NOTICED, Timings
 from explorer_hooks.following.versions import Versions
 from explorer_hooks.policy import is_within
 from syncd.errors import SyncdError, TryAgainError, UsageError
@@ -103,7 +108,7 @@ class Driver:
         timings = Timings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
-            timings["noticed"] = round(max(self._clock.time() - wanted.published_at, 0.0), 6)
+            timings[NOTICED] = round(max(self._clock.time() - wanted.published_at, 0.0), 6)
         self._telling.say("loading", now=False, refused=None, failed=None)
         try:
             placed = self._loaded(wanted, timings)
@@ -137,6 +142,15 @@ class Driver:
         self.settle()
 
     def _loaded(self, wanted: Version | int, timings: Timings) -> Placed:
+        try:
+            return self._tried(wanted, timings)
+        except (LoadFailedError, RefusedError) as error:
+            if not self._placing.copies.spoil():
+                raise
+            self._telling.event("warning", "memory_failed", reason=str(error))
+        return self._tried(wanted, timings)  # what memory held is no reason to give up what the files hold
+
+    def _tried(self, wanted: Version | int, timings: Timings) -> Placed:
         with contextlib.ExitStack() as undo:
             placed = self._placing.place(wanted, timings)
             undo.callback(placed.close)
@@ -151,13 +165,17 @@ class Driver:
         self.position = placed.pair
         self.attempts.succeed()
         counted: dict[str, Any] = {"loads": self._loads, "bytes": self._bytes}
-        self._telling.say("serving", now=False, staged=placed.staged_at, timings=dict(timings), **counted)
+        loaded = {"step": placed.pair[1], "source": placed.source, "seconds": timings.load}
+        told = {"staged": placed.staged_at, "loaded": loaded, "timings": dict(timings), **counted}
+        self._telling.say("serving", now=False, **told)
         self._telling.confirm(placed.pair)
         self.show()
         placed.settle()
         self._loading.keep(placed)
         self._placing.tidy()
-        self._telling.event("info", "applied", version=placed.target.label, **timings)
+        self._telling.event(
+            "info", "applied", version=placed.target.label, source=loaded["source"], **timings
+        )
         return Outcome("applied", placed.pair, timings=dict(timings))
 
     def _not_applied(self, pair: Pair, error: SyncdError | OSError) -> Outcome:

@@ -1,4 +1,4 @@
-"""From a version to what an engine can load from this host: leased, checked, and staged where asked."""
+"""From a version to what an engine can load from this host: leased, checked, in memory or staged where it can be."""
 
 import contextlib
 import os
@@ -10,9 +10,11 @@ from explorer_hooks.base import Target
 from explorer_hooks.errors import RefusedError
 from explorer_hooks.following.timing import Timings
 from explorer_hooks.stage import Source, Stage, Staged, StageFullError
+from explorer_hooks.transports.memory import Copies
 from syncd.errors import CorruptDataError, SyncdError, TryAgainError
 from syncd.protocol.disk import MISSING, LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.memory import Held
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer import Leased, Synchronizer
@@ -28,6 +30,7 @@ class Placed:
 
     def __init__(self, found: "_Found", lease: contextlib.ExitStack) -> None:
         self.target, self.size, self._staged = found.target, found.size, found.staged
+        self._copy, self._behind = found.copy, found.behind
         self._lease = lease
 
     @property
@@ -40,21 +43,34 @@ class Placed:
         """Return the directory of the copy."""
         return self._staged.path if self._staged else None
 
+    @property
+    def source(self) -> str:
+        """Return where it is loaded from: memory, stage or files."""
+        return "memory" if self._copy is not None else "stage" if self._staged is not None else "files"
+
     def is_there(self) -> bool:
         """Say whether it can still be loaded: the leases of who was silent for too long are void."""
         target = self.target
         return target.version.kind == "remote" or os.path.isdir(target.path)
 
     def settle(self) -> None:
-        """Give the lease back where a copy keeps the version."""
+        """Keep the loaded version by one thing alone: a staged copy, else the lease on its files, never by memory."""
         if self._staged is not None:
             self._lease.close()
+        self._let_go()
 
     def close(self) -> None:
         """Let go of the version."""
+        self._let_go()
         self._lease.close()
         if self._staged is not None:
             self._staged.close()
+
+    def _let_go(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None and self._behind is not None:
+            self.target = self._behind
+            copy.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,7 @@ class Placing:
         kinds: The kinds of version that the hook can load.
         verify: How closely a version is looked at.
         stage: The copies of this host; None to load from the job directory.
+        copies: Those that the trainer leaves in this host's memory.
         tell: Hears that the stage could not be used.
         stop: Asked while a copy is made; once true it is given up.
     """
@@ -74,6 +91,7 @@ class Placing:
     kinds: Iterable[str]
     verify: checks.Verify
     stage: Stage | None
+    copies: Copies
     tell: Callable[..., None]
     stop: Callable[[], bool]
 
@@ -154,6 +172,8 @@ class Placing:
 
     def _native(self, leased: Leased, manifest: Manifest, timings: Timings) -> "_Found":
         payload = _payload(leased.manifest)
+        if (found := self._in_memory(leased, manifest, payload, timings)) is not None:
+            return found
         staged = self._staged(self._source(leased, payload), timings)
         try:
             with timings.part("verify"):
@@ -163,6 +183,38 @@ class Placing:
                 staged.close()
             raise
         return _Found(target, payload.size, staged)
+
+    def _in_memory(
+        self, leased: Leased, manifest: Manifest, payload: "_Payload", timings: Timings
+    ) -> "_Found | None":
+        """Return the copy in this host's memory, checked as files are; None where there is none that passes."""
+        with timings.part("verify"):
+            held = self.copies.take(manifest)
+            if held is None:
+                return None
+            try:
+                return self._held(leased, manifest, payload, held)
+            except CorruptDataError as error:
+                self.copies.spoil()
+                self.tell("warning", "memory_refused", reason=str(error))
+            except OSError as error:
+                self.tell("warning", "memory_refused", reason=str(error))
+            except BaseException:
+                held.close()
+                raise
+            held.close()
+            return None
+
+    def _held(self, leased: Leased, manifest: Manifest, payload: "_Payload", held: Held) -> "_Found":
+        version, disk, path = leased.version, LocalDisk(), f"{held.path}/{manifest.payload}"
+        tensors = {} if self.verify is checks.Verify.SIZE else checks.read_tensors(disk, path, payload.shards)
+        is_verified = self.verify is checks.Verify.CONTENT
+        if is_verified:
+            checks.check_content(disk, held.path, manifest)
+        target = Target(version, path, payload.shards, tensors, verified=is_verified)
+        return _Found(
+            target, payload.size, copy=held, behind=replace(target, path=leased.path, verified=False)
+        )
 
     def _checked(
         self, leased: Leased, manifest: Manifest, payload: "_Payload", staged: Staged | None
@@ -204,11 +256,13 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is loaded, its bytes, and its copy on this host."""
+    """What is loaded, its bytes, and its copy on this host; of one in memory also what is behind it in files."""
 
     target: Target
     size: int = 0
     staged: Staged | None = None
+    copy: Held | None = None
+    behind: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 from syncd.protocol.disk import Clock
 
+NOTICED = "noticed"
+"""The part that is the age of the version when it was seen."""
+
 
 class Timings(dict[str, float]):
     """Seconds by the name of the part.
@@ -16,6 +19,11 @@ class Timings(dict[str, float]):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._clock = clock
+
+    @property
+    def load(self) -> float:
+        """Return the seconds of all parts of the load: not of what came before it was noticed."""
+        return round(sum(seconds for name, seconds in self.items() if name != NOTICED), 6)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:

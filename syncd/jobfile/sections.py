@@ -124,7 +124,7 @@ class SyncSection(Section):
     """How weights reach explorers."""
 
     method: SyncMethod = Field(default=SyncMethod.CHECKPOINT, strict=False)
-    """checkpoint (files), nccl (a broadcast, and files underneath) or memory."""
+    """checkpoint (files), nccl (a broadcast), memory (of its host), each with files underneath; auto: the fastest."""
     style: SyncStyle = Field(default=SyncStyle.FIXED, strict=False)
     """Who decides: fixed, trainer_driven, explorer_driven, fully_async."""
     interval: Positive = Field(default=1, json_schema_extra=FIXED)
@@ -153,3 +153,7 @@ class SyncSection(Section):
     """nccl: seconds that the trainer waits for explorers to be ready; then a step goes through files alone."""
     broadcast_timeout: Seconds = 60.0
     """nccl: seconds that a broadcast may take from then on."""
+    memory_dir: str = "/dev/shm"  # noqa: S108 - what is made below is private to its user
+    """memory: a directory of the trainer's host that is kept in memory (tmpfs)."""
+    memory_mib: Count = 0
+    """memory: MiB that copies may take together; 0 for half of what that file system can take."""

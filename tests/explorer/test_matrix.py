@@ -4,19 +4,17 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import time
 from collections import defaultdict
 
 import checker
-import forked
 import pytest
+from whole_jobs import RANK, TESTS, ended, free_port, logs, program
 
 from syncd.experience import places
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STEPS, INTERVAL = 8, 2
 PAUSES = {"fast": 0.01, "slow": 0.15}
 LIMIT = 150.0
@@ -38,7 +36,8 @@ consumed = "archive"
 wait_timeout = 60.0
 [sync]
 style = "{style}"
-method = "checkpoint"
+method = "{method}"
+memory_dir = "{memory}"
 interval = {interval}
 [trainer]
 nproc = 1
@@ -47,44 +46,13 @@ start_daemon = false
 """
 
 
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(
-        [os.path.dirname(TESTS), f"{TESTS}/trainer", f"{TESTS}/trainer/engines/installed"]
-    ),
-    "OMP_NUM_THREADS": "1",
-}
-"""In which the tiny engine counts as installed."""
-
-RANK = {
-    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-}  # fmt: skip
-"""How torchrun tells its only rank, so that `trainer train` is that rank and starts no process of its own."""
-
-
-@contextlib.contextmanager
-def program(place, name, *argv, **more):
-    """Run a program beside others."""
-    made = forked.start(f"{place}/{name}.log", ENVIRONMENT | more, *argv)
-    try:
-        yield made
-    finally:
-        made.kill()
-        made.join(30)
-
-
-def ended(process, deadline):
-    """Wait until a process has ended, bounded; return its exit code, None if it has not."""
-    process.join(max(deadline - time.monotonic(), 0.0))
-    return process.exitcode
-
-
-def run(place, style):
+def run(place, style, method, memory):
     """Run all of it until trainer and explorers have ended by themselves; return their exit codes."""
     job = f"{place}/job"
     os.mkdir(job)
     with open(f"{place}/job.toml", "w", encoding="ascii") as file:
-        file.write(CONFIG.format(job=job, style=style, interval=INTERVAL, steps=STEPS))
+        keys = {"method": method, "memory": memory, "style": style}
+        file.write(CONFIG.format(job=job, interval=INTERVAL, steps=STEPS, **keys))
     shared = ("--style", style, "--interval", str(INTERVAL), "--steps", str(STEPS), "--limit", str(LIMIT))
     deadline = time.monotonic() + LIMIT
     with contextlib.ExitStack() as running:
@@ -100,17 +68,14 @@ def run(place, style):
         return codes | {"daemon": ended(daemon, time.monotonic() + 30)}
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def lines(place, name):
+    with open(f"{place}/{name}.journal", encoding="ascii") as file:
+        return [json.loads(line) for line in file]
 
 
 def journal(place, name):
     """Return the pairs that an engine has run, in their order."""
-    with open(f"{place}/{name}.journal", encoding="ascii") as file:
-        lines = [json.loads(line) for line in file]
-    return [tuple(line["pair"]) for line in lines if line["event"] == "runs"]
+    return [tuple(line["pair"]) for line in lines(place, name) if line["event"] == "runs"]
 
 
 def events(job, name):
@@ -137,21 +102,13 @@ def weights_of(job, step):
     return [record["digest"] for record in checker.manifest(job, step)["shards"]] if step else ["start"]
 
 
-def logs(place):
-    names = sorted(name for name in os.listdir(place) if name.endswith(".log"))
-    ends = []
-    for name in names:
-        with open(f"{place}/{name}", encoding="utf-8", errors="replace") as file:
-            ends.append(f"--- {name}\n{file.read()[-1500:]}")
-    return "\n".join(ends)
-
-
 @pytest.mark.fault("the version is set before the weights are loaded")
 @pytest.mark.parametrize("style", STYLES)
-def test_trainer_and_explorers_end_by_themselves_at_their_last_step(tmp_path, style):
+@pytest.mark.parametrize("method", ["checkpoint", "memory"])
+def test_trainer_and_explorers_end_by_themselves_at_their_last_step(tmp_path, shm, method, style):
     """1 trainer, a fast and a slow explorer, interval 2, 8 steps."""
     job = f"{tmp_path}/job"
-    codes = run(tmp_path, style)
+    codes = run(tmp_path, style, method, shm)
     assert codes == {"daemon": 0, "trainer": 0, "fast": 0, "slow": 0}, logs(tmp_path)
     published = [(event["generation"], event["step"]) for event in events(job, "version_published")]
     assert published[-1] == checker.pair(job) == (1, STEPS)
@@ -162,11 +119,19 @@ def test_trainer_and_explorers_end_by_themselves_at_their_last_step(tmp_path, st
         assert ran[-1] == published[-1]
         assert set(ran) <= set(published)
         check_experiences(job, found[name], ran)
+        check_places(tmp_path, name, shm if method == "memory" else job)
+    assert os.listdir(shm) == [], "nothing is left in memory"
     if style in ("fixed", "trainer_driven"):
         # Nobody is ahead of a sync: each pair of an explorer's steps is made by the version of the pair before.
         assert published == [(1, step) for step in range(INTERVAL, STEPS + 1, INTERVAL)]
         for name in PAUSES:
             assert [batch[0].step for batch in found[name]] == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
+def check_places(place, name, expected):
+    """Check where an engine has loaded from; what has gone from memory when it comes late is loaded from files."""
+    paths = [line["path"] for line in lines(place, name) if line["event"] == "runs"]
+    assert any(path.startswith(f"{expected}/") for path in paths), paths
 
 
 def check_experiences(job, batches, ran):

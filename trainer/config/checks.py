@@ -8,7 +8,6 @@ from syncd.errors import ConfigError
 from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
 from syncd.protocol.modes import contradiction
-from syncd.synchronizer.styles import SyncMethod
 from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -32,7 +31,6 @@ def check(config: JobConfig) -> Iterator[Problem]:
     yield from _places(config)
     yield from _data(config)
     yield from _optimizer(config)
-    yield from _sync(config)
     if config.engine.name == _VERL:
         yield from _verl(config)
     yield from _daemon(config.daemon)
@@ -89,15 +87,6 @@ def _optimizer(config: JobConfig) -> Iterator[Problem]:
             f"{key}.warmup_steps",
             f"{key}.warmup_steps = {optimizer.warmup_steps} leaves nothing of"
             f" {key}.schedule_steps = {optimizer.schedule_steps}",
-        )
-
-
-def _sync(config: JobConfig) -> Iterator[Problem]:
-    if config.sync.method is SyncMethod.MEMORY:
-        yield Problem(
-            "sync.method",
-            f'sync.method = "{config.sync.method}" is not built yet',
-            'sync.method = "checkpoint" and "nccl" are',
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from syncd.jobfile.keys import Key, Keys
 from trainer.config.model import JobConfig
 
-KEYS = Keys(JobConfig, ("job.dir", "job.state_dir", "model.path", "data.sft_path"))
+KEYS = Keys(JobConfig, ("job.dir", "job.state_dir", "model.path", "data.sft_path", "sync.memory_dir"))
 """The keys of the file, and those of them that name a file or directory."""
 
 

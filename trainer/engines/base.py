@@ -16,6 +16,7 @@ import torch
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
+from syncd.synchronizer.styles import SyncMethod
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.ranks import Ranks
@@ -46,6 +47,25 @@ class EngineContext:
     device: torch.device
     lease: Callable[[int], AbstractContextManager[object]] = nullcontext
     sync: Synchronizer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a sync, as one rank knows it.
+
+    Args:
+        method: The way that was chosen for it.
+        step: The step.
+        size: Bytes of the weights.
+        seconds: nccl: until all members had them. Else: until this rank's files were durable.
+        is_done: Whether they went that way; False where there was only the way through files.
+    """
+
+    method: SyncMethod
+    step: int
+    size: int
+    seconds: float
+    is_done: bool
 
 
 class TrainEngineWrapper(ABC):
@@ -120,8 +140,18 @@ class TrainEngineWrapper(ABC):
         """Say whether this rank knows already that the save behind it has failed; `wait_for_save` raises why."""
         return False
 
+    @property
+    def methods(self) -> frozenset[SyncMethod]:
+        """Return the ways in which the weights can go out in this run; the same on all ranks."""
+        return frozenset({SyncMethod.CHECKPOINT})
+
+    @property
+    def sent(self) -> Sent | None:
+        """Return what became of the last sync, None while that is not known; rank 0's counts."""
+        return None
+
     def upload_state_dict(self) -> None:
-        """Publish the weights through memory (`method = "memory"`)."""
+        """Publish the weights, and leave a copy of them in this host's memory (`method = "memory"`)."""
         raise _without(self, 'method = "memory"')
 
     def sync_weight_nccl(self) -> None:

@@ -1,6 +1,7 @@
 """Engines whose weights go out through files: what `export` walks over becomes steps and full checkpoints."""
 
 import contextlib
+import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,9 +18,11 @@ from syncd.protocol.writer import StepWriter
 from syncd.synchronizer.styles import SyncMethod
 from trainer.checkpoints import clear_training, complete, sync_tree, training_directory
 from trainer.engines.agreeing import agreed
-from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
+from trainer.engines.base import EngineContext, Metrics, Sent, TrainEngineWrapper
+from trainer.engines.copies import Copies
 from trainer.experience.batch import Batch
 from trainer.transports.filesystem import StepSaver
+from trainer.transports.memory import Copy
 from trainer.transports.nccl import Broadcaster, Options
 from trainer.transports.outcome import settle
 
@@ -42,6 +45,9 @@ class FileEngine(TrainEngineWrapper):
         self._finishing: tuple[int, Future[None]] | None = None
         self._files: Mapping[str, bytes] | None = None
         self._broadcaster: Broadcaster | None = None
+        self._copies: Copies | None = None
+        self._way = SyncMethod.CHECKPOINT  # of the sync before
+        self._cast: Sent | None = None
 
     @abstractmethod
     def build(self) -> None:
@@ -94,8 +100,10 @@ class FileEngine(TrainEngineWrapper):
             timeout=sync.save_timeout,
         )
         self._saver.prepare(self.export)
-        if sync.method is SyncMethod.NCCL:
+        if sync.method in (SyncMethod.NCCL, SyncMethod.AUTO):
             self._broadcaster = self._made_broadcaster()
+        if sync.method in (SyncMethod.MEMORY, SyncMethod.AUTO):
+            self._copies = Copies.opened(self.context, self._saver)
 
     @property
     def train_step_num(self) -> int:
@@ -126,15 +134,48 @@ class FileEngine(TrainEngineWrapper):
         """Publish the weights; the save before this one has succeeded, or its error is raised now."""
         self.wait_for_save()
         if self._handed != self._step:
+            self._way = SyncMethod.CHECKPOINT
             self._hand_over(self._new_attempt())
+
+    @property
+    def methods(self) -> frozenset[SyncMethod]:
+        """Return the ways in which the weights can go out in this run."""
+        found = {
+            SyncMethod.CHECKPOINT: True,
+            SyncMethod.MEMORY: self._copies is not None,
+            SyncMethod.NCCL: self._broadcaster is not None,
+        }
+        return frozenset(method for method, is_there in found.items() if is_there)
+
+    @property
+    def sent(self) -> Sent | None:
+        """Return what became of the last sync, None while this rank is still writing."""
+        if self._way is SyncMethod.NCCL:
+            return self._cast
+        written = self._saver.written if self._saver else None
+        if written is None or written.step != self._handed:
+            return None
+        is_done = self._way is SyncMethod.CHECKPOINT or written.is_copied
+        return Sent(self._way, written.step, written.size, written.seconds, is_done)
+
+    def upload_state_dict(self) -> None:
+        """Publish the weights, and leave a copy of them in this host's memory where there is room."""
+        self.wait_for_save()
+        if self._handed != self._step:
+            self._way, attempt = SyncMethod.MEMORY, self._new_attempt()
+            copy = self._copies.next(self._step, attempt, self.export) if self._copies else None
+            self._hand_over(attempt, copy)
 
     def sync_weight_nccl(self) -> None:
         """Broadcast the weights to the explorers that take part, and publish them, whatever became of that."""
         assert self._broadcaster is not None
         self.wait_for_save()
         if self._handed != self._step:
-            attempt = self._new_attempt()
-            self._broadcaster.send(self._step, attempt, self.export)
+            self._way, attempt = SyncMethod.NCCL, self._new_attempt()
+            start = time.perf_counter()
+            is_done = self._broadcaster.send(self._step, attempt, self.export)
+            took = time.perf_counter() - start
+            self._cast = Sent(SyncMethod.NCCL, self._step, self._broadcaster.size, took, is_done)
             self._hand_over(attempt)
 
     def save_checkpoint(
@@ -172,8 +213,12 @@ class FileEngine(TrainEngineWrapper):
         """Finish what is being written, give threads and memory back."""
         if self._broadcaster is not None:
             self._broadcaster.close()
-        if self._saver is not None:
-            self._saver.close()
+        try:
+            if self._saver is not None:
+                self._saver.close()
+        finally:
+            if self._copies is not None:
+                self._copies.close()
 
     def _wait_for_weights(self) -> None:
         assert self._saver is not None
@@ -209,11 +254,11 @@ class FileEngine(TrainEngineWrapper):
     def _new_attempt(self) -> str:
         return self.context.ranks.broadcast(uuid.uuid4().hex)
 
-    def _hand_over(self, attempt: str) -> None:
+    def _hand_over(self, attempt: str, copy: Copy | None = None) -> None:
         """Give this step's weights to the saver, as one attempt of all ranks."""
         self._attempt = attempt
         try:
-            agreed(self.context.ranks, self._save_weights)
+            agreed(self.context.ranks, lambda: self._save_weights(copy))
         except SyncdError:
             # The ranks that did not fail have a save in flight that cannot succeed.
             with contextlib.suppress(SyncdError):
@@ -222,10 +267,10 @@ class FileEngine(TrainEngineWrapper):
             raise
         self._handed = self._step
 
-    def _save_weights(self) -> None:
+    def _save_weights(self, copy: Copy | None) -> None:
         assert self._saver is not None
         self._files = self._files or self.companions()
-        self._saver.save(self._step, self._attempt, self.export, self._files)
+        self._saver.save(self._step, self._attempt, self.export, self._files, copy)
 
     def _save_training(self) -> None:
         job, ranks, step = self.context.job, self.context.ranks, self._step

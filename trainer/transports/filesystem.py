@@ -27,6 +27,7 @@ from trainer.transports.copying import Copies
 from trainer.transports.direct import THREADS, Way, choose
 from trainer.transports.export import Export, Walk, can_repeat
 from trainer.transports.headers import Layout, encode_index
+from trainer.transports.memory import Copy
 from trainer.transports.outcome import as_ours, clear_temporaries, conclude, leave_note, settle
 from trainer.transports.shard import ChangedError, Ring, Shard, pour, put_all
 
@@ -36,11 +37,30 @@ INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What a save took.
+
+    Args:
+        step: The step.
+        size: Bytes of the weights, of all ranks.
+        seconds: From the call until this rank's files were durable.
+        is_copied: Whether this rank's part is in memory too.
+    """
+
+    step: int
+    size: int
+    seconds: float
+    is_copied: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Save:
-    """One save of this rank: its writer, and what goes beside the weights."""
+    """One save of this rank: its writer, what goes beside the weights, its copy in memory, and when it began."""
 
     writer: StepWriter
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    copy: Copy | None = None
+    begun: float = 0.0
 
 
 class StepSaver:
@@ -85,6 +105,8 @@ class StepSaver:
         self._ring: Ring | None = None
         self._layout: Layout | None = None
         self._pending: tuple[_Save, Future[bool]] | None = None
+        self.written: Written | None = None
+        """What the last save took that this rank has finished."""
 
     def prepare(self, tensors: Export) -> None:
         """Begin to make the memory that saves need, behind what comes next; then the first save is as fast as others.
@@ -107,8 +129,19 @@ class StepSaver:
         walk.plan()
         self._memory.begin(Layout(walk.specs).data_size, self._behind)
 
+    def planned_size(self, tensors: Export) -> int:
+        """Return the bytes of all ranks' tensors, by a walk that looks at no weight."""
+        walk = self._walk(tensors)
+        walk.plan()
+        return walk.total_size
+
     def save(
-        self, step: int, attempt: str, tensors: Export, companions: Mapping[str, bytes] | None = None
+        self,
+        step: int,
+        attempt: str,
+        tensors: Export,
+        companions: Mapping[str, bytes] | None = None,
+        copy: Copy | None = None,
     ) -> None:
         """Save a step; every rank walks all the tensors.
 
@@ -118,12 +151,14 @@ class StepSaver:
             tensors: Names and tensors, or a function that begins a walk over them. `stream` needs what can be
                 walked twice for its first save, to know where everything goes.
             companions: Files beside the weights by name, such as config.json; rank 0 writes them.
+            copy: This rank's side of a copy in memory that takes the same files.
 
         Raises:
             SyncdError: The save before this one failed, on any rank; or this one did.
         """
         self.wait()
-        save = _Save(StepWriter(self._job, step, self._world_size, attempt, self._clock), companions or {})
+        writer = StepWriter(self._job, step, self._world_size, attempt, self._clock)
+        save = _Save(writer, companions or {}, copy, self._clock.monotonic())
         if self._mode == "stream":
             self._stream(save, tensors)
         else:
@@ -189,7 +224,7 @@ class StepSaver:
         layout = Layout(walk.specs)
 
         def fill(path: str) -> tuple[int, str]:
-            with self._shard(path, layout) as shard:
+            with self._shard(path, layout, save.copy) as shard:
                 put_all(shard, arena.bytes, layout.data_size)
                 return shard.finish()
 
@@ -205,7 +240,7 @@ class StepSaver:
         self._ring = ring
 
         def fill(path: str) -> tuple[int, str]:
-            with self._shard(path, layout) as shard:
+            with self._shard(path, layout, save.copy) as shard:
                 pour(walk, layout, ring, shard)
                 return shard.finish()
 
@@ -242,19 +277,33 @@ class StepSaver:
             self._way = choose(f"{writer.path}/{ACTOR}", name=name)
         shard = writer.place(f"{ACTOR}/{name}", fill)
         shard = FileRecord(shard.name, shard.size, shard.digest, len(walk.specs))
-        writer.receipt(number, [shard], self._companions(save, walk) if self._rank == 0 else [])
+        files = self._companions(save, walk) if self._rank == 0 else []
+        if save.copy is not None:
+            save.copy.seal(number, shard, files)  # first: once the step is whole, so is its copy
+        writer.receipt(number, [shard], files)
+        self._note(save, walk)
         return conclude(writer)
+
+    def _note(self, save: _Save, walk: Walk) -> None:
+        is_copied = save.copy is not None and not save.copy.failed
+        seconds = self._clock.monotonic() - save.begun
+        self.written = Written(save.writer.step, walk.total_size, seconds, is_copied)
 
     def _companions(self, save: _Save, walk: Walk) -> list[FileRecord]:
         files = {**save.companions, INDEX: encode_index(walk.weight_map, walk.total_size)}
+        if save.copy is not None:
+            for name, content in files.items():
+                save.copy.write(name, content)
         return [save.writer.write(f"{ACTOR}/{name}", content) for name, content in files.items()]
 
     def _walk(self, tensors: Export) -> Walk:
         return Walk(tensors, self._rank, self._world_size, self._dtype, self._tied)
 
-    def _shard(self, path: str, layout: Layout) -> Shard:
+    def _shard(self, path: str, layout: Layout, copy: Copy | None) -> Shard:
         assert self._way is not None
-        return Shard(path, layout, self._way, self._writers, check=self._check)
+        if copy is not None:
+            copy.begin(shard_name(self._rank + 1, self._world_size), layout.size)
+        return Shard(path, layout, self._way, self._writers, check=self._check, copy=copy)
 
     @contextlib.contextmanager
     def _guarded(self, save: _Save, walk: Walk | None = None) -> Iterator[None]:

@@ -125,6 +125,11 @@ class Broadcaster:
             return False
         return True
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of one broadcast, 0 before the first."""
+        return self._plan.total if self._plan else 0
+
     def withdraw(self, attempt: str) -> None:
         """Tell members that hold a step already that the files of that attempt have failed; rank 0 does."""
         sent, self._sent = self._sent, None

@@ -14,6 +14,7 @@ from trainer.transports.direct import PIECE, THREADS, NewFile, Pipe, Way
 from trainer.transports.export import DTYPES, Piece, Walk
 from trainer.transports.finite import check_finite
 from trainer.transports.headers import Layout, Spec, aligned
+from trainer.transports.memory import Copy
 
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -27,10 +28,20 @@ class Shard:
         way: How it is written.
         pool: Threads that write.
         check: Whether what is not finite is refused.
+        copy: Takes the same bytes, where there is one; its file is begun.
     """
 
-    def __init__(self, path: str, layout: Layout, way: Way, pool: ThreadPoolExecutor, *, check: bool) -> None:
-        self._layout, self._check = layout, check
+    def __init__(
+        self,
+        path: str,
+        layout: Layout,
+        way: Way,
+        pool: ThreadPoolExecutor,
+        *,
+        check: bool,
+        copy: Copy | None = None,
+    ) -> None:
+        self._layout, self._check, self._copy = layout, check, copy
         self._state, self._header = hasher(DEFAULT), Arena(layout.data_offset)
         self._file = NewFile(path, layout.size, way)
         self._pipe = Pipe(self._file, pool)
@@ -40,7 +51,7 @@ class Shard:
     def __enter__(self) -> Self:
         self._header.bytes.copy_(torch.frombuffer(bytearray(self._layout.header), dtype=torch.uint8))
         self._state.update(view(self._header.bytes))
-        self._pipe.put(view(self._header.bytes), 0)
+        self._write(view(self._header.bytes), 0)
         return self
 
     def __exit__(
@@ -48,19 +59,28 @@ class Shard:
     ) -> None:
         self._pipe.abandon()
         self._file.close()
+        if self._copy is not None:
+            self._copy.close()
 
     def put(self, memory: torch.Tensor, start: int, length: int) -> None:
         """Write `length` bytes of data that begin at `start`; the memory goes on to a multiple of `ALIGN`."""
         content = memory[:length]
         self._refuse(content, start)
         self._state.update(view(content))
-        self._pipe.put(view(memory[: aligned(length)]), self._layout.data_offset + start)
+        self._write(view(memory[: aligned(length)]), self._layout.data_offset + start)
 
     def finish(self) -> tuple[int, str]:
         """Make the file durable and return its size and digest."""
+        if self._copy is not None:
+            self._copy.finish()
         self._pipe.drain()
         self._file.finish()
         return self._layout.size, f"{DEFAULT}:{self._state.hexdigest()}"
+
+    def _write(self, piece: memoryview, offset: int) -> None:
+        self._pipe.put(piece, offset)
+        if self._copy is not None:
+            self._copy.put(piece, offset)
 
     def _refuse(self, content: torch.Tensor, start: int) -> None:
         if not self._check:

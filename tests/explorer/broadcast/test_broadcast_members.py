@@ -1,6 +1,7 @@
 """`explorer run` as a member of broadcasts: a real trainer's loop, ready explorers and a daemon, each a process."""
 
 import json
+import os
 import signal
 import statistics
 
@@ -38,7 +39,8 @@ consumed = "archive"
 end_when_left = false
 wait_timeout = 60.0
 [sync]
-method = "nccl"
+method = "{method}"
+memory_dir = "{memory}"
 style = "{style}"
 dtype = "keep"
 timeout = 60
@@ -68,10 +70,11 @@ def start(nursery, tmp_path_factory):
 def scene(processes, start):
     """Return what begins a job of a style; it returns the explorers' names."""
 
-    def begin(style, members, *faults):
+    def begin(style, members, *faults, method="nccl", memory="/dev/shm", steps=STEPS):
         file = f"{processes.job}.toml"
         with open(file, "w", encoding="utf-8") as written:
-            written.write(FILE.format(job=processes.job, start=start, style=style, steps=STEPS))
+            keys = {"style": style, "method": method, "memory": memory, "steps": steps}
+            written.write(FILE.format(job=processes.job, start=start, **keys))
         names = [f"e{number}" for number in range(members)]
         for number, name in enumerate(names):
             program = f"{HERE}/programs/member.py"
@@ -82,11 +85,11 @@ def scene(processes, start):
     return begin
 
 
-def heard(processes, name, event):
-    """Return the versions that an explorer's log names with an event."""
+def heard(processes, name, event, field="version"):
+    """Return the versions that an explorer's log names with an event, or another field of it."""
     with open(f"{processes.job}.{name}.log", encoding="utf-8") as log:
         lines = [json.loads(line) for line in log if line.startswith("{")]
-    return [line["version"] for line in lines if line["event"] == event]
+    return [line[field] for line in lines if line["event"] == event]
 
 
 def applied(processes, name):
@@ -94,7 +97,7 @@ def applied(processes, name):
     return read_presence(job.disk, path_of(job.explorers, name)).applied
 
 
-def check(processes, names):
+def check(processes, names, steps=STEPS):
     """All have ended by themselves on the same weights, and what was trained on was made by what it names."""
     for name in ("trainer", *names):
         processes.ended(name)
@@ -104,7 +107,7 @@ def check(processes, names):
         assert found["digest"] == trained["digest"], processes.log(name)
         assert found["why"] == "the trainer has gone"
         assert found["sockets"] == []
-        assert applied(processes, name) == (1, STEPS)
+        assert applied(processes, name) == (1, steps)
     assert left_over(processes.job) == []
     for one in trained["found"]:
         assert one["generation"] == 1
@@ -142,3 +145,22 @@ def test_one_that_is_killed_in_the_midst_leaves_the_step_to_files_for_the_others
         assert "1.2" in heard(processes, name, "applied")
         assert "1.2" not in heard(processes, name, "received")
         assert "1.1" in heard(processes, name, "received")
+
+
+def test_auto_measures_each_way_and_then_takes_the_fastest(processes, scene, shm):
+    """All three ways bring the same weights, and experiences name the right version whichever way it came."""
+    names = scene("fixed", 1, method="auto", memory=shm, steps=5)
+    trained = check(processes, names, 5)
+    ways = [way for way, _ in trained["ways"]]
+    assert ways[:3] == ["checkpoint", "memory", "nccl"], trained["ways"]
+    assert [reason for _, reason in trained["ways"][:3]] == [
+        f"{way} was not measured yet" for way in ways[:3]
+    ]
+    assert all(
+        "would take about as long" in why or "takes the least" in why for _, why in trained["ways"][3:]
+    )
+    assert trained["ends"][0] == [3, True]
+    assert heard(processes, "e0", "received")[0] == "1.3"
+    assert heard(processes, "e0", "applied")[:2] == ["1.1", "1.2"]
+    assert heard(processes, "e0", "applied", "source")[:2] == ["files", "memory"]
+    assert os.listdir(shm) == []

@@ -1,5 +1,7 @@
 """What ranks found, once for all tests of engines: each launch imports verl anew, which takes long."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
@@ -29,15 +31,14 @@ def launch(models):
 @pytest.fixture(scope="session")
 def two_ranks(launch, tmp_path_factory):
     """Return what two ranks of an engine found, and the directory of their files."""
-    cases = {
-        "verl": ("contract", "same_gradients", "many_updates", "cut_off", "published", "platform", "no_ray")
-    }
+    every = ("contract", "cut_off", *(["remembered"] if os.access("/dev/shm", os.W_OK) else []))
+    verl = (*every, "same_gradients", "many_updates", "published", "platform", "no_ray")
     found = {}
 
     def of(engine):
         if engine not in found:
             place = tmp_path_factory.mktemp("two")
-            found[engine] = launch(place, engine, 2, *cases.get(engine, ("contract", "cut_off"))), place
+            found[engine] = launch(place, engine, 2, *(verl if engine == "verl" else every)), place
         return found[engine]
 
     return of

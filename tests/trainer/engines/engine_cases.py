@@ -2,14 +2,21 @@
 
 import contextlib
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 
 import samples
 import torch
 
 from syncd.errors import SyncdError
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import damaged_files, read_manifest
+from syncd.protocol.memory import Place, holds
 from trainer.engines.base import make_engine
 from trainer.ranks import Ranks
+
+SHM = "/dev/shm"
 
 
 @dataclass
@@ -110,6 +117,29 @@ def cut_off(bench):
         os.truncate(f"{place}/{name}", 2000)
     bench.ranks.gather(None)
     return refusal(lambda: engine.load_training_state(place))
+
+
+def remembered(bench):
+    """Hand a step out through memory; return what was there while the engine ran, and what is left of it."""
+    root = bench.ranks.broadcast(
+        tempfile.mkdtemp(prefix="syncd-test-", dir=SHM) if bench.ranks.rank == 0 else ""
+    )
+    job = Job.at(bench.place("remembered"))
+    engine = bench.engine_of(job={"dir": job.root}, sync={"method": "memory", "memory_dir": root})
+    engine.train_step(samples.batch_of(1))
+    engine.upload_state_dict()
+    engine.wait_for_save()
+    manifest = read_manifest(job.disk, job.step(1))
+    path = Place.here(root, job.root).copy(1, manifest.attempt)
+    found = {"holds": holds(path, manifest), "damaged": damaged_files(job.disk, path, manifest)}
+    found |= {"shards": len(manifest.shards), "methods": sorted(engine.methods), "sent": engine.sent}
+    bench.ranks.gather(None)  # all have looked
+    engine.shutdown()
+    bench.ranks.gather(None)
+    if bench.ranks.rank == 0:
+        found["left"] = os.listdir(root)
+        shutil.rmtree(root)
+    return found
 
 
 def refusal(call):

@@ -78,3 +78,20 @@ def test_companions_are_files(ranks, engine):
     found = ranks[0]["companions"]
     assert all(isinstance(content, bytes) for content in found.values())
     assert json.loads(found["config.json"])["architectures"]
+
+
+def test_hands_its_weights_out_through_memory(two_ranks, engine):
+    """Both ranks write one copy with the digests of the step, which goes when the engine does."""
+    found = two_ranks(engine)[0].get("remembered")
+    if found is None:
+        pytest.skip("no /dev/shm that can be written")
+    for one in found:
+        assert one["holds"]
+        assert one["damaged"] == []
+        assert one["shards"] == 2
+        assert one["methods"] == ["checkpoint", "memory"]
+        sent = one["sent"]
+        assert (sent.method, sent.step, sent.is_done) == ("memory", 1, True)
+        assert sent.size > 0
+        assert sent.seconds > 0
+    assert found[0]["left"] == []

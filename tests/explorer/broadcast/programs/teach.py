@@ -3,9 +3,9 @@
 teach.py FILE JOB MEMBERS           begins once so many explorers take part
 
 Each step adds noise of its own to the weights, so those of any step are known, and whoever made a rollout can be
-found out by its log-probs. It writes, into JOB.trainer.json, how each broadcast ended, the digest of its weights, and
-of each experience that it took: its version, its age, and how far its log-probs are from those of that very
-version and of the nearest other one.
+found out by its log-probs. It writes, into JOB.trainer.json, how each broadcast ended, which ways were chosen, the
+digest of its weights, and of each experience that it took: its version, its age, and how far its log-probs are from
+those of that very version and of the nearest other one.
 """
 
 import json
@@ -18,6 +18,7 @@ from trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
 from syncd.synchronizer import Synchronizer
+from trainer import chooser
 from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
 from trainer.transports import nccl
@@ -81,6 +82,8 @@ def main(file, job, members):
         config = JobConfig.model_validate(tomllib.load(opened))
     ends, send = [], nccl.Broadcaster.send
     nccl.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
+    ways, choose = [], chooser.choose
+    chooser.choose = lambda now: (chosen := choose(now), ways.append([chosen.method, chosen.reason]))[0]
     with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
         sync.wait_for(lambda: len(sync.broadcast_members("gloo")) >= int(members))
         made, _ = make_trainer(config, sync, engine=Teacher)
@@ -89,7 +92,7 @@ def main(file, job, members):
         made.train()
         made.shutdown()
         sync.wait_for(lambda: sync.get_latest_model_version() == made.train_step_num)
-        found = {"ends": ends, "digest": digest(made.engine.model), "found": made.engine.found}
+        found = {"ends": ends, "ways": ways, "digest": digest(made.engine.model), "found": made.engine.found}
     with open(f"{job}.trainer.json", "w", encoding="ascii") as written:
         json.dump(found | {"sockets": sockets()}, written)
 

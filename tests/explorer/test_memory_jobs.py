@@ -1,0 +1,159 @@
+"""Whole jobs by memory, and kill -9 of a trainer or an explorer in the midst: nothing wrong, nothing left."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import pytest
+from test_matrix import lines
+from whole_jobs import RANK, TESTS, ended, free_port, logs, program
+
+from syncd.protocol.memory import copies
+
+LIMIT = 100.0
+STEPS = 4
+
+CONFIG = """
+[job]
+dir = "{job}"
+[model]
+path = "/nowhere"
+[engine]
+name = "tests.tiny"
+options = {{ pause = 0.05 }}
+[algorithm.optimizer]
+lr = 0.01
+[data]
+groups = 2
+group_size = 2
+end_when_left = false
+[sync]
+method = "memory"
+memory_dir = "{memory}"
+[trainer]
+nproc = 1
+save_interval = 1
+total_steps = {steps}
+start_daemon = false
+"""
+
+
+class Whole:
+    """A job with a daemon, and what is started over it."""
+
+    def __init__(self, place, memory, running):
+        self.place, self.job, self.memory, self._running = place, f"{place}/job", memory, running
+        os.mkdir(self.job)
+        with open(f"{place}/job.toml", "w", encoding="ascii") as file:
+            file.write(CONFIG.format(job=self.job, memory=memory, steps=STEPS))
+        write_experiences(self.job, STEPS + 2)
+        self.daemon = self.start("daemon", "-m", "syncd", "watch", self.job, "--keep-last", "99")
+
+    def start(self, *argv, **more):
+        return self._running.enter_context(program(self.place, *argv, **more))
+
+    def trainer(self, *options):
+        command = ("-m", "trainer", "train", f"{self.place}/job.toml", *options)
+        return self.start("trainer", *command, **RANK, MASTER_PORT=str(free_port()))
+
+    def killed_trainer(self, phase, number):
+        command = (f"{TESTS}/explorer/programs/upload.py", f"{self.place}/job.toml", phase, str(number))
+        killed = self.start("killed", *command, **RANK, MASTER_PORT=str(free_port()))
+        self.ends(killed, -signal.SIGKILL)
+
+    def explorer(self, name, *options):
+        journal = f"{self.place}/{name}.journal"
+        program = f"{TESTS}/programs/explore.py"
+        return self.start(name, program, self.job, name, journal, "--limit", str(LIMIT), *options)
+
+    def lines(self, name):
+        return lines(self.place, name) if os.path.exists(f"{self.place}/{name}.journal") else []
+
+    def until(self, condition):
+        deadline = time.monotonic() + LIMIT
+        while not condition():
+            assert time.monotonic() < deadline, logs(self.place)
+            time.sleep(0.02)
+
+    def ends(self, process, code=0):
+        assert ended(process, time.monotonic() + LIMIT) == code, logs(self.place)
+
+    def copies(self):
+        """Return the copies in memory, and what is left of some."""
+        return [copy for name in os.listdir(self.memory) for copy in copies(f"{self.memory}/{name}")]
+
+    def read_from_memory(self, name):
+        """Return the steps that an explorer has loaded from memory; it compares every byte with the manifest."""
+        found = [line for line in self.lines(name) if line["event"] == "runs"]
+        return [line["pair"][1] for line in found if line["path"].startswith(f"{self.memory}/")]
+
+
+def write_experiences(job, steps):
+    sys.path.append(f"{TESTS}/trainer")
+    try:
+        from trainers import write_experiences as write
+
+        write(job, steps)
+    finally:
+        sys.path.remove(f"{TESTS}/trainer")
+
+
+@pytest.fixture
+def whole(tmp_path, shm):
+    with contextlib.ExitStack() as running:
+        yield Whole(tmp_path, shm, running)
+
+
+@pytest.mark.parametrize("phase", ["room", "put", "seal", "sealed"])
+def test_what_a_killed_trainer_leaves_is_never_loaded_wrongly_and_goes_with_the_next_start(whole, phase):
+    whole.killed_trainer(phase, 2)
+    left = whole.copies()
+    assert len(left) == 2, "the first is whole, the second was being made"
+    explorer = whole.explorer("e0")
+    whole.ends(whole.trainer())
+    whole.ends(explorer)
+    assert whole.lines("e0")[-1]["pair"][1] == STEPS
+    assert whole.copies() == []
+    assert os.listdir(whole.memory) == []
+
+
+def test_a_killed_explorer_keeps_nothing_in_memory(whole):
+    explorer = whole.explorer("e0", "--hang-at", "1")
+    trainer = whole.trainer()
+    whole.until(lambda: whole.lines("e0"))
+    assert whole.lines("e0")[-1]["path"].startswith(whole.memory)
+    explorer.kill()
+    whole.ends(explorer, -signal.SIGKILL)
+    whole.ends(trainer)
+    assert os.listdir(whole.memory) == []
+
+
+def test_a_copy_that_is_read_outlives_its_trainer_and_goes_with_its_reader(whole):
+    """The trainer is killed, starts again, and ends; the reader finds every byte as it was."""
+    explorer = whole.explorer("e0", "--hang-at", "1")
+    whole.killed_trainer("sealed", 3)
+    whole.until(lambda: whole.lines("e0"))
+    read = whole.lines("e0")[-1]["path"].removeprefix(f"{whole.memory}/").split("/")[1]
+    assert read in whole.copies()
+    whole.ends(whole.trainer())
+    assert whole.copies() == [read]
+    with open(f"{whole.place}/e0.journal.go", "w", encoding="ascii"):
+        pass
+    whole.ends(explorer)
+    assert whole.lines("e0")[1]["event"] == "runs"
+    assert whole.read_from_memory("e0")
+    assert whole.lines("e0")[-1]["pair"][1] == STEPS
+    assert os.listdir(whole.memory) == []
+
+
+def test_steps_that_find_no_room_come_through_files(whole):
+    explorer = whole.explorer("e0")
+    whole.ends(whole.trainer("--sync.memory_mib", "1"))
+    whole.ends(explorer)
+    assert whole.read_from_memory("e0") == []
+    assert whole.lines("e0")[-1]["pair"][1] == STEPS
+    with open(f"{whole.place}/trainer.log", encoding="utf-8") as log:
+        assert "memory_full" in log.read()
+    assert os.listdir(whole.memory) == []

@@ -1,0 +1,55 @@
+"""What tests of whole jobs share: trainer, daemon and explorers as processes that are ended whatever happens."""
+
+import contextlib
+import os
+import socket
+import time
+
+import forked
+
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(
+        [os.path.dirname(TESTS), f"{TESTS}/trainer", f"{TESTS}/trainer/engines/installed"]
+    ),
+    "OMP_NUM_THREADS": "1",
+}
+"""In which the tiny engine counts as installed."""
+
+RANK = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+}  # fmt: skip
+"""How torchrun tells its only rank, so that `trainer train` is that rank and starts no process of its own."""
+
+
+@contextlib.contextmanager
+def program(place, name, *argv, **more):
+    """Run a program beside others."""
+    made = forked.start(f"{place}/{name}.log", ENVIRONMENT | more, *argv)
+    try:
+        yield made
+    finally:
+        made.kill()
+        made.join(30)
+
+
+def ended(process, deadline):
+    """Wait until a process has ended, bounded; return its exit code, None if it has not."""
+    process.join(max(deadline - time.monotonic(), 0.0))
+    return process.exitcode
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def logs(place):
+    names = sorted(name for name in os.listdir(place) if name.endswith(".log"))
+    ends = []
+    for name in names:
+        with open(f"{place}/{name}", encoding="utf-8", errors="replace") as file:
+            ends.append(f"--- {name}\n{file.read()[-1500:]}")
+    return "\n".join(ends)

@@ -1,0 +1,292 @@
+"""Steps that go to files and to memory in one pass: the same bytes, bounds, and files alone where memory fails."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from cli import environment
+
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import damaged_files, read_manifest
+from syncd.protocol.memory import OWNER, copies, holds, owned, take
+from trainer.transports import room
+from trainer.transports.filesystem import StepSaver
+from trainer.transports.memory import SLACK, Memory, Options
+from trainer.transports.room import Left, Room, is_memory, look, refusal
+
+MODES = ("background", "stream")
+TENSORS = {
+    "odd": torch.arange(5, dtype=torch.uint8),
+    "large": torch.arange(1 << 18, dtype=torch.float32).reshape(512, 512),
+    "small": torch.ones(3, 3),
+    "empty": torch.zeros(0, 4),
+}
+SIZE = sum(tensor.nbytes for tensor in TENSORS.values())
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job").mkdir()
+    return Job.at(tmp_path / "job")
+
+
+@pytest.fixture
+def memory(job, shm):
+    made = Memory(job, Options(shm))
+    assert made.open() == ""
+    yield made
+    made.close()
+    assert os.listdir(shm) == []
+
+
+@pytest.fixture(params=MODES)
+def saver(request, job):
+    made = StepSaver(job, 0, 1, mode=request.param, dtype=None, timeout=5)
+    yield made
+    with contextlib.suppress(Exception):
+        made.close()
+
+
+def save(saver, memory, step, told, *, attempt=None):
+    """Save a step to files, and to memory where there is room; return why there was none."""
+    attempt = attempt or f"save-{step}"
+    problem = memory.make_room(step, attempt, SIZE)
+    copy = None if problem else memory.copy(step, attempt, 1, told.append)
+    tensors = {name: (tensor + step).to(tensor.dtype) for name, tensor in TENSORS.items()}
+    saver.save(step, attempt, tensors.items(), {"config.json": b"{}"}, copy)
+    saver.wait()
+    return problem
+
+
+def held(memory, job, step):
+    """Return whether memory has a step, whole."""
+    found = take(memory.place, read_manifest(job.disk, job.step(step)))
+    if found is None:
+        return False
+    found.close()
+    return True
+
+
+def test_a_copy_has_the_digests_of_the_step(job, memory, saver):
+    told = []
+    for step in (1, 2):
+        assert save(saver, memory, step, told) == ""
+        manifest = read_manifest(job.disk, job.step(step))
+        path = memory.place.copy(step, f"save-{step}")
+        assert holds(path, manifest)
+        assert damaged_files(job.disk, path, manifest) == []
+        assert damaged_files(job.disk, job.step(step), manifest) == []
+        assert saver.written.is_copied
+        assert (saver.written.step, saver.written.size) == (step, SIZE)
+    assert told == []
+
+
+def test_the_newest_two_stay_and_none_that_is_read_goes(job, memory, saver):
+    for step in (1, 2, 3):
+        save(saver, memory, step, [])
+    assert [held(memory, job, step) for step in (1, 2, 3)] == [False, True, True]
+    reader = take(memory.place, read_manifest(job.disk, job.step(2)))
+    save(saver, memory, 4, [])
+    save(saver, memory, 5, [])
+    assert [held(memory, job, step) for step in (2, 3, 4, 5)] == [True, False, True, True]
+    reader.close()
+    save(saver, memory, 6, [])
+    assert [held(memory, job, step) for step in (2, 4, 5, 6)] == [False, False, True, True]
+
+
+def test_bytes_are_bounded_and_what_does_not_fit_goes_through_files(job, shm, saver):
+    """There is room for one copy: the one before goes for it, unless it is read."""
+    memory = Memory(job, Options(shm, limit=SIZE + SLACK))
+    assert memory.open() == ""
+    for step in (1, 2):
+        assert save(saver, memory, step, []) == ""
+    assert [held(memory, job, step) for step in (1, 2)] == [False, True]
+    reader = take(memory.place, read_manifest(job.disk, job.step(2)))
+    assert "copies may take" in save(saver, memory, 3, [])
+    assert not saver.written.is_copied
+    assert read_manifest(job.disk, job.step(3)).attempt == "save-3"
+    assert not held(memory, job, 3)
+    reader.close()
+    memory.close()
+    assert os.listdir(shm) == []
+
+
+def test_a_place_that_is_not_in_memory_is_refused(job, tmp_path):
+    if is_memory(str(tmp_path)):
+        pytest.skip("temporary files are in memory here")
+    assert "is not in memory" in Memory(job, Options(str(tmp_path))).open()
+
+
+@pytest.fixture
+def little(tmp_path):
+    """A directory in memory that takes half a step."""
+    place = tmp_path / "little"
+    place.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={SIZE // 2}", "tmpfs", place],
+            check=True,
+            capture_output=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"nothing can be mounted here: {error}")
+    yield str(place)
+    subprocess.run(["umount", place], check=True, timeout=30)
+
+
+def test_a_full_memory_leaves_the_step_to_files(job, little, saver):
+    """Once by what is asked before, once by the file system itself, in the midst of a save."""
+    memory, told = Memory(job, Options(little, limit=1 << 30)), []
+    assert memory.open() == ""
+    assert "bytes free" in save(saver, memory, 1, told)
+    assert told == []
+    os.makedirs(f"{memory.place.copy(2, 'save-2')}/actor/.receipts", 0o700)
+    memory.make_room = lambda *_: ""
+    assert save(saver, memory, 2, told) == ""
+    assert len(told) == 1
+    assert "No space left" in told[0]
+    assert not saver.written.is_copied
+    for step in (1, 2):
+        assert damaged_files(job.disk, job.step(step), read_manifest(job.disk, job.step(step))) == []
+        assert not held(memory, job, step)
+    memory.close()
+    assert os.listdir(little) == []
+
+
+def test_a_copy_that_breaks_in_the_midst_of_a_save_is_no_copy(job, memory, saver, monkeypatch):
+    told = []
+    monkeypatch.setattr("trainer.transports.memory.NewFile.write", failing)
+    assert save(saver, memory, 1, told) == ""
+    assert told == ["[Errno 5] Input/output error"]
+    assert not held(memory, job, 1)
+    assert damaged_files(job.disk, job.step(1), read_manifest(job.disk, job.step(1))) == []
+    monkeypatch.undo()
+    save(saver, memory, 2, told)
+    assert held(memory, job, 2)
+
+
+def failing(self, piece, offset):
+    """Fail on what is written to memory alone."""
+    if self._way.name == "memory":
+        raise OSError(5, "Input/output error")
+    while piece:
+        done = os.pwritev(self._descriptor, [piece[: self._way.limit]], offset, self._way.write_flags)
+        piece, offset = piece[done:], offset + done
+
+
+def test_two_ranks_make_one_copy(job, memory):
+    savers = [StepSaver(job, rank, 2, dtype=None, timeout=5) for rank in range(2)]
+    assert memory.make_room(1, "save-1", SIZE) == ""
+    for saver in savers:
+        saver.save(1, "save-1", TENSORS.items(), {}, memory.copy(1, "save-1", 2, pytest.fail))
+    for saver in savers:
+        saver.close()
+    manifest = read_manifest(job.disk, job.step(1))
+    assert manifest.world_size == 2
+    assert damaged_files(job.disk, memory.place.copy(1, "save-1"), manifest) == []
+    assert held(memory, job, 1)
+
+
+def test_one_trainer_at_a_time_has_the_place(job, memory, shm):
+    second = Memory(job, Options(shm))
+    second._clock = Hurried()
+    assert "another trainer holds" in second.open()
+    assert owned(memory.place.directory) is None
+    assert OWNER in os.listdir(memory.place.directory)
+
+
+class Hurried:
+    """A clock that sleeping moves."""
+
+    at = 0.0
+
+    def monotonic(self):
+        return self.at
+
+    def sleep(self, seconds):
+        self.at += seconds
+
+
+def test_a_start_clears_what_a_killed_one_has_left(job, shm, saver):
+    killed = Memory(job, Options(shm))
+    assert killed.open() == ""
+    save(saver, killed, 1, [])
+    killed.make_room(2, "save-2", SIZE)
+    killed._owner.close()  # as its end does
+    reader = take(killed.place, read_manifest(job.disk, job.step(1)))
+    following = Memory(job, Options(shm))
+    assert following.open() == ""
+    assert copies(following.place.directory) == ["1-save-1"], "it is read"
+    reader.close()
+    assert following.make_room(3, "save-3", SIZE) == ""
+    assert copies(following.place.directory) == ["3-save-3"]
+    following.close()
+    assert os.listdir(shm) == []
+
+
+ENDS = """
+import sys
+from syncd.protocol.layout import Job
+from trainer.transports.memory import Memory, Options
+memory = Memory(Job.at(sys.argv[1]), Options(sys.argv[2]))
+assert memory.open() == ""
+assert memory.make_room(1, "save-1", 100) == ""
+raise SystemExit(int(len(__import__("os").listdir(sys.argv[2]))))
+"""
+
+
+def test_a_trainer_that_ends_by_an_error_keeps_no_memory(job, shm):
+    command = [sys.executable, "-c", ENDS, job.root, shm]
+    assert subprocess.run(command, env=environment(), timeout=100, check=False).returncode == 1
+    assert os.listdir(shm) == []
+
+
+GIB = 1 << 30
+HOST = Left(left=50 * GIB, total=100 * GIB)
+PLENTY = Room(HOST, None, free=50 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("room", "size", "used", "limit", "said"),
+    [
+        (PLENTY, GIB, GIB, 2 * GIB, ""),
+        (PLENTY, GIB, GIB, 2 * GIB - 1, "copies may take"),
+        (PLENTY, 46 * GIB, 0, 60 * GIB, "the host has"),
+        (PLENTY, 45 * GIB, 0, 60 * GIB, ""),
+        (PLENTY, 51 * GIB, 0, 60 * GIB, "the file system has"),
+        (Room(HOST, Left(3 * GIB - 1, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, "its control group has"),
+        (Room(HOST, Left(3 * GIB, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, ""),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(room, size, used, limit, said):
+    found = refusal(room, size, used, limit)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+def test_what_there_is_is_read_of_this_machine(shm):
+    found = look(shm)
+    assert 0 < found.host.left <= found.host.total
+    assert found.free > 0
+    assert found.group is None or found.group.left <= found.group.total
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_tightest_control_group_counts(tmp_path, monkeypatch, version):
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }[version]
+    groups = {"": ("max", 9), "a": (1000, 400), "a/b": (2000, 1900), "a/b/c": ("max", 5)}
+    for group, figures in groups.items():
+        (tmp_path / group).mkdir(exist_ok=True)
+        for name, figure in zip(names, figures, strict=False):
+            (tmp_path / group / name).write_text(f"{figure}\n")
+        (tmp_path / group / "memory.stat").write_text(f"anon 7\n{names[2]} 100\n")
+    found = sorted(room._left(str(tmp_path), "/a/b/c", names))
+    assert found == [Left(200, 2000), Left(700, 1000)]
+    assert list(room._left(str(tmp_path), "/elsewhere", names)) == []

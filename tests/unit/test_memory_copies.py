@@ -1,0 +1,177 @@
+"""Copies in memory: which one is a version's, who may read it, and when it goes."""
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+from jobs import write_step
+from remembered import remember, shard_of
+
+from syncd.protocol import memory
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import read_manifest
+from syncd.protocol.memory import TOLD, Place, clear, clear_all, copies, discard, owned, place_of, take
+from syncd.protocol.process import Process
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job").mkdir()
+    return Job.at(tmp_path / "job")
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def manifest(job):
+    write_step(job, 3, 2)
+    return read_manifest(job.disk, job.step(3))
+
+
+def test_the_copy_of_a_save_is_taken_by_its_manifest(job, root, manifest):
+    place = remember(job, manifest, root)
+    held = take(place, manifest)
+    for record in (*manifest.shards, *manifest.files):
+        with (
+            open(f"{held.path}/{record.name}", "rb") as one,
+            open(f"{job.step(3)}/{record.name}", "rb") as other,
+        ):
+            assert one.read() == other.read()
+    held.close()
+
+
+def lengthened(path):
+    with open(path, "ab") as file:
+        file.write(b"x")
+
+
+SPOILT = {
+    "a shard is longer": lambda place, manifest: lengthened(shard_of(place, manifest)),
+    "a shard is missing": lambda place, manifest: os.unlink(shard_of(place, manifest)),
+    "a shard is a link": lambda place, manifest: relinked(shard_of(place, manifest)),
+    "a writer has left no receipt": lambda place, manifest: os.unlink(
+        f"{place.copy(3, manifest.attempt)}/actor/.receipts/00002-of-00002.json"
+    ),
+    "others may use the place": lambda place, manifest: os.chmod(place.directory, 0o750),
+    "the place is a link": lambda place, manifest: relinked(place.directory),
+}
+
+
+def relinked(path):
+    os.rename(path, f"{path}.real")
+    os.symlink(f"{path}.real", path)
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_is_not_whole_or_not_private_is_not_taken(job, root, manifest, what):
+    place = remember(job, manifest, root)
+    SPOILT[what](place, manifest)
+    assert take(place, manifest) is None
+
+
+def test_a_copy_of_another_save_is_never_taken(job, root, manifest, tmp_path):
+    """Of the same step, its files of the same names and sizes: as it is, and under the name of the wanted one."""
+    (tmp_path / "other").mkdir()
+    other_job = Job.at(tmp_path / "other")
+    write_step(other_job, 3, 2, salt=9)
+    other = read_manifest(other_job.disk, other_job.step(3))
+    place = remember(job, manifest, root)
+    assert [record.size for record in other.shards] == [record.size for record in manifest.shards]
+    assert take(place, other) is None
+    shutil.copytree(place.copy(3, manifest.attempt), place.copy(3, other.attempt))
+    assert take(place, other) is None
+    assert take(place, replace(manifest, attempt=f"../{manifest.attempt}")) is None
+    assert take(place, replace(manifest, step=4)) is None
+
+
+def test_a_copy_that_is_read_stays_and_goes_afterwards(job, root, manifest):
+    place = remember(job, manifest, root)
+    owner = owned(place.directory)
+    held = take(place, manifest)
+    assert owned(place.directory) is None
+    left = discard(place.directory)
+    assert left >= manifest.size
+    assert os.path.isdir(held.path)
+    held.close()
+    assert os.path.isdir(held.path), "only its owner removes, while there is one"
+    assert discard(place.directory) == 0
+    assert copies(place.directory) == []
+    assert take(place, manifest) is None
+    owner.close()
+
+
+def test_what_is_kept_stays(job, root, manifest):
+    place = remember(job, manifest, root)
+    name = f"3-{manifest.attempt}"
+    assert discard(place.directory, keep=[name]) >= manifest.size
+    assert copies(place.directory) == [name]
+
+
+def test_the_last_reader_of_a_trainer_that_has_gone_removes_what_it_left(job, root, manifest):
+    place = remember(job, manifest, root)
+    first, second = take(place, manifest), take(place, manifest)
+    clear(place.directory)
+    first.close()
+    assert os.path.isdir(second.path)
+    second.close()
+    assert os.listdir(root) == []
+
+
+def test_a_reader_that_lets_go_while_others_clear_leaves_nothing(job, root, manifest, monkeypatch):
+    """It finds the place owned, so whoever clears has to look once more."""
+    place = remember(job, manifest, root)
+    held = take(place, manifest)
+    original = memory.discard
+
+    def released(directory, keep=()):
+        found = original(directory, keep)
+        held.close()
+        return found
+
+    monkeypatch.setattr(memory, "discard", released)
+    clear(place.directory)
+    assert os.listdir(root) == []
+
+
+def test_a_start_clears_what_others_of_this_user_left_and_nothing_else(job, root, manifest, tmp_path):
+    place = remember(job, manifest, root)
+    (tmp_path / "other").mkdir()
+    living = Place.here(str(root), str(tmp_path / "other"))
+    os.mkdir(living.directory, 0o700)
+    owner = owned(living.directory)
+    (root / "syncd.mine").mkdir()
+    (root / "something").write_text("else")
+    clear_all(str(root))
+    assert not os.path.exists(place.directory)
+    assert sorted(os.listdir(root)) == sorted([os.path.basename(living.directory), "something", "syncd.mine"])
+    owner.close()
+
+
+def test_a_place_counts_on_its_own_boot_and_by_its_name_only():
+    here = Place.here("/dev/shm", "/ckpt/job")
+    assert place_of({TOLD: here.document()}) == here
+    assert here.boot == Process.current().boot
+    for wrong in (
+        {},
+        {TOLD: "text"},
+        {TOLD: {"directory": here.directory}},
+        {TOLD: {"directory": 3, "boot": here.boot}},
+        {TOLD: {"directory": os.path.basename(here.directory), "boot": here.boot}},
+        {TOLD: {"directory": "/home/somebody", "boot": here.boot}},
+        {TOLD: Place(here.directory, "another").document()},
+        {TOLD: Place(here.directory, "").document()},
+    ):
+        assert place_of(wrong) is None
+
+
+@pytest.mark.parametrize("root", ["/ckpt/a job/ü", "/", "/ckpt/" + "x" * 250])
+def test_places_of_any_job_are_names_that_a_start_knows(root, tmp_path):
+    place = Place.here(str(tmp_path), root)
+    os.mkdir(place.directory, 0o700)
+    clear_all(str(tmp_path))
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,118 @@
+"""How much memory there is for copies: what the host has free, and what the control groups of this process allow."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from syncd.protocol.mount import mount_of
+
+RESERVE = 20
+"""A copy must leave free one part in so many of the memory of the host, and of each control group with a limit."""
+
+_UNLIMITED = 1 << 60
+_V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+
+
+class Left(NamedTuple):
+    """What is left of some memory, in bytes.
+
+    Args:
+        left: What can still be had without swapping.
+        total: The whole of it.
+    """
+
+    left: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is.
+
+    Args:
+        host: Of the host's memory.
+        group: Of what the tightest control group allows; None without a limit.
+        free: What the file system leaves, in bytes.
+    """
+
+    host: Left
+    group: Left | None
+    free: int
+
+
+def refusal(room: Room, size: int, used: int, limit: int) -> str:
+    """Return why so many bytes more do not fit, empty if they do.
+
+    Args:
+        room: What there is.
+        size: Bytes of the copy.
+        used: Bytes of the copies that stay.
+        limit: Bytes that all copies may take together.
+    """
+    if used + size > limit:
+        return f"copies may take {limit} bytes, {used} are taken, and this one is {size}"
+    if size > room.free:
+        return f"the file system has {room.free} bytes free, the copy is {size}"
+    for what, memory in (("the host", room.host), ("its control group", room.group)):
+        if memory is not None and memory.left - size < memory.total // RESERVE:
+            least = memory.total // RESERVE
+            return f"{what} has {memory.left} bytes of memory left; a copy of {size} must leave {least}"
+    return ""
+
+
+def look(directory: str) -> Room:
+    """Return what there is now, for a directory in memory.
+
+    Raises:
+        OSError: The directory cannot be looked at.
+    """
+    found = os.statvfs(directory)
+    meminfo = _figures(Path("/proc/meminfo"))
+    host = Left(meminfo.get("MemAvailable:", 0) << 10, meminfo.get("MemTotal:", 0) << 10)
+    return Room(host, min(_groups(), default=None), found.f_bavail * found.f_frsize)
+
+
+def capacity(directory: str) -> int:
+    """Return the bytes that a file system can take as a whole.
+
+    Raises:
+        OSError: The directory cannot be looked at.
+    """
+    found = os.statvfs(directory)
+    return found.f_blocks * found.f_frsize
+
+
+def is_memory(directory: str) -> bool:
+    """Say whether what is written to a directory stays in memory."""
+    return mount_of(directory).type in {"tmpfs", "ramfs"}
+
+
+def _groups() -> Iterator[Left]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                yield from _left(_V2, path, ("memory.max", "memory.current", "inactive_file"))
+            elif "memory" in controllers.split(","):
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                yield from _left(_V1, path, names)
+
+
+def _left(root: str, path: str, names: tuple[str, str, str]) -> Iterator[Left]:
+    """Yield what each group from `path` up to the root leaves; what cannot be seen from here has no limit."""
+    parts = [part for part in path.split("/") if part]
+    for depth in range(len(parts), -1, -1):
+        group = Path(root, *parts[:depth])
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((group / names[0]).read_text(encoding="ascii"))
+            used = int((group / names[1]).read_text(encoding="ascii"))
+            if limit < _UNLIMITED:
+                yield Left(limit - used + _figures(group / "memory.stat").get(names[2], 0), limit)
+
+
+def _figures(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
