@@ -10,8 +10,9 @@ TEST_WORKERS ?= 3
 SCHEDULES ?= 10000
 SEED ?= 1
 FAULTS ?= 100
+MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-gpu test-faults test-slurm test-vllm test-sglang lint format soak broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-gpu test-faults test-slurm test-vllm test-sglang lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -65,9 +66,17 @@ format: $(READY)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# Both soaks, one after the other: a little more than an hour.
+soak: soak-simulator soak-parts
+
 # Random schedules of the whole system in a simulated world; a failing seed is printed with the command that replays it.
-soak: $(READY)
+soak-simulator: $(READY)
 	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS)
+
+# Real processes for an hour: a trainer, eight explorers and two daemons, killed, stopped, cut off, on full and frozen
+# disks, by a schedule of SEED. As root; without, the disks and cuts are left out, and it says so.
+soak-parts: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED)
 
 # Broadcasts that break off at random phases, on either side, by SIGKILL and SIGSTOP.
 broadcast-faults: $(READY)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from syncd.daemon.plan import Answer
 from syncd.daemon.snapshot import NATIVE, Step
-from syncd.errors import CorruptDataError, FencedError
+from syncd.errors import CorruptDataError, FencedError, SyncdError
 from syncd.protocol.disk import (
     MISSING,
     Clock,
@@ -18,11 +18,12 @@ from syncd.protocol.disk import (
     list_if_there,
     remove_tree,
 )
+from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.layout import FULL_CHECKPOINT, MARKER, TRACKER, Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.pin import read_pins
-from syncd.protocol.presence import read_presences
+from syncd.protocol.presence import path_of, read_presences
 from syncd.protocol.request import request_path
 from syncd.protocol.term import Term
 from syncd.protocol.version import Version, encode_version, read_version
@@ -114,6 +115,27 @@ class Actor:
             FencedError: A newer leader has taken over; the request is its to answer.
         """
         self._term.discard(request_path(self._job, answer.request.identity))
+
+    def forget(self, name: str, last: Beat) -> bool:
+        """Remove the file of an explorer that has been silent for long; say whether it is gone.
+
+        Args:
+            name: The explorer.
+            last: Its last heartbeat. One that beats again meanwhile gets its file back.
+
+        Raises:
+            FencedError: A newer leader has taken over.
+        """
+        path, disk = path_of(self._job.explorers, name), self._job.disk
+        aside = self._term.set_aside(path)
+        if aside is None:
+            return False
+        if _beat_at(disk, aside) != last and not exists(disk, path):
+            disk.rename(aside, path)
+            return False
+        with contextlib.suppress(OSError):
+            disk.unlink(aside)
+        return True
 
     def sweep(self, grace: float) -> int:
         """Remove the temporary files that writers killed in mid-write have left, and return how many.
@@ -222,6 +244,15 @@ class Actor:
         self._job.disk.sync_directory(self._job.root)
         self._trashed_at.pop(name, None)
         return True
+
+
+def _beat_at(disk: Disk, path: str) -> Beat | None:
+    """Return what a presence file that was moved says of its last heartbeat, None where it does not say."""
+    try:
+        fields = read_document(disk, path, SMALL_LIMIT)
+        return fields.text("incarnation", ""), fields.integer("beat")
+    except (*MISSING, SyncdError):
+        return None
 
 
 def _digest_at(disk: Disk, path: str) -> str:

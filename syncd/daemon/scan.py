@@ -125,6 +125,8 @@ class Scanner:
 
     def _drop(self, number: int) -> None:
         self._changed |= self._known.pop(number, None) is not None
+        for key in [key for key in self._rejected if key[0] == number]:
+            del self._rejected[key]
 
     def check_root(self) -> None:
         """Refuse to take an unmounted or replaced directory for an empty job."""
@@ -219,9 +221,9 @@ class Scanner:
         return step.state is not State.COMPLETE or step.step > published
 
     def _examine_one(self, number: int, directory: str) -> None:
-        step = None
+        step, known = None, self._known.get(number)
         if parse_step_name(directory) is not None:
-            step = examine_native(self._disk, self._job.root, number)
+            step = examine_native(self._disk, self._job.root, number, known.step if known else None)
         if step is None:
             step = self._layouts.examine(self._disk, self._job.root, directory, number)
         if step is None:
@@ -229,7 +231,6 @@ class Scanner:
             return
         if problem := self._rejected.get((number, step.digest)):
             step = replace(step, state=State.DAMAGED, problem=problem)
-        known = self._known.get(number)
         if known is None or known.step != step:
             self._known[number] = _Known(step, self._clock.monotonic(), directory)
             self._changed = True

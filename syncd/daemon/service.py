@@ -45,6 +45,10 @@ FILLING_EVERY = 0.2
 """Seconds between two looks while a step fills, where events would otherwise be waited for."""
 
 TRASH_EVERY = 5.0
+
+FORGET_AFTER = 86400.0
+"""Seconds of silence after which the file of an explorer goes: of those that come and go there would be no end."""
+
 _PROBLEMS = {"marker": names.MARKER_PROBLEM, "version": names.VERSION_PROBLEM}
 _INFO: Level = "info"
 _WARNING: Level = "warning"
@@ -98,7 +102,7 @@ class Daemon:
         self.trouble: Trouble | None = None
         self.standing_by = ""
         self._retry = _RETRY_LEAST
-        self._reconciled = self._emptied = self._swept = float("-inf")
+        self._reconciled = self._emptied = self._swept = self._forgot = float("-inf")
         self._had_modules = False
         self._decisions: dict[int, tuple[bool, str]] = {}
         self.snapshot = Snapshot()
@@ -214,6 +218,7 @@ class Daemon:
         for answer in self.plan.answers:
             self._answer(actor, answer)
         self._prune(actor)
+        self._forget(actor)
         self._empty_trash(actor)
 
     def _answer(self, actor: Actor, answer: Answer) -> None:
@@ -321,6 +326,16 @@ class Daemon:
             bytes=step.size,
         )
         return True
+
+    def _forget(self, actor: Actor) -> None:
+        """Remove the files of explorers that have gone long ago, after each examination of everything."""
+        if self._forgot >= self._reconciled:
+            return
+        self._forgot = self._reconciled
+        for name, module in self.snapshot.explorers.items():
+            if module.silent_for >= FORGET_AFTER and not module.presence.problem:
+                self._beat()
+                actor.forget(name, (module.presence.incarnation, module.presence.beat))
 
     def _note(self, decision: Decision) -> None:
         """Tell why a step is kept whenever the rule that keeps it changes."""

@@ -160,6 +160,17 @@ class Term:
         Raises:
             FencedError: A newer leader has taken over; nothing was removed by this call.
         """
+        aside = self.set_aside(path)
+        if aside is not None:
+            with contextlib.suppress(OSError):
+                self.job.disk.unlink(aside)
+
+    def set_aside(self, path: str) -> str | None:
+        """Move a file of the state directory into this term's directory, and return where it is, None without one.
+
+        Raises:
+            FencedError: A newer leader has taken over; nothing was moved by this call.
+        """
         aside = f"{self.directory}/{temporary_name(path.rpartition('/')[2])}"
         try:
             self.job.disk.rename(path, aside)
@@ -167,9 +178,8 @@ class Term:
             self._check(error)
             if not isinstance(error, MISSING):
                 raise
-            return
-        with contextlib.suppress(OSError):
-            self.job.disk.unlink(aside)
+            return None
+        return aside
 
     def beat(self, floor: Pair | None) -> None:
         """Publish a heartbeat if one is due.

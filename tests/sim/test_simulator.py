@@ -1,4 +1,4 @@
-"""A fixed share of the simulator's schedules, and that a schedule replays. `make soak` runs many more."""
+"""A fixed share of the simulator's schedules, and that a schedule replays. `make soak-simulator` runs many more."""
 
 import os
 import subprocess

@@ -36,8 +36,8 @@ def assert_caught(*invariants: str, first: int) -> None:
 
 
 def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
-    def examine(disk, root, number):
-        step = original(disk, root, number)
+    def examine(disk, root, number, before=None):
+        step = original(disk, root, number, before)
         if step is None or step.state is not State.FILLING:
             return step
         return replace(step, state=State.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")

@@ -58,6 +58,8 @@ def test_whoever_mounts_is_in_a_group():
         "test_watch.py",
         "test_ranks.py",
         "test_nfs.py",
+        "test_memory_transport.py",
+        "test_mount_verbs.py",
         "test_doctor.py",
         "test_workers.py",
         "test_nfs_dead_server.py",

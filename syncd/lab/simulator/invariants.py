@@ -22,6 +22,8 @@ _TRASH = f"{STATE}/trash/"
 _EXPLORERS = f"{STATE}/explorers"
 _TRAINERS = f"{STATE}/trainers"
 _REQUESTS = f"{STATE}/requests"
+_FORGOTTEN = 86400.0
+"""Seconds of silence after which an explorer's file may go."""
 
 
 class Observer:
@@ -148,7 +150,7 @@ class Observer:
 
     def _check_place(self, change: Change, where: str, changes: tuple[Change, ...]) -> None:
         """I6: a daemon changes only what is its own, moves whole steps, and tidies what writers left long ago."""
-        if self._is_left_behind(change):
+        if self._is_left_behind(change) or (where == _EXPLORERS and self._is_long_silent(change)):
             return
         if where in (_EXPLORERS, _TRAINERS) or (where == STATE and change.name in ("explorers", "trainers")):
             if change.after is None or change.before is not None:
@@ -158,6 +160,11 @@ class Observer:
             is_state = where == JOB and change.name == ".syncd"
             if not (is_step and len(changes) > 1) and not (is_state and change.before is None):
                 self._fail("I6 only what may go is removed", f"{where}/{change.name} changed by a daemon")
+
+    def _is_long_silent(self, change: Change) -> bool:
+        if change.after is not None or not isinstance(change.before, File):
+            return False
+        return self._world.now - change.before.linked_at >= _FORGOTTEN
 
     def _is_left_behind(self, change: Change) -> bool:
         if change.after is not None or not isinstance(change.before, File) or not is_temporary(change.name):
