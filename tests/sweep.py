@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 # Every call that changes a file, a name or what is durable, and those that a libc may use in their place.
 CALLS = (
@@ -162,8 +163,22 @@ def _case(target: Target, point: Point, fault: str) -> tuple[Outcome, list[str]]
             outcome = disturb(target.command(place), point, fault, log, place)
             wrong = target.check(place, outcome)
             if outcome.met or wrong:
-                return outcome, wrong or target.resume(place)
+                return outcome, wrong or _resumed(target, point, fault, place)
     return outcome, []
+
+
+def _resumed(target: Target, point: Point, fault: str, place: str) -> list[str]:
+    try:
+        return target.resume(place)
+    except AssertionError as error:
+        error.add_note(f"{target.name} had met {fault} at {point}; the locks: {_locks(place)}")
+        raise
+
+
+def _locks(place: str) -> dict[str, str]:
+    """Return the files below the directory of terms, each with what it says."""
+    found = sorted(Path(place, ".syncd/daemon.lock").rglob("*"))
+    return {str(path): path.read_text(errors="replace") if path.is_file() else "" for path in found}
 
 
 def disturb(command: list[str], point: Point, fault: str, log: str, place: str) -> Outcome:

@@ -11,7 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 def test_a_small_run(tmp_path, shm):
     pytest.importorskip("torch", reason="needs torch")
-    program = (f"{ROOT}/benchmarks/memory.py", "--gib", "0.001", "--rounds", "2", "--memory", shm)
+    program = (f"{ROOT}/benchmarks/copies.py", "--gib", "0.001", "--rounds", "2", "--memory", shm)
     places = ("--dir", str(tmp_path), "--json", str(tmp_path / "figures.json"))
     process = forked.start(str(tmp_path / "said"), {"PYTHONPATH": ROOT}, *program, *places)
     process.join(200)

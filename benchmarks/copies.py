@@ -1,6 +1,6 @@
 """What a copy in memory costs a save and spares a load: by turns in one process, with and without the copy.
 
-    python benchmarks/memory.py [--gib 0.1,0.5] [--rounds 5] [--json out/memory.json] [--dir DIR] [--memory /dev/shm]
+    python benchmarks/copies.py [--gib 0.1,0.5] [--rounds 5] [--json out/copies.json] [--dir DIR] [--memory /dev/shm]
 
 Each round saves the weights once to files alone and once to files and memory, and loads each of the two steps into
 parameters that exist, every byte hashed: the first from its files as the save has left them, the second from memory.
@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", default="0.1,0.5", help="sizes of the weights")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count, after one that does not")
-    parser.add_argument("--json", default="out/memory.json", help="where to write the figures")
+    parser.add_argument("--json", default="out/copies.json", help="where to write the figures")
     parser.add_argument("--dir", default=None, help="where to work; its file system is what is measured")
     parser.add_argument("--memory", default="/dev/shm", help="a directory in memory")
     return parser.parse_args()
