@@ -13,6 +13,7 @@ from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
 from syncd.errors import ConfigError, LockHeldError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
+from syncd.protocol.term import BEAT
 from syncd.protocol.trouble import PATIENT, MountState
 from syncd.working import Work
 
@@ -127,6 +128,8 @@ def _attend(
 def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None:
     """Take ticks until nothing is left that time alone would change, then release the lead.
 
+    Whether a silent leader lives is waited for, `takeover` seconds at most.
+
     Args:
         daemon: What ticks.
         clock: This host's clock.
@@ -136,6 +139,7 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
         LockHeldError: Another daemon leads the job.
         SyncdError: The tick failed.
     """
+    led_until = clock.monotonic() + daemon.config.takeover + BEAT
     ends = clock.monotonic() + _ONCE_LIMIT + (daemon.config.trash_grace if empty_trash else 0.0)
     try:
         while True:
@@ -143,6 +147,10 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
             if daemon.error is not None:
                 raise daemon.error
             if not daemon.leads:
+                # One look cannot tell a dead leader of another host from one that is between two heartbeats.
+                if not daemon.is_surely_led and clock.monotonic() < led_until:
+                    clock.sleep(min(seconds, 0.5))
+                    continue
                 raise LockHeldError(
                     f"another daemon leads this job: {daemon.standing_by}",
                     path=daemon.job.root,

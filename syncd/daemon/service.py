@@ -119,6 +119,11 @@ class Daemon:
         return self._term is not None
 
     @property
+    def is_surely_led(self) -> bool:
+        """Say whether another daemon that leads the job was seen to live."""
+        return self._candidate.is_surely_led()
+
+    @property
     def lag(self) -> int:
         """Return how many steps the slowest live explorer is behind."""
         modules = self.snapshot.explorers.values()

@@ -50,6 +50,12 @@ class Candidate:
         self._process = process
         self._gone = gone
         self._free_after = 0
+        self._last: tuple[int, Leader] | None = None
+        self._beats = False
+
+    def is_surely_led(self) -> bool:
+        """Say whether the leader of the last look was seen to live; one that is silent may be dead all the same."""
+        return self._last is not None and (self._beats or self._last[1].process.is_here())
 
     def holder(self) -> Leader | None:
         """Look once: return the leader in office, None where its place is free."""
@@ -60,7 +66,8 @@ class Candidate:
             leader = read_leader(self._job, token)
         except (*MISSING, CorruptDataError):
             leader = Leader("unknown", "unknown", Process("", "", 0, 0))
-        now = self._clock.monotonic()
+        self._beats |= self._last not in (None, (token, leader))
+        self._last, now = (token, leader), self._clock.monotonic()
         self._liveness.observe(now, [(str(token), (leader.identity, leader.beat, leader.released))])
         if leader.released or self._gone(leader.process) or not self._liveness.is_alive(str(token), now):
             return None

@@ -1,18 +1,22 @@
 """`syncd watch` as its users run it: real processes, signals, a stand-by, and jobs that others wrote."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from jobs import shard_bytes, steps_of, write_step
 
 from syncd.protocol.layout import Job
-from syncd.protocol.term import latest_token
+from syncd.protocol.process import Process
+from syncd.protocol.term import Leader, encode_leader, latest_token, token_name
 from syncd.protocol.version import read_version
 
 
@@ -83,6 +87,48 @@ def test_after_kill_9_the_next_start_goes_on_at_once(job):
             process.kill()
             process.wait(20)
     assert read_version(job).pair == (1, 5)
+
+
+def led_elsewhere(job: Job, beat: int) -> None:
+    """Leave what a leader on another host leaves, alive or not."""
+    place = f"{job.lock}/{token_name(max(latest_token(job), 1))}"
+    os.makedirs(place, exist_ok=True)
+    leader = Leader("elsewhere", "elsewhere", Process("another boot", "another", 1, 1), beat=beat)
+    job.disk.replace(f"{place}/leader.json", encode_leader(leader))
+
+
+def once(job: Job) -> int:
+    command = [sys.executable, "-m", "syncd", "watch", job.root, "--once", "--takeover", "4"]
+    return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode
+
+
+def test_once_follows_a_leader_that_died_on_another_host_and_one_whose_file_is_lost(job):
+    write_step(job, 1)
+    led_elsewhere(job, 1)
+    assert (once(job), published(job)) == (0, 1)
+    write_step(job, 2)
+    os.unlink(f"{job.lock}/{token_name(latest_token(job))}/leader.json")
+    assert (once(job), published(job)) == (0, 2)
+
+
+def test_once_leaves_the_job_to_a_leader_that_beats_on_another_host(job):
+    write_step(job, 1)
+    led_elsewhere(job, 1)
+    ended = threading.Event()
+
+    def beat():
+        for number in itertools.count(2):
+            if ended.wait(0.5):
+                return
+            led_elsewhere(job, number)
+
+    with ThreadPoolExecutor(1) as others:
+        beating = others.submit(beat)
+        try:
+            assert (once(job), published(job)) == (5, -1)
+        finally:
+            ended.set()
+        beating.result()
 
 
 def test_a_job_that_others_wrote_is_published_and_left_as_it_is(job):
