@@ -16,7 +16,6 @@ from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence, Publisher
-from syncd.protocol.process import Process
 from syncd.protocol.request import Request, write_request
 from syncd.protocol.writer import StepWriter
 
@@ -95,7 +94,7 @@ def damage(job):
 
 
 def lead(job):
-    candidate = Candidate(job, SystemClock(), process=Process("another-boot", "pid:[1]", 4242, 1))
+    candidate = Candidate(job, SystemClock())
     assert candidate.holder() is None
     candidate.claim()
 
