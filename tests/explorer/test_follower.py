@@ -488,8 +488,8 @@ def test_a_version_that_ends_the_engine_each_time_is_given_up(scene, running):
     assert outcome.kind == "failed"
     assert scene.engine.log.count("prepare") == 4
     scene.engine.doing.clear()
-    # The restarted engine goes back to what was good.
-    assert running.turn(timeout=SHORT).kind == "nothing"
+    # The restarted engine goes back to what was good, in more than one short turn where the machine is busy.
+    assert [running.turn(timeout=SHORT).kind for _ in range(5)] == ["nothing"] * 5
     serves(scene, 1)
     assert scene.presence().applied == (1, 1)
 
