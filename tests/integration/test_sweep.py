@@ -24,7 +24,8 @@ from processes import (
 from sweep import ENVIRONMENT, ERRORS, KILL, LASTING, Target, python, sweep
 from warm import run_warm
 
-EACH = (KILL, *ERRORS, *((LASTING,) if FULL else ()))
+HOW = ((KILL, *ERRORS, LASTING),) if FULL else ((KILL,), ERRORS)
+"""Every fault at every call, or SIGKILL at every call and one error at each, in turn."""
 
 pytestmark = [
     pytest.mark.sweep,
@@ -83,7 +84,7 @@ def assert_clean(result, record_line):
 
 @pytest.mark.fault("the ready mark is visible before its data")
 def test_a_writer_disturbed_at_any_call_leaves_no_step_or_a_whole_one(one_step, record_line):
-    result = sweep(writer_target(one_step), EACH)
+    result = sweep(writer_target(one_step), *HOW)
     assert len(result.points) > 30
     assert_clean(result, record_line)
 
@@ -91,7 +92,7 @@ def test_a_writer_disturbed_at_any_call_leaves_no_step_or_a_whole_one(one_step, 
 def test_a_daemon_disturbed_at_any_call_announces_nothing_broken_and_removes_nothing_leased(
     busy, record_line
 ):
-    result = sweep(daemon_target(busy), EACH) if FULL else sweep(daemon_target(busy), [KILL], in_turn=ERRORS)
+    result = sweep(daemon_target(busy), *HOW)
     assert len(result.points) > 30
     assert_clean(result, record_line)
 
