@@ -137,6 +137,13 @@ class Follower(Closing):
             self._versions.read()
         self._driver.adopt(pair)
 
+    def recover(self) -> None:
+        """Bring the engine back that weights from elsewhere have left in pieces.
+
+        It goes back to the last good version. Where there is none it stays paused until files come.
+        """
+        self._driver.recover()
+
     def disown(self) -> None:
         """Publish that the engine runs no version, where it was given one that came to nothing."""
         self._telling.confirm(None)

@@ -21,6 +21,7 @@ from explorer_hooks.explorer.tasks import Task, Tasks, epochs
 from explorer_hooks.explorer.tokens import Tokens
 from syncd.errors import ConfigError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
+from syncd.protocol.version import Pair
 
 MAX_FRUITLESS = 10
 """Rounds in a row in which the engine may make nothing although it says that it works."""
@@ -70,6 +71,7 @@ class Batch:
         dropped: Groups that could not be used, by why.
         tokens: Tokens of all responses.
         versions: Rollouts by the oldest version that had a part in them.
+        pairs: All versions that had a part in one.
     """
 
     then: tuple[int, int] | None = None
@@ -77,6 +79,7 @@ class Batch:
     dropped: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     versions: Counter[str] = field(default_factory=Counter)
+    pairs: set[Pair] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,7 @@ class Batches:
             done[taken.epoch, taken.position] = group
             batch.tokens += sum(len(rollout.tokens) for rollout in made.rollouts)
             batch.versions[label_of(made.oldest)] += len(group)
+            batch.pairs |= {made.first, made.last}
 
     def _scored(self, taken: Taken, made: Made, batch: Batch) -> list[Experience]:
         """Return the experiences of a group, none if one of its rollouts has no reward."""

@@ -11,13 +11,12 @@ from collections.abc import Callable, Collection
 import structlog
 
 from explorer_hooks.base import label_of
-from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.explorer.sources import Files
+from explorer_hooks.explorer.takers import Taker
 from explorer_hooks.follower import Follower, Outcome
-from explorer_hooks.hooks.transformers import TransformersHook
-from explorer_hooks.transports.nccl import Received, Receiver
-from syncd.errors import TimedOutError
+from explorer_hooks.transports.nccl import Received
+from syncd.errors import SyncdError, TimedOutError
 from syncd.protocol.version import Pair
 
 PIECE = 1.0
@@ -25,6 +24,9 @@ PIECE = 1.0
 
 _GONE = 10.0
 """Seconds in which is published what a trainer has left behind that went, began anew or went on to another step."""
+
+_LONGEST_REST = 64
+"""Versions that come through files before a broadcast is tried again, at most."""
 
 _LOG = structlog.get_logger()
 
@@ -34,8 +36,7 @@ class Broadcasts(Files):
 
     Args:
         follower: Loads files.
-        receiver: This explorer's side of broadcasts.
-        hook: Has the model that both fill.
+        taker: Takes in what broadcasts bring.
         patience: Seconds that what was received has to be published in.
         ready: Seconds that the trainer waits for explorers, at most.
         stop: Once true, nothing is waited for.
@@ -44,19 +45,19 @@ class Broadcasts(Files):
     def __init__(
         self,
         follower: Follower,
-        receiver: Receiver,
-        hook: TransformersHook,
+        taker: Taker,
         *,
         patience: float,
         ready: float,
         stop: Callable[[], bool],
     ) -> None:
         super().__init__(follower)
-        self._receiver, self._hook, self._stop = receiver, hook, stop
+        self._receiver, self._taker, self._stop = taker.receiver, taker, stop
         self._patience, self._ready = patience, ready
         self._ahead: Pair | None = None
         self._void: set[Pair] = set()
         self._since = self._seen = 0.0
+        self._failures = self._rest = 0
 
     @property
     def runs(self) -> Pair | None:
@@ -82,9 +83,10 @@ class Broadcasts(Files):
         The trainer counts on an ask of each member in every style, so there is always one. In a turn of no time it
         is made only while the trainer waits, and stands for as long as that lasts.
         """
-        del ask
         if self._ahead is not None:
             return self._settled(timeout)
+        if self._rest:
+            return self._rested(super().turn(timeout, ask=ask))
         outcome = super().turn(0.0)
         if outcome.kind != "nothing" or not (timeout or self._receiver.wanted()):
             return outcome
@@ -119,14 +121,29 @@ class Broadcasts(Files):
     def _taken(self, received: Received) -> Outcome:
         pair = received.round.pair
         try:
-            self._hook.take(label_of(pair), lambda: self._receiver.load(received))
-        except (EngineUnreachableError, LoadFailedError) as error:
+            self._taker.take(received)
+        except SyncdError as error:
             _LOG.warning("broadcast_not_taken", version=label_of(pair), reason=str(error))
-            return super().turn(0.0)  # the step comes through files
+            self._begin_rest()
+            return self._rested(super().turn(0.0))  # the step comes through files
         self._ahead, self._since = pair, time.monotonic()
-        self._seen = self._since
+        self._seen, self._failures = self._since, 0
         _LOG.info("received", version=label_of(pair))
         return Outcome("applied", pair)
+
+    def _begin_rest(self) -> None:
+        """Take no part for a while: nobody is to send what the engine does not take."""
+        self._failures += 1
+        self._rest = min(2 ** (self._failures - 1), _LONGEST_REST)
+        self._receiver.leave()
+
+    def _rested(self, outcome: Outcome) -> Outcome:
+        """Count a version that came through files."""
+        if outcome.kind == "applied":
+            self._rest -= 1
+            if not self._rest:
+                self._receiver.join()
+        return outcome
 
     # --- what becomes of it -----------------------------------------------------------------------------------
 
@@ -140,12 +157,13 @@ class Broadcasts(Files):
             return Outcome("nothing", reason="what runs is not published yet")
         self._ahead = None
         if self._receiver.confirm_published() and self.sync.confirmed == pair:
+            self._taker.own()
             self._follower.adopt(pair)
             return Outcome("applied", pair)
         _LOG.warning("given_up", version=label_of(pair), reason="it was not published")
         # Until files are loaded the engine names no version, and its work counts as that of the start model.
         self._void |= {pair, BEFORE_THE_FIRST}
-        self._hook.disown()
+        self._taker.disown()
         self._follower.disown()
         return super().turn(0.0)
 

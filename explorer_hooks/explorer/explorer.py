@@ -192,7 +192,7 @@ class Explorer:
     def _is_vouched_for(self, batch: Batch) -> bool:
         """Say whether a batch may be written; the tasks of one that may not come again."""
         begin = time.monotonic()
-        is_good = self._source.vouches({(one.generation, one.step) for one in batch.experiences})
+        is_good = self._source.vouches(batch.pairs)
         self._waited += time.monotonic() - begin
         if not is_good:
             _LOG.warning(

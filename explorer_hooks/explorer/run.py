@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -27,6 +28,7 @@ from explorer_hooks.explorer.tokens import Tokens, quiet, tokens_of
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower import Follower, FollowOptions
 from explorer_hooks.hooks.http import Server
+from explorer_hooks.hooks.served import ServedHook
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
@@ -34,6 +36,7 @@ from syncd.synchronizer.styles import SyncMethod, SyncStyle
 
 if TYPE_CHECKING:
     from explorer_hooks.base import Hook
+    from explorer_hooks.explorer.takers import Taker
 
 _ASK = 10.0
 _MAX_ANSWER = 512 << 20
@@ -172,22 +175,39 @@ class _Engine:
 
     @contextmanager
     def source(self, follower: Follower) -> Iterator[Source]:
-        """Give what weights come from: a model of this process takes part in broadcasts where the job has them."""
-        if self._section.kind != "transformers" or self._sync.method not in _BROADCASTING:
+        """Give what weights come from: broadcasts too where the job has them and the engine can take them."""
+        if self._sync.method not in _BROADCASTING or not self._takes_broadcasts():
             yield Files(follower)
             return
         from explorer_hooks.explorer.broadcasts import Broadcasts  # noqa: PLC0415 - torch
-        from explorer_hooks.transports.nccl import Receiver  # noqa: PLC0415 - torch
 
-        with closing(Receiver(follower.sync, self._model.state_dict())) as receiver:
+        taker = self._taker(follower)
+        with closing(taker.receiver):
             yield Broadcasts(
                 follower,
-                receiver,
-                self.hook,  # type: ignore[arg-type] # it is a TransformersHook
+                taker,
                 patience=self._sync.save_timeout,
                 ready=self._sync.ready_timeout,
                 stop=self._stop,
             )
+
+    def _takes_broadcasts(self) -> bool:
+        if not isinstance(self.hook, ServedHook):
+            return True
+        reason = "torch is not installed" if find_spec("torch") is None else self.hook.no_broadcasts()
+        if reason:
+            _LOG.info("no_broadcasts", reason=reason)
+        return not reason
+
+    def _taker(self, follower: Follower) -> "Taker":
+        from explorer_hooks.explorer.takers import IntoModel, IntoServer  # noqa: PLC0415 - torch
+        from explorer_hooks.transports.nccl import Receiver  # noqa: PLC0415 - torch
+        from explorer_hooks.transports.served import ServedReceiver  # noqa: PLC0415 - torch
+
+        if isinstance(self.hook, ServedHook):
+            return IntoServer(ServedReceiver(follower.sync, self.hook), self.hook, follower)
+        receiver = Receiver(follower.sync, self._model.state_dict())
+        return IntoModel(receiver, self.hook)  # type: ignore[arg-type] # it is a TransformersHook
 
     def _local_model(self, file: ExplorerFile) -> Any:
         from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch

@@ -125,6 +125,15 @@ class Driver:
         self._hold(pair)
         self.look()
 
+    def recover(self) -> None:
+        """Bring the engine back, or have the next version loaded into it where there is nothing to go back to."""
+        if self._loading.good is not None:
+            self.bring_back()
+            return
+        self.engine.is_suspect = True
+        self.engine.ask(self._versions.pair)
+        self.settle()
+
     def bring_back(self) -> None:
         """Put the engine back on the last good version, where there is nothing else for it."""
         with contextlib.suppress(EngineDeadError):  # the engine's own state says it

@@ -108,6 +108,16 @@ class Server:
         """Return the address, which carries no secret."""
         return self._url.geturl()
 
+    @property
+    def host(self) -> str:
+        """Return the host that it names."""
+        return self._url.hostname or ""
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that a load may take."""
+        return self._timeout
+
     def ask(self, path: str) -> Reply:
         """Ask with GET; the answer says something or the engine counts as unreachable.
 
@@ -171,11 +181,26 @@ class Server:
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        where = f"{path}?{urlencode(query)}" if query else path
-        reply = self._sent("POST", where, {} if body is None else body, self._timeout)
-        self._check_configured(reply)
+        reply = self.posted(f"{path}?{urlencode(query)}" if query else path, body)
         if reply.has_no_route:
             raise self._no_route(reply)
+        return reply
+
+    def posted(self, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Reply:
+        """Send a POST and return the answer, whatever its status, a path that the server does not know included.
+
+        Args:
+            path: The path.
+            body: What is sent.
+            seconds: How long it may take; as long as a load unless given.
+
+        Raises:
+            EngineUnreachableError: It did not answer in time.
+            ConfigError: It refuses the token, or redirects.
+        """
+        timeout = min(seconds or self._timeout, self._timeout)
+        reply = self._sent("POST", path, {} if body is None else body, timeout)
+        self._check_configured(reply)
         return reply
 
     def complaint(self, reply: Reply) -> str:

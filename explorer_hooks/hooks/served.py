@@ -5,23 +5,51 @@ weights that nobody knows. The hook never resumes the third: it loads what is go
 """
 
 import contextlib
+import ipaddress
 import json
 import os
 from abc import abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
 
 from explorer_hooks.base import Hook, HookOptions, Running, Target
-from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
+from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.handing.delivery import Delivery, Link
 from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.started import Tensors, refuse_misfit, tensors_in
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, SyncdError
 from syncd.opening import open_read
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
 MAX_DOCUMENT = 1 << 20
+
+UNTOLD = "default"
+"""What an engine says that was never told a version."""
+
+_MARK = "+"
+"""Behind the label of what an engine has taken and nobody has published yet; no version's own label has it."""
+
+_LOOPBACK = "127.0.0.1"
 
 
 class UntouchedError(LoadFailedError):
     """The engine said no before it had written anything."""
+
+
+class Ahead(NamedTuple):
+    """What an engine runs that no manifest stands behind yet.
+
+    Args:
+        told: What the engine calls it: no follower that comes later takes this for a version.
+        label: The label that it has here, and has for all once it is published.
+    """
+
+    told: str
+    label: str
 
 
 class ServedHook(Hook):
@@ -31,15 +59,21 @@ class ServedHook(Hook):
         server: Where the engine listens.
         paths: How its paths differ from those of this host.
         start_check: How closely a version is compared with what the engine was started from.
+        address: The address of this host on which the engine's workers meet it, for weights that come by a
+            broadcast; None: they come from files alone.
     """
 
     restart_hint: str
     """What to do about an engine that is dead."""
 
-    def __init__(self, server: Server, paths: "PathMap", start_check: str = "full") -> None:
+    def __init__(
+        self, server: Server, paths: "PathMap", start_check: str = "full", address: str | None = None
+    ) -> None:
         self._server = server
         self._paths = paths
         self._start_check = start_check
+        self._address = address
+        self._ahead: Ahead | None = None
         self._start: Tensors | None = None
         self._touched = False
         self._paused_by_us = False
@@ -64,8 +98,16 @@ class ServedHook(Hook):
         """Have the engine read a directory; it is paused."""
 
     @abstractmethod
-    def _announce(self, target: Target) -> None:
+    def _announce(self, label: str) -> None:
         """Drop what the old weights left in caches, tell the engine its version; it is paused."""
+
+    @abstractmethod
+    def _tell_version(self, label: str) -> None:
+        """Tell the engine what it is to call its weights; it works meanwhile."""
+
+    @abstractmethod
+    def _delivery(self, link: Link) -> Delivery:
+        """Return a way for weights in memory into the engine."""
 
     @abstractmethod
     def _resume(self) -> None:
@@ -85,9 +127,63 @@ class ServedHook(Hook):
 
     def commit(self, target: Target) -> None:
         """Reset caches, tell the version, resume."""
-        self._announce(target)
+        self._announce(target.label)
         self._resume()
         self._touched = self._paused_by_us = False
+        self._ahead = None
+
+    def no_broadcasts(self) -> str:
+        """Say why weights in this process's memory cannot be handed to the engine, nothing if they can."""
+        return "" if self._address else "the engine is on another host, or broadcast=false"
+
+    def check_offered(self, tensors: Tensors) -> None:
+        """Compare what a broadcast brings with what the engine was started from.
+
+        Raises:
+            RefusedError: It does not fit.
+            EngineUnreachableError: The engine does not answer.
+        """
+        if self._start_check != "off":
+            self._refuse_misfit(tensors, "the broadcast")
+
+    def take(self, label: str, attempt: str, tensors: "Mapping[str, torch.Tensor]") -> None:
+        """Have the engine run weights that are in this process's memory, before they are published.
+
+        Args:
+            label: The label that they will have.
+            attempt: The save that writes them to files.
+            tensors: All of them by name.
+
+        Raises:
+            UntouchedError: The engine took nothing; it goes on with what it ran.
+            LoadFailedError: It is paused, and nobody knows its weights, until a version is loaded or `abort`.
+            EngineUnreachableError: It does not answer.
+        """
+        told = f"{label}{_MARK}{attempt}"
+        self._hold()
+        delivery = self._delivery(Link(self._address or _LOOPBACK, self._server.timeout))
+        try:
+            with contextlib.closing(delivery):
+                delivery.open()
+                delivery.push(told, tensors)
+        except (SyncdError, OSError) as error:
+            self._touched = self._touched or delivery.touched
+            raise self._not_taken(error) from error
+        self._touched = True
+        self._announce(told)
+        self._ahead = Ahead(told, label)
+        self._resume()
+        self._touched = self._paused_by_us = False
+
+    def own(self) -> None:
+        """Have the engine say the label of what it has taken, which is published by now."""
+        ahead = self._ahead
+        if ahead is not None:
+            self._tell_version(ahead.label)
+
+    def disown(self) -> None:
+        """Say that what the engine has taken is no version of the job."""
+        self._ahead = None
 
     def abort(self, last_good: Target | None) -> None:
         """Have the engine on the last good version, working, or say that it is dead."""
@@ -104,11 +200,42 @@ class ServedHook(Hook):
         self._bring_back(last_good)
 
     def _check_start(self, target: Target) -> None:
+        self._refuse_misfit(target.tensors, target.path)
+
+    def _refuse_misfit(self, tensors: Tensors, where: str) -> None:
         if self._start is None:
             directory = self._started_from()
             self._start = tensors_in(self._paths.here(directory)) if directory else None
         if self._start is not None:
-            refuse_misfit(target.tensors, self._start, self._start_check, target.path)
+            refuse_misfit(tensors, self._start, self._start_check, where)
+
+    def _running(self, told: str, *, paused: bool) -> Running:
+        """Return what an engine's own words stand for.
+
+        What it has taken before it was published is known here alone, until it is disowned. Else nobody can say
+        what such an engine runs, and it counts as one that takes no work.
+        """
+        ahead = self._ahead
+        if ahead is not None and told == ahead.told:
+            return Running(ahead.label, paused)
+        if _MARK in told:
+            return Running(None, paused=True)
+        return Running(None if told == UNTOLD else told, paused)
+
+    def _not_taken(self, error: SyncdError | OSError) -> SyncdError:
+        """Return what to raise where the engine did not take weights; one that is whole works again."""
+        if isinstance(error, EngineUnreachableError):
+            return error
+        message, hint = str(error), None
+        if isinstance(error, SyncdError):
+            message, hint = error.message, error.hint
+        if self._touched:
+            return LoadFailedError(message, path=self._server.address, hint=hint)
+        try:
+            self._let_go(Running(None, paused=True))
+        except SyncdError as other:
+            return other
+        return UntouchedError(message, path=self._server.address, hint=hint)
 
     def _hold(self) -> None:
         """Pause the engine, and remember whether it had been left paused by somebody else."""
@@ -142,7 +269,7 @@ class ServedHook(Hook):
         try:
             self._pause()
             self._reload_again(last_good)
-            self._announce(last_good)
+            self._announce(last_good.label)
             self._resume()
         except LoadFailedError as error:
             raise EngineDeadError(
@@ -284,3 +411,25 @@ def server_settings(
         missing=missing,
     )
     return server, PathMap(settings.text("path_map", ""))
+
+
+def meeting_address(settings: Settings, server: Server) -> str | None:
+    """Return the address on which an engine's workers meet this process, None where broadcasts are not taken.
+
+    An engine on this host's loopback is met there; for any other one the address has to be given.
+
+    Raises:
+        ConfigError: What was given is none.
+    """
+    given = settings.text("broadcast", "true")
+    if given == "false":
+        return None
+    if given == "true":
+        return _LOOPBACK if server.host in ("localhost", "::1") or server.host.startswith("127.") else None
+    try:
+        return str(ipaddress.ip_address(given))
+    except ValueError:
+        raise ConfigError(
+            f"broadcast={given} is neither true, false nor an address of this host",
+            hint="broadcast=10.0.0.5, an address of this host that the engine reaches",
+        ) from None

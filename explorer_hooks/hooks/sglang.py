@@ -8,16 +8,23 @@ from typing import ClassVar, Self
 
 from explorer_hooks.base import HookOptions, Running, Target
 from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
+from explorer_hooks.handing.delivery import Delivery, Link
+from explorer_hooks.handing.sglang import SGLangDelivery
 from explorer_hooks.hooks.http import Server
-from explorer_hooks.hooks.served import PathMap, ServedHook, UntouchedError, floor, server_settings
+from explorer_hooks.hooks.served import (
+    PathMap,
+    ServedHook,
+    UntouchedError,
+    floor,
+    meeting_address,
+    server_settings,
+)
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.started import CHECKS
 from syncd.errors import ConfigError
 
 ADDRESS = "http://127.0.0.1:30000"
 FLOOR = (0, 5, 6)
-UNTOLD = "default"
-"""What an engine says that was never told a version."""
 
 _LOG = "see the log of the SGLang server"
 _MISSING = "start SGLang >= 0.5.6 (python -m sglang.launch_server) and give its own address, not a router's"
@@ -35,6 +42,7 @@ class SGLangHook(ServedHook):
         flush_cache: Whether keys and values of the old weights are dropped.
         start_check: `full`, `shapes` or `off`: how a version is compared with what the engine was started from.
         check_version: Whether versions of SGLang that are too old are refused.
+        address: The address of this host on which its workers meet it; None for files alone.
     """
 
     name = "sglang"
@@ -50,8 +58,9 @@ class SGLangHook(ServedHook):
         flush_cache: bool,
         start_check: str,
         check_version: bool,
+        address: str | None = None,
     ) -> None:
-        super().__init__(server, paths, start_check)
+        super().__init__(server, paths, start_check, address)
         self._mode = pause
         self._flush_cache = flush_cache
         self._check_version = check_version
@@ -67,6 +76,7 @@ class SGLangHook(ServedHook):
         flush_cache = settings.flag("flush_cache", default=True)
         start_check = settings.choice("start_check", "full", CHECKS)
         check_version = settings.flag("check_version", default=True)
+        address = meeting_address(settings, server)
         settings.done()
         if pause == "in_place" and flush_cache:
             raise ConfigError(
@@ -80,6 +90,7 @@ class SGLangHook(ServedHook):
             flush_cache=flush_cache,
             start_check=start_check,
             check_version=check_version,
+            address=address,
         )
 
     def current_version(self) -> Running:
@@ -89,7 +100,7 @@ class SGLangHook(ServedHook):
             raise EngineUnreachableError(
                 "/model_info is not answered as SGLang does", path=self._server.address
             )
-        return Running(None if label == UNTOLD else label, self._is_paused())
+        return self._running(label, paused=self._is_paused())
 
     def _is_paused(self) -> bool:
         """Ask whether it takes work.
@@ -139,8 +150,16 @@ class SGLangHook(ServedHook):
             hint="the log of the SGLang server has the reason; does it see this path, or is path_map needed?",
         )
 
-    def _announce(self, target: Target) -> None:
+    def _announce(self, label: str) -> None:
         """Nothing is left to do: the version and the cache change in one with the weights."""
+
+    def _tell_version(self, label: str) -> None:
+        # Unless it is told otherwise, SGLang ends all that runs for this.
+        body = {"new_version": label, "abort_all_requests": False}
+        self._server.tell("/update_weight_version", body, hint=_LOG)
+
+    def _delivery(self, link: Link) -> Delivery:
+        return SGLangDelivery(self._server, link, flush_cache=self._flush_cache)
 
     def _resume(self) -> None:
         self._server.tell("/continue_generation", hint=_LOG)

@@ -7,16 +7,24 @@ from typing import ClassVar, Self
 
 from explorer_hooks.base import HookOptions, Running, Target
 from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
+from explorer_hooks.handing.delivery import Delivery, Link
+from explorer_hooks.handing.vllm import VllmDelivery, is_ready
 from explorer_hooks.hooks.http import Server
-from explorer_hooks.hooks.served import PathMap, ServedHook, floor, server_settings
+from explorer_hooks.hooks.served import (
+    PathMap,
+    ServedHook,
+    floor,
+    meeting_address,
+    server_settings,
+)
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.started import CHECKS
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, SyncdError
 
 ADDRESS = "http://127.0.0.1:8000"
 FLOOR = (0, 27, 1)
-UNTOLD = "default"
-"""What an engine says that was never told a version."""
+
+NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
 
 _MISSING = (
     "start vLLM >= 0.27.1 with VLLM_SERVER_DEV_MODE=1 in its environment, on 127.0.0.1: "
@@ -35,6 +43,7 @@ class VllmHook(ServedHook):
         reset_external: Whether caches behind a KV connector are reset too.
         start_check: `full`, `shapes` or `off`: how a version is compared with what the engine was started from.
         check_version: Whether versions of vLLM that are too old are refused.
+        address: The address of this host on which its workers meet it; None for files alone.
     """
 
     name = "vllm"
@@ -51,8 +60,9 @@ class VllmHook(ServedHook):
         reset_external: bool,
         start_check: str,
         check_version: bool,
+        address: str | None = None,
     ) -> None:
-        super().__init__(server, paths, start_check)
+        super().__init__(server, paths, start_check, address)
         self._mode = pause
         self._clear_cache = clear_cache
         self._reset_external = reset_external
@@ -71,6 +81,7 @@ class VllmHook(ServedHook):
             reset_external=settings.flag("reset_external", default=False),
             start_check=settings.choice("start_check", "full", CHECKS),
             check_version=settings.flag("check_version", default=True),
+            address=meeting_address(settings, server),
         )
         settings.done()
         return hook
@@ -83,7 +94,7 @@ class VllmHook(ServedHook):
             raise EngineUnreachableError(
                 "/weight_info or /is_paused is not answered as vLLM does", path=self._server.address
             )
-        return Running(None if label == UNTOLD else label, paused)
+        return self._running(label, paused=paused)
 
     def _check_engine(self) -> None:
         self._server.ask("/health")
@@ -119,10 +130,13 @@ class VllmHook(ServedHook):
             hint="the log of the vLLM server has the reason; does it see this path, or is path_map needed?",
         )
 
-    def _announce(self, target: Target) -> None:
+    def _announce(self, label: str) -> None:
         self._reset_prefix_cache()
+        self._tell_version(label)
+
+    def _tell_version(self, label: str) -> None:
         told = self._server.tell(
-            "/update_weight_version", {"new_version": target.label}, hint="see the log of the vLLM server"
+            "/update_weight_version", {"new_version": label}, hint="see the log of the vLLM server"
         )
         if told.get("success") is not True:
             raise LoadFailedError(f"vLLM did not take the version: {told}", path=self._server.address)
@@ -141,6 +155,19 @@ class VllmHook(ServedHook):
                 path=self._server.address,
                 hint="restart vLLM if this goes on",
             )
+
+    def no_broadcasts(self) -> str:
+        """Say why the engine takes no weights from memory, nothing if it does: it needs a back end that does."""
+        return super().no_broadcasts() or self._no_backend()
+
+    def _no_backend(self) -> str:
+        try:
+            return "" if is_ready(self._server) else NO_BACKEND
+        except SyncdError as error:
+            return str(error)
+
+    def _delivery(self, link: Link) -> Delivery:
+        return VllmDelivery(self._server, link)
 
     def _resume(self) -> None:
         self._server.tell("/resume", hint="see the log of the vLLM server")

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 
 from explorer_hooks.base import Target, TensorMeta
 from explorer_hooks.errors import LoadFailedError, RefusedError
+from explorer_hooks.loading.opened import Source
 from explorer_hooks.loading.places import Held
 from explorer_hooks.loading.plan import Fit, fit
-from explorer_hooks.loading.reading import Job, Loaded, Source, read_all
+from explorer_hooks.loading.reading import Job, Loaded, read_all
 from syncd.errors import CorruptDataError, storage_error
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.safetensors import read_header, signature

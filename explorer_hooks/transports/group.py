@@ -1,7 +1,9 @@
 """An explorer's end of a broadcast's own process group, beside whatever `torch.distributed` has."""
 
 import socket
+from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -9,13 +11,19 @@ import torch
 import torch.distributed
 
 from syncd.protocol.rendezvous import Offer
-from syncd.synchronizer import carrying
+from syncd.synchronizer import carrying, groups
 from syncd.synchronizer.waiting import Deadline
 
 _DIST: Any = torch.distributed
 """Its type stubs lack half of what is there."""
 
+UNDER_WAY = 2
+"""Buckets that are received at once: the trainer sends as many."""
+
 _BROKEN = "a bucket was not received"
+
+_CONNECT = 2.0
+"""Seconds for which torch tries to connect, twice: a root that has gone meanwhile is not to be sought for long."""
 
 
 class Member:
@@ -25,21 +33,28 @@ class Member:
         offer: What the trainer offers.
         identity: The explorer.
         deadline: When to give up.
+        device: Where buckets are.
+        goes_on: Asked now and then: whether the trainer still takes part.
 
     Raises:
-        GroupError: The group was not formed in time.
+        GroupError: The group cannot be formed.
+        TimedOutError: It is not, in time.
     """
 
-    def __init__(self, offer: Offer, identity: str, deadline: Deadline) -> None:
-        self.offer = offer
-        rank, left = offer.members.index(identity) + 1, timedelta(seconds=carrying.left(deadline))
+    def __init__(
+        self,
+        offer: Offer,
+        identity: str,
+        deadline: Deadline,
+        device: torch.device,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.offer, self.device = offer, device
+        self._under_way: deque[torch.Tensor] = deque(maxlen=UNDER_WAY)
+        rank = offer.members.index(identity) + 1
         with carrying.told("the group was not formed"):
-            own = _own_address(offer.address, offer.port)
-            reached = _DIST.TCPStore(offer.address, offer.port, None, False, left, wait_for_workers=False)  # noqa: FBT003
-            store = _DIST.PrefixStore(offer.secret, reached)
-            self._group: Any = carrying.make_group(
-                _DIST, store, rank=rank, world_size=offer.world_size, address=own, deadline=deadline
-            )
+            make = lambda: _joined(offer, rank, deadline, device)  # noqa: E731
+            self._group: Any = carrying.made_in_time(make, deadline, goes_on)
 
     def receive(self, bucket: torch.Tensor, deadline: Deadline) -> Any:
         """Begin to receive a bucket; it is not there before `finish`.
@@ -49,12 +64,37 @@ class Member:
             TimedOutError: The deadline has passed.
         """
         with carrying.told(_BROKEN):
+            self._under_way.append(bucket)
             return carrying.carry(_DIST, self._group, bucket, deadline)
+
+    def bounded(self, deadline: Deadline) -> AbstractContextManager[None]:
+        """Have it all end soon after a deadline (`carrying.bounded`)."""
+        return carrying.bounded(self._group, deadline)
 
     def abort(self) -> None:
         """Leave the group at once, whatever is under way; what waits in it ends by its own time."""
-        group, self._group = self._group, None
-        carrying.abort(group)
+        held, self._group = [self._group], None
+        carrying.abort(held, *self._under_way)
+
+
+def _joined(offer: Offer, rank: int, deadline: Deadline, device: torch.device) -> Any:
+    own = _own_address(offer.address, offer.port)
+    # The store listens since before it was offered. Where nothing does, torch would try again beyond its time.
+    with socket.create_connection((offer.address, offer.port), carrying.left(deadline)):
+        pass
+    left = timedelta(seconds=min(_CONNECT, carrying.left(deadline)))
+    reached = _DIST.TCPStore(offer.address, offer.port, None, False, left, wait_for_workers=False)  # noqa: FBT003
+    reached.set_timeout(timedelta(seconds=carrying.left(deadline)))
+    return groups.make_group(
+        torch,
+        _DIST.PrefixStore(offer.secret, reached),
+        backend=offer.backend,
+        device=device,
+        rank=rank,
+        world_size=offer.world_size,
+        address=own,
+        deadline=deadline,
+    )
 
 
 def finish(work: Any, deadline: Deadline, goes_on: Callable[[], bool]) -> None:

@@ -13,28 +13,27 @@ docs/broadcast.md has the protocol.
 import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 import torch
 
 from explorer_hooks.errors import RefusedError
 from explorer_hooks.loading.places import DTYPES
-from explorer_hooks.transports.group import Member, finish
+from explorer_hooks.transports.group import UNDER_WAY, Member, finish
 from syncd.errors import SyncdError, TryAgainError
+from syncd.protocol.backend import GLOO, NCCL
 from syncd.protocol.buckets import Plan, make_plan
-from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
-from syncd.synchronizer import Synchronizer
+from syncd.synchronizer import Synchronizer, checksums, groups
 from syncd.synchronizer.waiting import Deadline
 
-BACKEND = "gloo"
+BACKEND = GLOO
+"""What every explorer takes; one whose parameters are on a GPU says beside it that it could take NCCL."""
 
-_UNDER_WAY = 2
-"""Buckets that are received at once: the trainer sends as many."""
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ class Receiver:
         self._member: Member | None = None
         self._plan: Plan | None = None
         self._memory: torch.Tensor | None = None
-        sync.take_part(BACKEND)
+        self._device = _device_of(self._parameters)
+        self.join()
 
     def turn(self, current: int, timeout: float) -> Received | Version | None:
         """Wait for newer weights, whichever way they come.
@@ -107,6 +107,10 @@ class Receiver:
         with torch.no_grad():
             for name, tensor in received.tensors.items():
                 self._parameters[name].copy_(tensor)
+        self.tell(received)
+
+    def tell(self, received: Received) -> None:
+        """Say in the presence that what was received is what runs."""
         self._sync.set_ahead(received.round)
 
     def confirm_published(self) -> bool:
@@ -117,12 +121,36 @@ class Receiver:
         """Say whether what a broadcast has brought will not be published, so that files are to be loaded."""
         return self._sync.ahead_is_void()
 
+    def join(self) -> None:
+        """Take part, from the beginning on or after `leave`."""
+        self._sync.take_part(BACKEND, groups.gpu_of(torch, self._device))
+
+    def leave(self) -> None:
+        """Take part no more, until `join`; the trainer waits for this explorer no longer. The group is kept."""
+        self._sync.take_part(None)
+
     def close(self) -> None:
         """Take part no more, and leave the group."""
         self._drop()
         self._memory = None
         with contextlib.suppress(SyncdError):
-            self._sync.take_part(None)
+            self.leave()
+
+    def check_fit(self, plan: Plan) -> None:
+        """Compare what is offered with the model.
+
+        Raises:
+            RefusedError: It does not fit.
+        """
+        for place in plan.places:
+            held = self._parameters.get(place.name)
+            if held is None or tuple(held.shape) != place.shape:
+                shape = None if held is None else tuple(held.shape)
+                raise RefusedError(
+                    f"tensor {place.name!r} is {place.dtype} {place.shape}, the model has {shape}"
+                )
+        if lacking := _lacking(self._parameters, {place.name for place in plan.places}):
+            raise RefusedError(f"the trainer does not send {min(lacking)!r}")
 
     def _receive(self, told: Round) -> Received | None:
         deadline = Deadline(self._clock, told.timeout)
@@ -145,7 +173,10 @@ class Receiver:
             if offer.epoch != told.epoch:
                 raise TryAgainError("the trainer offers another group by now")
             self._plan = self._fitting(offer, told)
-            self._member = Member(offer, self._sync.identity or "", deadline)
+            device = self._device if offer.backend == NCCL else CPU
+            self._member = Member(
+                offer, self._sync.identity or "", deadline, device, lambda: self._sync.round_goes_on(told)
+            )
         if self._plan is None or self._plan.digest != told.digest:
             raise RefusedError("the round has other tensors than its group")
         return self._member
@@ -159,15 +190,9 @@ class Receiver:
         plan = make_plan(offer.tensors, offer.bucket)
         if plan.digest != told.digest:
             raise RefusedError("the round has other tensors than its group")
-        for place in plan.places:
-            held = self._parameters.get(place.name)
-            if held is None or tuple(held.shape) != place.shape or place.dtype not in DTYPES:
-                shape = None if held is None else tuple(held.shape)
-                raise RefusedError(
-                    f"tensor {place.name!r} is {place.dtype} {place.shape}, the model has {shape}"
-                )
-        if lacking := _lacking(self._parameters, {place.name for place in plan.places}):
-            raise RefusedError(f"the trainer does not send {min(lacking)!r}")
+        if unknown := [place.name for place in plan.places if place.dtype not in DTYPES]:
+            raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
+        self.check_fit(plan)
         return plan
 
     def _pour(
@@ -175,34 +200,38 @@ class Receiver:
     ) -> tuple[Mapping[str, torch.Tensor], str]:
         """Receive all buckets; return views of the tensors and the checksum of all bytes."""
         assert self._plan is not None
-        plan, memory = self._plan, self._room(self._plan.total)
+        plan, memory = self._plan, self._room(self._plan.total, member.device)
         goes_on = lambda: self._sync.round_goes_on(told)  # noqa: E731
-        state, under_way = hasher(), []
-        for start, end in plan.buckets():
-            under_way.append((memory[start:end], member.receive(memory[start:end], deadline)))
-            if len(under_way) == _UNDER_WAY:
-                bucket, work = under_way.pop(0)
+        checksum, under_way = checksums.make_checksum(torch, member.device), []
+        with member.bounded(deadline):
+            for start, end in plan.buckets():
+                under_way.append((memory[start:end], member.receive(memory[start:end], deadline)))
+                if len(under_way) == UNDER_WAY:
+                    bucket, work = under_way.pop(0)
+                    finish(work, deadline, goes_on)
+                    checksum.add(bucket)
+            for bucket, work in under_way:
                 finish(work, deadline, goes_on)
-                state.update(_view(bucket))
-        for bucket, work in under_way:
-            finish(work, deadline, goes_on)
-            state.update(_view(bucket))
+                checksum.add(bucket)
+            found = checksum.text()
         views = {
             place.name: memory[place.start : place.end].view(DTYPES[place.dtype]).view(place.shape)
             for place in plan.places
         }
-        return views, f"{DEFAULT}:{state.hexdigest()}"
+        return views, found
 
-    def _room(self, size: int) -> torch.Tensor:
-        if self._memory is None or self._memory.numel() != size:
-            self._memory = None
-            self._memory = torch.empty(size, dtype=torch.uint8)
-        return self._memory
+    def _room(self, size: int, device: torch.device) -> torch.Tensor:
+        held = self._memory
+        if held is None or held.numel() != size or held.device != device:
+            held = self._memory = None
+            held = self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return held
 
     def _give_up(self, told: Round, error: BaseException) -> None:
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
         self._log.warning("broadcast_failed", step=told.step, reason=reason)
         self._drop()
+        self._memory = None  # a device may write into it until the group has ended
         with contextlib.suppress(SyncdError):
             self._sync.refuse_round(told, reason)
 
@@ -218,6 +247,7 @@ def _lacking(parameters: Mapping[str, torch.Tensor], sent: Collection[str]) -> s
     return {name for name, held in parameters.items() if name not in sent and held.data_ptr() not in reached}
 
 
-def _view(bucket: torch.Tensor) -> memoryview:
-    content: Any = bucket.numpy()
-    return memoryview(content)
+def _device_of(parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    """Return the one device of all parameters; main memory where they are on several."""
+    devices = {held.device for held in parameters.values()}
+    return devices.pop() if len(devices) == 1 else CPU

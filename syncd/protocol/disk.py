@@ -210,13 +210,16 @@ class LocalDisk:
 
     def rename(self, source: str, target: str) -> None:
         self._guard(source, target)
-        inode = again(lambda: os.lstat(source)).st_ino
+        # Held open meanwhile: else what is removed and what is made next may have the same number.
+        held = again(lambda: os.open(source, _NAMED))
         try:
             os.rename(source, target)
         except OSError:
             # A network file system may lose the answer to a rename that its server has done.
-            if not _is_inode(target, inode):
+            if not _is_at(target, held):
                 raise
+        finally:
+            os.close(held)
 
     def make_directory(self, path: str) -> None:
         self._guard(f"{path}/")
@@ -366,6 +369,9 @@ def _opened(path: str, flags: int, mode: int = 0o644) -> Iterator[int]:
         os.close(descriptor)
 
 
+# What a name leads to, be it a link or a FIFO; nothing is opened.
+_NAMED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
 # A FIFO must not block the open, and a link must not be followed.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -458,8 +464,10 @@ def _write_all(descriptor: int, view: memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _is_inode(path: str, inode: int) -> bool:
+def _is_at(path: str, held: int) -> bool:
+    """Say whether a path leads to what is open: no other with its number, which a server may have given out again."""
     try:
-        return os.lstat(path).st_ino == inode
+        named, mine = os.lstat(path), os.fstat(held)
     except OSError:
         return False
+    return os.path.samestat(named, mine) and mine.st_nlink > 0 and named.st_mtime_ns == mine.st_mtime_ns

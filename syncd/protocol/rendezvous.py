@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.backend import GLOO
 from syncd.protocol.disk import MISSING, list_if_there, remove_tree
 from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
 from syncd.protocol.layout import Job, check_identity, is_identity
@@ -29,7 +30,7 @@ class Offer:
         epoch: Grows each time the group is formed anew.
         address: Where the group's store listens.
         port: Its port.
-        backend: nccl or gloo.
+        backend: nccl or gloo; gloo in documents that do not name it.
         world_size: Members, the trainer included.
         members: The explorers it is for; rank = place + 1.
         tensors: Name, dtype and shape of each tensor in the order of sending.
@@ -127,7 +128,7 @@ def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
         epoch=fields.integer("epoch"),
         address=fields.text("address"),
         port=fields.integer("port"),
-        backend=fields.text("backend"),
+        backend=fields.text("backend", GLOO),
         world_size=fields.integer("world_size", least=1),
         members=tuple(members),
         tensors=tuple(_tensor(fields, item) for item in fields.items("tensors")),

@@ -4,18 +4,29 @@ Trainer and explorers know each other through the job directory only, and nothin
 hands `torch.distributed` in.
 """
 
+import atexit
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from threading import Thread
+from threading import Lock, Thread, Timer
 from typing import Any
+from weakref import WeakSet
 
 from syncd.errors import TimedOutError, TryAgainError
 from syncd.synchronizer.waiting import Deadline
 
 _LOOK, _LOOK_FURTHER = 0.0005, 0.25
 """Seconds between two looks whether a bucket is through, and whether the other side has given the round up."""
+
+_GRACE = 1.0
+"""Seconds after its deadline in which whoever carries something has noticed it, unless the device keeps it."""
+
+
+_ENDING = 5.0
+"""Seconds that a process waits for its groups to end before it ends itself: torch does not stand to be cut short."""
+
+_endings: WeakSet[Thread] = WeakSet()
 
 
 class GroupError(TryAgainError):
@@ -24,24 +35,77 @@ class GroupError(TryAgainError):
     code = "broadcast_failed"
 
 
-def make_group(dist: Any, store: Any, *, rank: int, world_size: int, address: str, deadline: Deadline) -> Any:
-    """Return a gloo group of its own; all its waits end at the deadline.
+def made_in_time(
+    make: Callable[[], Any], deadline: Deadline, goes_on: Callable[[], bool] = lambda: True
+) -> Any:
+    """Return the group that is made, or leave it to a thread that is left behind.
+
+    Torch's store waits without end for an answer of a process that stands still: its system takes connections.
 
     Args:
-        dist: `torch.distributed`.
-        store: Where its members find each other.
-        rank: This process's.
-        world_size: Of all members.
-        address: This host's, on which the group listens.
+        make: Makes it. What it makes too late is aborted.
         deadline: When to give up.
+        goes_on: Asked now and then: whether the other side still takes part.
 
     Raises:
+        GroupError: The other side takes part no more.
         TimedOutError: The deadline has passed.
     """
-    options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - no other says where it listens
-    options._timeout = timedelta(seconds=left(deadline))  # noqa: SLF001
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
-    return dist.ProcessGroupGloo(store, rank, world_size, options)
+    making = _Making(make)
+    making.start()
+    try:
+        making.join(min(_LOOK_FURTHER, left(deadline)))
+        while making.is_alive():
+            require(goes_on)
+            making.join(min(_LOOK_FURTHER, left(deadline)))
+    except BaseException:
+        making.give_up()
+        raise
+    return making.made()
+
+
+class _Making(Thread):
+    """Makes a group. What a failure refers to is let go at once: a store keeps its connection for as long."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__(name="broadcast-join", daemon=True)
+        self._make = make
+        self._group: Any = None
+        self._error: BaseException | None = None
+        self._lock, self._given_up = Lock(), False
+
+    def run(self) -> None:
+        """Make it; nobody may wait for it any more when it is there."""
+        group: Any = None
+        failed: BaseException | None = None
+        try:
+            group = self._make()
+        except BaseException as error:  # noqa: BLE001 - raised again in who waits for it
+            failed = error
+        with self._lock:
+            if self._given_up:
+                abort([group])
+            else:
+                self._group, self._error = group, failed
+        del group, failed
+
+    def give_up(self) -> None:
+        """Have it aborted, now or when it is there."""
+        with self._lock:
+            self._given_up = True
+            _endings.add(self)
+            held, self._group, self._error = [self._group], None, None
+        abort(held)
+
+    def made(self) -> Any:
+        """Return it once the thread has ended, or raise what that has ended with."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+        return self._group
 
 
 def carry(dist: Any, group: Any, bucket: Any, deadline: Deadline) -> Any:
@@ -73,18 +137,49 @@ def finish(work: Any, deadline: Deadline, what: str, goes_on: Callable[[], bool]
     while not work.is_completed():
         left(deadline)
         if time.monotonic() - asked > _LOOK_FURTHER:
-            if not goes_on():
-                raise GroupError("the trainer has given the broadcast up")
+            require(goes_on)
             asked = time.monotonic()
         time.sleep(_LOOK)
     with told(what):
         work.wait()
 
 
-def abort(group: Any) -> None:
-    """End a group at once, whatever is under way; what waits in it ends by its own time. None is no group."""
-    if group is not None:
-        Thread(target=_abort, args=[group], name="broadcast-abort", daemon=True).start()
+@contextlib.contextmanager
+def bounded(group: Any, deadline: Deadline) -> Iterator[None]:
+    """Have a group aborted soon after a deadline, whatever this thread waits for then.
+
+    It may wait for the device (to allocate memory is enough), and the device for a member that has gone.
+
+    Raises:
+        TimedOutError: What was done inside has taken longer.
+    """
+    timer = Timer(max(deadline.left(), 0.0) + _GRACE, _abort, [[group], ()])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+        left(deadline)
+    finally:
+        timer.cancel()
+
+
+def abort(held: list[Any], *kept: Any) -> Thread | None:
+    """End a group at once, whatever is under way; what waits in it ends by its own time. None is no group.
+
+    Args:
+        held: The group alone. Who lets go of a group last waits for what is under way in it, so the thread that ends
+            it takes it out of here, and nobody else should hold it.
+        kept: Memory that may be under way: a device writes into it until the group has ended.
+
+    Returns:
+        The thread that ends it.
+    """
+    if held == [None]:
+        return None
+    thread = Thread(target=_abort, args=[held, kept], name="broadcast-abort", daemon=True)
+    _endings.add(thread)
+    thread.start()
+    return thread
 
 
 def left(deadline: Deadline) -> float:
@@ -97,6 +192,16 @@ def left(deadline: Deadline) -> float:
     if seconds <= 0:
         raise TimedOutError(f"the broadcast has not ended within {deadline.seconds:g} s")
     return seconds
+
+
+def require(goes_on: Callable[[], bool]) -> None:
+    """Raise where the other side takes part no more.
+
+    Raises:
+        GroupError: It does not.
+    """
+    if not goes_on():
+        raise GroupError("the trainer has given the broadcast up")
 
 
 @contextlib.contextmanager
@@ -112,6 +217,14 @@ def told(what: str) -> Iterator[None]:
         raise GroupError(f"{what}: {(str(error).splitlines() or [''])[0]}") from error
 
 
-def _abort(group: Any) -> None:
+def _abort(held: list[Any], _kept: Any) -> None:
+    group = held.pop()
     with contextlib.suppress(RuntimeError):
         group.abort()
+
+
+@atexit.register
+def _await_endings() -> None:
+    end = time.monotonic() + _ENDING
+    for thread in list(_endings):
+        thread.join(max(end - time.monotonic(), 0.0))

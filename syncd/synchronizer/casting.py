@@ -7,8 +7,11 @@ trainer writes whether all of them have. Each wait has the deadline of its round
 import contextlib
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from typing import Any
 
 from syncd.errors import TimedOutError, TryAgainError, UsageError
+from syncd.protocol.backend import KEY as GPU
+from syncd.protocol.backend import Gpu
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import (
     Acknowledgement,
@@ -119,12 +122,22 @@ class Casting(Following, Grouping):
     # --- both --------------------------------------------------------------------------------------------------
 
     @public
-    def take_part(self, backend: str | None) -> None:
-        """Say that this process takes part in broadcasts over a backend, or in none any more."""
+    def take_part(self, backend: str | None, gpu: Gpu | None = None) -> None:
+        """Say that this process takes part in broadcasts, or in none any more.
+
+        Args:
+            backend: The backend that it takes in any case; None for no part.
+            gpu: Where it could take NCCL instead.
+        """
         if self._member is None:
             raise UsageError("an observer takes part in no broadcast", hint="open as trainer or explorer")
-        others = {key: value for key, value in self._member.presence.info.items() if key != TAKES_PART}
-        self._member.change(info=others if backend is None else {**others, TAKES_PART: backend})
+        said: dict[str, Any] = {} if backend is None else {TAKES_PART: backend}
+        if backend is not None and gpu is not None:
+            said[GPU] = gpu.document()
+        others = {
+            key: value for key, value in self._member.presence.info.items() if key not in (TAKES_PART, GPU)
+        }
+        self._member.change(info=others | said)
 
     # --- the explorer ------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Who is doing what: the statuses of the trainer and of each explorer, by identity, only while they live."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from syncd.protocol.presence import RunningStatus
@@ -7,7 +8,7 @@ from syncd.synchronizer.agreeing import agreed_asks
 from syncd.synchronizer.base import Base, public
 
 
-class Statuses(Base):
+class Statuses(Base, ABC):
     """Statuses, and who asks for a sync."""
 
     @public
@@ -84,6 +85,6 @@ class Statuses(Base):
         if any(getattr(before, name) != value for name, value in changes.items()):
             trainer.change(**changes)
 
+    @abstractmethod
     def _position(self) -> dict[str, Any]:
         """Return the fields that say which step the trainer announced last."""
-        raise NotImplementedError

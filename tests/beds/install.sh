@@ -7,7 +7,7 @@ if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
   exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
-packages=(strace e2fsprogs xfsprogs user-mode-linux nfs-kernel-server nfs-common rpcbind kmod iproute2 procps
+packages=(strace e2fsprogs xfsprogs btrfs-progs user-mode-linux nfs-kernel-server nfs-common rpcbind kmod iproute2 procps
   slurmctld slurmd slurm-client munge systemd systemd-container dbus)
 command -v cc >/dev/null || packages+=(tcc)
 missing=()

@@ -3,6 +3,7 @@
 Abilities are tried, never guessed from names or versions; each answer is kept for the session.
 """
 
+import errno
 import functools
 import os
 import shutil
@@ -11,6 +12,7 @@ import tempfile
 
 from beds.loop import mounted
 from beds.machine import booted
+from beds.quota import limited
 from beds.silent import silent
 
 BEDS = os.path.dirname(os.path.abspath(__file__))
@@ -104,6 +106,27 @@ def tmpfs(options: str) -> str | None:
         if done.returncode == 0:
             _run(["umount", place])
     return None if done.returncode == 0 else f"no tmpfs with {options}: {_last_line(done.stderr)}"
+
+
+@functools.cache
+def quota() -> str | None:
+    """Try to use a real quota up."""
+    if reason := root() or _missing("mkfs.btrfs", "btrfs", "mount"):
+        return reason
+    try:
+        with limited("1M") as made:
+            return _unless_used_up(f"{made.point}/filler")
+    except OSError as error:
+        return f"no quota of btrfs: {_last_line(str(error))}"
+
+
+def _unless_used_up(filler: str) -> str | None:
+    try:
+        with open(filler, "wb", buffering=0) as file:
+            file.writelines([b"x" * 65536] * 64)
+    except OSError as error:
+        return None if error.errno == errno.EDQUOT else f"btrfs's quota fails otherwise: {error}"
+    return "btrfs's quota lets everything through"
 
 
 @functools.cache

@@ -1,10 +1,12 @@
 """Programs as processes forked from one that has imported torch: the import is most of what they cost."""
 
+import json
 import multiprocessing
 import os
 import runpy
 import sys
 
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PRELOADED = (
     "trainer.run",
     "trainer.engines.files",
@@ -25,6 +27,18 @@ def start(log, environment, *argv):
     process = context.Process(target=_become, args=(log, environment, argv))
     process.start()
     return process
+
+
+def benchmark(name, place, *options):
+    """Run a benchmark below `place` to its end, and return what it said and the figures that it wrote."""
+    figures = place / "figures.json"
+    argv = (f"{_ROOT}/benchmarks/{name}", *options, "--dir", str(place), "--json", str(figures))
+    process = start(str(place / "said"), {"PYTHONPATH": _ROOT}, *argv)
+    process.join(200)
+    process.kill()
+    said = (place / "said").read_text()
+    assert process.exitcode == 0, said
+    return said, json.loads(figures.read_text())
 
 
 def _become(log, environment, argv):

@@ -12,6 +12,7 @@ from test_transformers_hook import log_probs, tiny  # noqa: E402
 from explorer_hooks.explorer import broadcasts  # noqa: E402
 from explorer_hooks.explorer.broadcasts import Broadcasts  # noqa: E402
 from explorer_hooks.explorer.sources import Files  # noqa: E402
+from explorer_hooks.explorer.takers import IntoModel  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from explorer_hooks.transports.nccl import Received, Receiver  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
@@ -33,7 +34,11 @@ class Bed:
         self.receiver = Receiver(self.follower.sync, self.hook.model.state_dict())
         self.receiver.turn = lambda current, timeout: self.coming.pop(0) if self.coming else None
         self.source = Broadcasts(
-            self.follower, self.receiver, self.hook, patience=60.0, ready=1.0, stop=lambda: self.stopped
+            self.follower,
+            IntoModel(self.receiver, self.hook),
+            patience=60.0,
+            ready=1.0,
+            stop=lambda: self.stopped,
         )
 
     def send(self, step, attempt, *, generation=1):

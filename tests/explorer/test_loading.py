@@ -11,7 +11,7 @@ from safetensors.torch import save_file  # noqa: E402
 from targets import target_of  # noqa: E402
 
 from explorer_hooks.errors import LoadFailedError, RefusedError  # noqa: E402
-from explorer_hooks.loading import reading, residency  # noqa: E402
+from explorer_hooks.loading import opened, residency  # noqa: E402
 from explorer_hooks.loading.places import DTYPES, held  # noqa: E402
 from explorer_hooks.loading.residency import cached_share  # noqa: E402
 from explorer_hooks.loading.step import check, load  # noqa: E402
@@ -61,7 +61,7 @@ def filled(target, tensors, **more):
 @pytest.fixture(params=["cached", "direct"])
 def way(request, monkeypatch):
     """Have every file read in one way; skip what this file system refuses."""
-    monkeypatch.setattr(reading, "cached_share", lambda *_: 1.0 if request.param == "cached" else 0.0)
+    monkeypatch.setattr(opened, "cached_share", lambda *_: 1.0 if request.param == "cached" else 0.0)
     return request.param
 
 

@@ -1,4 +1,4 @@
-"""File systems that misbehave under a real daemon: one that freezes, one that never answers, full ones, read-only."""
+"""File systems that misbehave under a real daemon: frozen, without an answer, full, over a quota, read-only."""
 
 import contextlib
 import errno
@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from beds import probe
-from beds.loop import mounted
+from beds.loop import frozen, mounted
+from beds.quota import limited
 from beds.silent import silent
 from jobs import start, steps_of, write_step
 
@@ -154,16 +156,6 @@ def ext4():
         yield loop
 
 
-@contextlib.contextmanager
-def frozen(point):
-    """Freeze a file system: whoever writes to it stands in the kernel."""
-    subprocess.run(["fsfreeze", "--freeze", point], check=True, timeout=60)
-    try:
-        yield
-    finally:
-        subprocess.run(["fsfreeze", "--unfreeze", point], check=True, timeout=60)
-
-
 def test_a_frozen_disk_is_told_while_it_lasts_and_gone_on_from_when_it_is_over(ext4, place):
     with watched(place, Job.at(f"{ext4.point}/job")) as daemon:
         publish(daemon, 1)
@@ -283,24 +275,46 @@ def empty(root):
 CROWDED = {
     "full": ("size=4m", fill_bytes),
     "no_inodes": ("size=64m,nr_inodes=200", fill_inodes),
+    "quota": (None, fill_bytes),
 }
+"""With which options a tmpfs is mounted, none where it is a btrfs with a quota; and what fills it."""
+
+
+@contextlib.contextmanager
+def small_tmpfs(options, point):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], check=True, timeout=60)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", point], check=True, timeout=60)
+
+
+@pytest.fixture
+def quota():
+    """Make a directory with a real quota, and a job in it."""
+    if (reason := probe.quota()) is not None:
+        pytest.skip(reason)
+    with limited("4M") as made:
+        os.mkdir(f"{made.point}/job")
+        os.chmod(f"{made.point}/job", 0o777)
+        yield made
 
 
 @pytest.fixture
 def crowded(request, tmp_path):
     """Mount a small file system that belongs to nobody in particular."""
     options = CROWDED[request.param][0]
+    if options is None:
+        yield request.param, request.getfixturevalue("quota").point
+        return
     if (reason := probe.tmpfs(options)) is not None:
         pytest.skip(reason)
     point = tmp_path / "mnt"
     point.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], check=True, timeout=60)
-    try:
+    with small_tmpfs(options, point):
         os.mkdir(point / "job")
         os.chmod(point / "job", 0o777)
         yield request.param, str(point)
-    finally:
-        subprocess.run(["umount", "-l", point], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("crowded", CROWDED, indirect=True)
@@ -310,15 +324,64 @@ def test_a_disk_with_nothing_left_is_told_once_and_gone_on_from_when_there_is_ro
         publish(daemon, 1)
         CROWDED[state][1](f"{point}/job")
         until(lambda: state in daemon.states(), daemon)
-        seen = len(daemon.events("error"))
         assert daemon.state(state) == 1.0
         assert daemon.events("mount_state")[0]["hint"]
         again = daemon.pings()
         until(lambda: daemon.pings() >= again + 2, daemon)
-        assert len(daemon.events("error")) == seen == 1, "told once, however often it is tried again"
+        assert len(daemon.events("error")) == 1, "told once, however often it is tried again"
         empty(f"{point}/job")
         publish(daemon, 2)
         until(lambda: daemon.states() == [state, "ok"], daemon)
+
+
+def problems(daemon):
+    shown = daemon.status("--json")
+    assert shown.returncode == 0, "nothing of it needs a write"
+    return [item["detail"] for item in json.loads(shown.stdout)["problems"]]
+
+
+def test_a_step_that_was_whole_before_the_quota_was_used_up_is_published_when_it_is_raised(quota, place):
+    with watched(place, Job.at(f"{quota.point}/job")) as daemon:
+        publish(daemon, 1)
+        daemon.process.send_signal(signal.SIGSTOP)
+        write_step(daemon.job, 2)
+        fill_bytes(daemon.job.root)
+        daemon.process.send_signal(signal.SIGCONT)
+        until(lambda: "quota" in daemon.states(), daemon)
+        assert daemon.state("quota") == 1.0
+        (told,) = daemon.events("mount_state")
+        assert "the quota is used up" in told["detail"]
+        assert told["hint"].startswith("quota -s; lfs quota -h ")
+        # The daemon's file for `status` is written a moment after the log.
+        until(lambda: any(one.startswith("quota: the quota is used up") for one in problems(daemon)), daemon)
+        assert daemon.published().step == 1
+        quota.limit("8M")
+        until(lambda: daemon.published().step == 2, daemon)
+        until(lambda: daemon.states() == ["quota", "ok"], daemon)
+        assert daemon.state("ok") == 1.0
+        assert latest_token(daemon.job) == 1, "by the same daemon"
+
+
+def test_what_is_in_the_trash_ends_a_used_up_quota_when_its_grace_is_over(quota):
+    """A step waits, so no tick gets as far as the trash."""
+    job = Job.at(f"{quota.point}/job")
+    daemon, heard, clock = start(job, keep_last=1, trash_grace=30)
+    for step in (1, 2, 3):
+        write_step(job, step)
+        Path(f"{job.step(step)}/optimizer").write_bytes(bytes(1 << 20))
+        daemon.tick(woken=True)
+    assert steps_of(job) == [2, 3]
+    write_step(job, 4)
+    fill_bytes(job.root)
+    clock.at += 20
+    daemon.tick(woken=True)
+    assert (daemon.trouble.state, read_version(job).step) == ("quota", 3)
+    for _ in range(5):
+        clock.at += 20
+        daemon.tick()
+    assert (daemon.trouble, daemon.leads) == (None, True)
+    assert [event["state"] for event in heard.of("mount_state")] == ["quota", "ok"]
+    assert read_version(job).step == 4
 
 
 class Filling(LocalDisk):
@@ -346,6 +409,7 @@ def test_the_trash_is_emptied_where_nothing_can_be_written(tmp_path, error, stat
     assert steps_of(job) == [2, 3]
     (trash,) = os.listdir(job.trash)
     assert os.listdir(f"{job.trash}/{trash}"), "step 1 waits for its grace"
+    write_step(job, 4)
     job.disk.error = error
     for _ in range(5):
         clock.at += 20
@@ -356,5 +420,5 @@ def test_the_trash_is_emptied_where_nothing_can_be_written(tmp_path, error, stat
     job.disk.error = 0
     clock.at += 20
     daemon.tick()
-    assert (daemon.trouble, daemon.leads) == (None, True)
+    assert (daemon.trouble, daemon.leads, read_version(job).step) == (None, True, 4)
     assert [event["state"] for event in heard.of("mount_state")] == [state, "ok"]

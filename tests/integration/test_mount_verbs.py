@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from beds import probe
-from beds.loop import mounted
+from beds.loop import frozen, mounted
 from beds.silent import silent
 from cli import command, environment, spawn
 from jobs import shard_bytes, write_step
@@ -76,16 +76,6 @@ def ext4():
         pytest.skip(reason)
     with mounted("ext4") as loop:
         yield loop
-
-
-@contextlib.contextmanager
-def frozen(point):
-    """Freeze a disk: what writes to it stands in the kernel and cannot even be killed."""
-    subprocess.run(["fsfreeze", "--freeze", point], check=True, timeout=60)
-    try:
-        yield
-    finally:
-        subprocess.run(["fsfreeze", "--unfreeze", point], check=True, timeout=60)
 
 
 def line_of(verb, job, source="", *options):

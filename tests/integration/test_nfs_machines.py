@@ -147,26 +147,28 @@ def kill_the_server_twice(bed):
     return figures
 
 
-def kill_the_leader(bed):
+def take_over(bed, harm):
+    """Harm the leader after a third of the steps; return the times in which the stand-by took its place."""
     bed.until(has(bed, "a", "leading"), "the leader")
     bed.tell("led")
     bed.until(has(bed, "b", "standing_by"), "the stand-by")
     bed.until(reaches(bed, "a", STEPS * 3 // 10), "a third of the steps")
-    off = bed.kill("a")
+    off = harm("a")
     bed.until(has(bed, "b", "version_published"), "the next version")
-    figures = times_of_take_over(bed, off)
+    return {
+        "led by the stand-by after": at(of(bed, "b", "leading")[0]) - off,
+        "next version after": at(of(bed, "b", "version_published")[0]) - off,
+    }
+
+
+def kill_the_leader(bed):
+    figures = take_over(bed, bed.kill)
     finish(bed, "b")
     return figures
 
 
 def cut_the_leader_off(bed):
-    bed.until(has(bed, "a", "leading"), "the leader")
-    bed.tell("led")
-    bed.until(has(bed, "b", "standing_by"), "the stand-by")
-    bed.until(reaches(bed, "a", STEPS * 3 // 10), "a third of the steps")
-    off = bed.cut("a")
-    bed.until(has(bed, "b", "version_published"), "the next version")
-    figures = times_of_take_over(bed, off)
+    figures = take_over(bed, bed.cut)
     time.sleep(OFF)
     assert not of(bed, "a", "fenced"), "it cannot know yet"
     healed = bed.heal("a")
@@ -180,13 +182,6 @@ def cut_the_leader_off(bed):
 def longest(bed, name):
     times = [at(line) for line in of(bed, name, "version_published")]
     return max(after - before for before, after in itertools.pairwise(times))
-
-
-def times_of_take_over(bed, off):
-    return {
-        "led by the stand-by after": at(of(bed, "b", "leading")[0]) - off,
-        "next version after": at(of(bed, "b", "version_published")[0]) - off,
-    }
 
 
 SCENARIOS = {

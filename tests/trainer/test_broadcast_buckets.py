@@ -6,7 +6,7 @@ import torch
 from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import make_plan
 from trainer.transports.export import Walk
-from trainer.transports.nccl import _bytes_of, fill
+from trainer.transports.packing import bytes_of, fill
 
 STATE = {
     "a": torch.arange(30, dtype=torch.float32).reshape(5, 6),
@@ -31,7 +31,7 @@ def poured(plan, state, dtype=None):
     """Return all bytes that are sent, in one piece."""
     size = min(plan.bucket, plan.total)
     room = (torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8))
-    pieces = ((piece, _bytes_of(piece)) for piece in walked(state, dtype))
+    pieces = ((piece, bytes_of(piece)) for piece in walked(state, dtype))
     return torch.cat([bucket.clone() for bucket in fill(plan, pieces, room)])
 
 

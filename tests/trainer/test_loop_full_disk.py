@@ -1,11 +1,13 @@
-"""The loop on a file system that is really full for a while, and on one that stays so."""
+"""The loop where a file system is really full, or a quota really used up, for a while, and where it stays so."""
 
 import contextlib
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from beds import probe
+from beds.quota import limited
 from checker import sealed
 from trainers import make_trainer, small_config, write_experiences
 
@@ -19,26 +21,48 @@ from trainer.loop import Trainer
 from trainer.transports.finite import NonFiniteError
 
 SIZE = "size=4m"
+SAID = {"full": "No space left", "quota": "quota exceeded"}
 
 
-@pytest.fixture
-def job(tmp_path):
-    """A job on a small file system of its own."""
+@contextlib.contextmanager
+def small_tmpfs(point):
+    """Mount a small file system; yield its directory."""
     if (reason := probe.tmpfs(SIZE)) is not None:
         pytest.skip(reason)
-    point = tmp_path / "small"
     point.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", SIZE, "tmpfs", point], check=True, timeout=60)
     try:
-        (point / "job").mkdir()
-        write_experiences(point / "job", 12)
-        yield point / "job"
+        yield point
     finally:
         subprocess.run(["umount", "-l", point], check=True, timeout=60)
 
 
+@contextlib.contextmanager
+def with_quota():
+    """Make a directory with a real quota of the same size; yield it."""
+    if (reason := probe.quota()) is not None:
+        pytest.skip(reason)
+    with limited("4M") as made:
+        yield Path(made.point)
+
+
+@pytest.fixture(params=SAID)
+def end(request):
+    """Return what ends the room: that of the file system or that of a quota."""
+    return request.param
+
+
+@pytest.fixture
+def job(end, tmp_path):
+    """A job that has little room."""
+    with small_tmpfs(tmp_path / "small") if end == "full" else with_quota() as point:
+        (point / "job").mkdir()
+        write_experiences(point / "job", 12)
+        yield point / "job"
+
+
 def filled(monkeypatch, job, first, last):
-    """Let the file system be full while the steps from `first` to `last` are trained."""
+    """Let there be no room while the steps from `first` to `last` are trained."""
     train_step, filler = Trainer.train_step, job.parent / "filler"
 
     def step(made, batch):
@@ -71,7 +95,7 @@ def train(config):
                 made.shutdown()
 
 
-def test_training_goes_on_while_the_disk_is_full_and_the_weights_come_later(job, monkeypatch):
+def test_training_goes_on_while_there_is_no_room_and_the_weights_come_later(job, monkeypatch):
     filled(monkeypatch, job, first=3, last=5)
     code, shown = train(small_config(job, trainer={"total_steps": 8}, sync={"max_failures": 4}))
     assert code == 0
@@ -88,9 +112,9 @@ def test_training_goes_on_while_the_disk_is_full_and_the_weights_come_later(job,
         assert damaged_files(LocalDisk(), path, read_manifest(LocalDisk(), path)) == []
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_what_was_good(job, monkeypatch):
+def test_no_room_for_good_ends_the_run_with_what_was_good(job, end, monkeypatch):
     filled(monkeypatch, job, first=3, last=99)
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match=SAID[end]):
         train(small_config(job, trainer={"total_steps": 9}, sync={"max_failures": 2}))
     assert sealed(str(job)) == [1, 2]
     assert not os.path.exists(f"{job}/global_step_9")

@@ -32,8 +32,12 @@ wait_for() { # SECONDS COMMAND...: until it succeeds
   done
 }
 job_is() { [[ $(scontrol show job "$1" | grep -o "$2") ]]; }
+idle() { [[ $(sinfo -h -t idle -o %D) == 2 ]]; }
 at_once() { # a requeued job would wait two minutes
   wait_for 60 job_is "$1" JobState=PENDING
+  # It waits for nodes to forget the job that they have just killed: they know the two apart by the second.
+  wait_for 60 idle
+  sleep 2
   wait_for 60 scontrol update jobid="$1" StartTime=now
 }
 lines() { (($(cat OUT/job/metrics.jsonl 2>/dev/null | wc -l) >= $1)); }

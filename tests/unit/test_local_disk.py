@@ -262,3 +262,17 @@ def test_the_clock_goes_forward():
     clock.sleep(0.01)
     assert clock.monotonic() - before >= 0.01
     assert clock.time() > 1.7e9
+
+
+def test_what_took_the_number_of_something_removed_is_not_taken_for_it(root, monkeypatch):
+    """Two claims of a term: one is removed right before it takes its place, the other has its number by then."""
+    os.mkdir(f"{root}/claim")
+
+    def too_late(source, target):
+        os.rmdir(source)
+        os.mkdir(target)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+
+    monkeypatch.setattr(os, "rename", too_late)
+    with pytest.raises(FileNotFoundError):
+        DISK.rename(f"{root}/claim", f"{root}/0000000002")

@@ -54,6 +54,9 @@ class Walk:
         world_size: Number of ranks.
         dtype: What floating-point tensors are cast to; None keeps them. Those of one byte are kept always.
         tied: Names to leave out, besides those found to share the storage of another.
+
+    Attributes:
+        device: Where the largest tensor is, once planned.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Walk:
         self._rank, self._dtype, self._shares = rank, dtype, Shares(world_size)
         self.weight_map: dict[str, str] = {}
         self.specs: list[Spec] = []
+        self.device = torch.device("cpu")
 
     @property
     def total_size(self) -> int:
@@ -81,9 +85,11 @@ class Walk:
         return self._mine(_whole)
 
     def plan(self) -> None:
-        """Walk to the end for `specs` and `weight_map` alone: nothing is gathered, no weight is looked at."""
-        for _ in self._mine(torch.Tensor.detach):
-            pass
+        """Walk to the end for `specs`, `weight_map` and `device`: nothing is gathered, no weight is looked at."""
+        largest = -1
+        for piece in self._mine(torch.Tensor.detach):
+            if piece.spec.size > largest:
+                largest, self.device = piece.spec.size, piece.tensor.device
 
     def _mine(self, made: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Piece]:
         for name, tensor in self._tensors:

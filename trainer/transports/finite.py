@@ -42,7 +42,50 @@ def check_finite(name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
         chunk = content_bytes[start : start + _CHUNK]
         signed, unsigned = chunk.view(f"i{dtype.itemsize}"), chunk.view(f"u{dtype.itemsize}")
         if int(np.max(signed)) >= exponent or int(np.max(unsigned)) >= sign | exponent:
-            raise NonFiniteError(
-                f"tensor {name!r} holds NaN or infinity: the step is not written",
-                hint="look at the loss and the gradient norm of the last steps, or lower the learning rate",
-            )
+            raise _refusal(name)
+
+
+class Finite:
+    """Checks tensors where they are: those on a device are looked at there, and told of at the end."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, torch.Tensor]] = []
+
+    def look(self, name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
+        """Look at the bytes of whole elements.
+
+        Raises:
+            NonFiniteError: One of them is not finite, and in main memory.
+        """
+        if content.is_cpu:
+            check_finite(name, content, dtype)
+        elif dtype in _EXPONENT:
+            self._found.append((name, is_finite(content, dtype)))
+
+    def require(self) -> None:
+        """Wait for what devices have found.
+
+        Raises:
+            NonFiniteError: Something that is not finite.
+        """
+        found, self._found = self._found, []
+        if not found:
+            return
+        said = torch.stack([flag for _, flag in found]).tolist()
+        for (name, _), finite in zip(found, said, strict=True):
+            if not finite:
+                raise _refusal(name)
+
+
+def is_finite(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Say of bytes whether all elements are finite: a scalar that the device has not come to yet."""
+    elements = content.view(dtype)
+    wide = elements.float() if dtype.itemsize == 1 else elements
+    return wide.isfinite().all()
+
+
+def _refusal(name: str) -> NonFiniteError:
+    return NonFiniteError(
+        f"tensor {name!r} holds NaN or infinity: the step is not written",
+        hint="look at the loss and the gradient norm of the last steps, or lower the learning rate",
+    )

@@ -1,19 +1,22 @@
-"""The broadcast's own process group, at its root, beside whatever `torch.distributed` has. It is gloo's."""
+"""The broadcast's own process group, at its root, beside whatever `torch.distributed` has."""
 
-import socket
-from datetime import timedelta
+from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed
 
-from syncd.synchronizer import carrying
+from syncd.protocol.rendezvous import Offer
+from syncd.synchronizer import carrying, groups
 from syncd.synchronizer.waiting import Deadline
 
 _DIST: Any = torch.distributed
 """Its type stubs lack half of what is there."""
 
-_BACKLOG = 128
+UNDER_WAY = 2
+"""Buckets that are sent at once: one is packed while the other one is on its way."""
+
 _BROKEN = "a bucket was not sent"
 
 
@@ -23,39 +26,31 @@ class Root:
     Args:
         address: The address to listen on.
         timeout: Seconds that the store waits for anything.
+        device: Where buckets are.
     """
 
-    def __init__(self, address: str, timeout: float) -> None:
-        self.address = address
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with (
-            carrying.told(f"cannot listen on {address}"),
-            socket.socket(family, socket.SOCK_STREAM) as listening,
-        ):
-            listening.bind((address, 0))
-            listening.listen(_BACKLOG)
-            self.port: int = listening.getsockname()[1]
-            self._store: Any = _DIST.TCPStore(
-                address,
-                self.port,
-                None,
-                is_master=True,
-                timeout=timedelta(seconds=timeout),
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),
-            )
+    def __init__(self, address: str, timeout: float, device: torch.device) -> None:
+        self.address, self.device = address, device
+        self._under_way: deque[torch.Tensor] = deque(maxlen=UNDER_WAY)
+        self._store, self.port = groups.listen(torch, address, timeout)
         self._group: Any = None
 
-    def form(self, world_size: int, secret: str, deadline: Deadline) -> None:
-        """Connect to all members.
+    def form(self, offer: Offer, deadline: Deadline) -> None:
+        """Connect to all members of an offer.
 
         Raises:
             GroupError: Not all of them came in time.
         """
         with carrying.told("the group was not formed"):
-            store = _DIST.PrefixStore(secret, self._store)
-            self._group = carrying.make_group(
-                _DIST, store, rank=0, world_size=world_size, address=self.address, deadline=deadline
+            self._group = groups.make_group(
+                torch,
+                _DIST.PrefixStore(offer.secret, self._store),
+                backend=offer.backend,
+                device=self.device,
+                rank=0,
+                world_size=offer.world_size,
+                address=self.address,
+                deadline=deadline,
             )
 
     def send(self, bucket: torch.Tensor, deadline: Deadline) -> Any:
@@ -66,12 +61,17 @@ class Root:
             TimedOutError: The deadline has passed.
         """
         with carrying.told(_BROKEN):
+            self._under_way.append(bucket)
             return carrying.carry(_DIST, self._group, bucket, deadline)
+
+    def bounded(self, deadline: Deadline) -> AbstractContextManager[None]:
+        """Have it all end soon after a deadline (`carrying.bounded`)."""
+        return carrying.bounded(self._group, deadline)
 
     def abort(self) -> None:
         """End the group at once, whatever is under way; what waits in it ends by its own time."""
-        group, self._group, self._store = self._group, None, None
-        carrying.abort(group)
+        held, self._group, self._store = [self._group], None, None
+        carrying.abort(held, *self._under_way)
 
 
 def finish(work: Any, deadline: Deadline) -> None:

@@ -8,34 +8,37 @@ All ranks make the same calls; rank 0 alone sends. docs/broadcast.md has the pro
 """
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 import torch
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError
+from syncd.protocol.backend import GLOO, NCCL, Chosen, choose, gpu_in
 from syncd.protocol.buckets import Plan, make_plan
-from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
-from syncd.synchronizer import Synchronizer
+from syncd.synchronizer import Synchronizer, checksums, groups
 from syncd.synchronizer.roster import is_here
 from syncd.synchronizer.waiting import Deadline
 from trainer.ranks import Ranks
-from trainer.transports.arena import view
-from trainer.transports.export import Export, Piece, Walk
-from trainer.transports.finite import check_finite
+from trainer.transports.export import Export, Walk
 from trainer.transports.group import Root, finish
+from trainer.transports.packing import CPU, Packer
 
-BACKEND = "gloo"
-"""Between GPUs too: what is sent passes through main memory."""
+BACKEND = GLOO
+"""What every member takes; those that can take NCCL say so beside it."""
 
 LOOPBACK = "127.0.0.1"
 MOST_SKIPPED = 63
+_REMEMBERED = 64
+
+Members = frozenset[tuple[str, str]]
+"""Explorers by name and start: one that has started anew is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class _Group:
     root: Root
     offer: Offer
     plan: Plan
+    members: Members
 
 
 class Broadcaster:
@@ -87,11 +91,13 @@ class Broadcaster:
         check_finite: bool = True,
     ) -> None:
         self._ranks, self._sync, self._options = ranks, sync, options
-        self._dtype, self._tied, self._check = dtype, tied, check_finite
+        self._dtype, self._tied = dtype, tied
         self._clock, self._log = SystemClock(), structlog.get_logger()
+        self._packer = Packer(check_finite=check_finite)
         self._plan: Plan | None = None
+        self._device = CPU
         self._group: _Group | None = None
-        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._without_nccl: deque[Members] = deque(maxlen=_REMEMBERED)
         self._failures = self._skip = 0
         self._late: set[str] = set()
         self._sent: Round | None = None
@@ -148,7 +154,7 @@ class Broadcaster:
             walk = Walk(export, 0, 1, self._dtype, self._tied)
             walk.plan()
             metas = [(spec.name, spec.dtype, spec.shape) for spec in walk.specs]
-            self._plan = make_plan(metas, self._options.bucket)
+            self._plan, self._device = make_plan(metas, self._options.bucket), walk.device
         return self._plan
 
     def _open(self, step: int, attempt: str, plan: Plan) -> tuple[Round, Deadline] | None:
@@ -177,9 +183,11 @@ class Broadcaster:
             self._log.info("explorers_not_ready", step=step, late=sorted(self._late))
             return None
         asks, deadline = sync.agreed_members(), Deadline(self._clock, self._options.timeout)
-        kept = self._keeps(asks, plan)
+        agreed = {name: members[name] for name in asks}
+        chosen = self._chosen(agreed)
+        kept = self._keeps(asks, plan, chosen.backend)
         if not kept:
-            self._offer(sync, asks, plan, address)
+            self._offer(sync, agreed, plan, address, chosen)
         assert self._group is not None
         version, epoch = sync.get_latest_version(), self._group.offer.epoch
         generation = version.generation if version else 0
@@ -198,32 +206,45 @@ class Broadcaster:
         self._late = {name for name in self._late if name in living and not _asks(living[name])}
         return {name: one for name, one in living.items() if name not in self._late}
 
-    def _keeps(self, asks: Mapping[str, int], plan: Plan) -> bool:
+    def _chosen(self, members: Mapping[str, Presence]) -> Chosen:
+        """Return what carries a broadcast to members."""
+        gpus = {name: gpu_in(one.info) for name, one in members.items()}
+        has_failed = _members(members) in self._without_nccl
+        return choose(groups.gpu_of(torch, self._device), gpus, has_failed=has_failed)
+
+    def _keeps(self, asks: Mapping[str, int], plan: Plan, backend: str) -> bool:
         group = self._group
         return (
-            group is not None and set(group.offer.members) == set(asks) and group.plan.digest == plan.digest
+            group is not None
+            and set(group.offer.members) == set(asks)
+            and group.plan.digest == plan.digest
+            and group.offer.backend == backend
         )
 
-    def _offer(self, sync: Synchronizer, asks: Mapping[str, int], plan: Plan, address: str) -> None:
+    def _offer(
+        self, sync: Synchronizer, members: Mapping[str, Presence], plan: Plan, address: str, chosen: Chosen
+    ) -> None:
         self._drop()
-        root, secret = Root(address, self._options.timeout), secrets.token_hex(16)
+        self._log.info("broadcast_group", backend=chosen.backend, reason=chosen.reason, members=len(members))
+        device = self._device if chosen.backend == NCCL else CPU
+        root, secret = Root(address, self._options.timeout, device), secrets.token_hex(16)
         metas = [(place.name, place.dtype, place.shape) for place in plan.places]
         offer = sync.setup_weight_sync_group(
             address,
             root.port,
             metas,
-            backend=BACKEND,
-            members=set(asks),
+            backend=chosen.backend,
+            members=set(members),
             bucket=plan.bucket,
             secret=secret,
         )
-        self._group = _Group(root, offer, plan)
-        if set(offer.members) != set(asks):
+        self._group = _Group(root, offer, plan, _members(members))
+        if set(offer.members) != set(members):
             raise TryAgainError("an explorer has gone")
 
     def _form(self, sync: Synchronizer, group: _Group, deadline: Deadline) -> None:
         sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
-        group.root.form(group.offer.world_size, group.offer.secret, deadline)
+        group.root.form(group.offer, deadline)
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if self._options.address:
@@ -251,31 +272,17 @@ class Broadcaster:
 
     def _pour(self, group: _Group, walk: Walk, deadline: Deadline) -> str:
         """Send all buckets, each packed while the one before it is under way; return their checksum."""
-        state, pending = hasher(), None
-        for bucket in fill(group.plan, self._checked(walk), self._room(group.plan)):
-            work = group.root.send(bucket, deadline)
-            state.update(view(bucket))
-            if pending is not None:
-                finish(pending, deadline)
-            pending = work
-        finish(pending, deadline)
-        return f"{DEFAULT}:{state.hexdigest()}"
-
-    def _checked(self, walk: Walk) -> Iterator[tuple[Piece, torch.Tensor]]:
-        for piece in walk:
-            content = _bytes_of(piece)
-            if self._check and content.numel():
-                check_finite(piece.spec.name, content, piece.dtype)
-            yield piece, content
-
-    def _room(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-        size = min(plan.bucket, plan.total)
-        if self._buffers is None or self._buffers[0].numel() < size:
-            self._buffers = (self._empty(size), self._empty(size))
-        return self._buffers
-
-    def _empty(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.uint8)
+        root, pending = group.root, None
+        checksum = checksums.make_checksum(torch, root.device)
+        with root.bounded(deadline):
+            for bucket in self._packer.buckets(group.plan, walk, root.device):
+                work = root.send(bucket, deadline)
+                checksum.add(bucket)
+                if pending is not None:
+                    finish(pending, deadline)
+                pending = work
+            finish(pending, deadline)
+            return checksum.text()
 
     def _fail(self, step: int, told: Round | None, error: BaseException) -> None:
         """Give the group up, tell the members, and leave the fast path alone for a while."""
@@ -284,7 +291,10 @@ class Broadcaster:
         self._skip = min(2 ** (self._failures - 1) - 1, MOST_SKIPPED)
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
         self._log.warning("broadcast_failed", step=step, reason=reason, skipped_next=self._skip)
+        if self._group is not None and self._group.offer.backend == NCCL:
+            self._without_nccl.append(self._group.members)
         self._drop()
+        self._packer.drop()
         try:
             if told is not None:
                 self._sync.end_round(told, None)
@@ -298,45 +308,9 @@ class Broadcaster:
             group.root.abort()
 
 
-def fill(
-    plan: Plan, pieces: Iterable[tuple[Piece, torch.Tensor]], room: tuple[torch.Tensor, torch.Tensor]
-) -> Iterator[torch.Tensor]:
-    """Yield the buckets of a plan, by turns in one of two buffers.
-
-    Raises:
-        CorruptDataError: The tensors are not those of the plan.
-    """
-    number = 0
-    for place, (piece, rest) in zip(plan.places, _as_planned(plan, pieces), strict=True):
-        at, content = place.start, rest
-        while content.numel():
-            if at // plan.bucket != number:
-                yield room[number % 2][: plan.bucket]
-                number = at // plan.bucket
-            offset = at - number * plan.bucket
-            length = min(plan.bucket - offset, content.numel())
-            room[number % 2][offset : offset + length].copy_(content[:length])
-            content, at = content[length:], at + length
-        del piece
-    yield room[number % 2][: plan.total - number * plan.bucket]
-
-
-def _as_planned(plan: Plan, pieces: Iterable[Any]) -> Iterator[Any]:
-    count = 0
-    for count, (piece, content) in enumerate(pieces, 1):
-        place = plan.places[count - 1] if count <= len(plan.places) else None
-        if place is None or (place.name, place.dtype, place.shape) != piece.spec[:3]:
-            raise CorruptDataError(f"the export has changed at tensor {piece.spec.name!r}")
-        yield piece, content
-    if count != len(plan.places):
-        raise CorruptDataError(f"the export has {count} tensors where it had {len(plan.places)}")
-
-
 def _asks(explorer: Presence) -> bool:
     return explorer.status is RunningStatus.REQUIRE_SYNC
 
 
-def _bytes_of(piece: Piece) -> torch.Tensor:
-    """Return the bytes of a tensor in main memory, cast; without a copy where it is that already."""
-    whole = piece.tensor.to("cpu", piece.dtype).contiguous()
-    return whole.reshape(-1).view(torch.uint8)
+def _members(members: Mapping[str, Presence]) -> Members:
+    return frozenset((name, one.incarnation) for name, one in members.items())

@@ -37,6 +37,7 @@ FEW = [
     ("explorer", "bucket", "SIGKILL", 2),
     ("explorer", "confirming", "SIGSTOP", 2),
     ("trainer", "joined", "SIGKILL", 1),
+    ("trainer", "joined", "SIGSTOP", 1),
     ("trainer", "bucket", "SIGSTOP", 2),
 ]
 

@@ -58,7 +58,10 @@ max_tokens = 4
 @pytest.fixture(scope="session")
 def start(nursery, tmp_path_factory):
     """Return a directory with a model and tasks; what explorers import is imported once, for all of them."""
-    directory = tmp_path_factory.mktemp("start")
+    return begun(nursery, tmp_path_factory.mktemp("start"))
+
+
+def begun(nursery, directory):
     for module in IMPORTED:
         nursery.ask("import", module)
     made = nursery.start(f"{directory}/log", f"{HERE}/programs/start.py", directory)

@@ -48,8 +48,7 @@ class EngineProcess:
     def __init__(self, argv, env, log, ready="/health"):
         self.port = free_port()
         self._argv = [part.replace("{port}", str(self.port)) for part in argv]
-        self._env = {**os.environ, **env}
-        self._env.pop("PYTHONPATH", None)
+        self._env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | env
         self.log = str(log)
         self._ready = ready
         self._process = None

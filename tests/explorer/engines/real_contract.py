@@ -1,12 +1,18 @@
 """What each real engine must show beside the contract of hooks: versions under load, damage, deaths on both sides."""
 
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import small_qwen
-from hook_contract import HookContract
+from engine_process import ROOT
+from hook_contract import HookContract, load
 from real_bed import (
     CLOSE,
     LIMIT,
@@ -20,6 +26,15 @@ from real_bed import (
     taken_away,
 )
 
+from explorer_hooks.base import Running
+from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
+from explorer_hooks.handing import delivery
+from syncd.synchronizer.carrying import GroupError
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from explorer_hooks.handing.group import LocalGroup  # noqa: E402
+
 
 def wrong_shape(tensors):
     name = "model.layers.0.mlp.up_proj.weight"
@@ -28,6 +43,95 @@ def wrong_shape(tensors):
 
 def without_a_tensor(tensors):
     del tensors["model.layers.1.mlp.down_proj.weight"]
+
+
+class TakesWeights:
+    """What a real engine must show of weights that come from the hook's memory. Beds and jobs are those below."""
+
+    def test_weights_from_memory_run_as_those_from_files_do(self, bed, monkeypatch, record_line):
+        """Repeated and new prompts, with one bucket and with many; nobody but the hook calls it a version."""
+        hook, other, seconds = bed.open(), bed.open(), []
+        for number, bucket in enumerate([delivery.BUCKET, 100_000, 1], 1):
+            monkeypatch.setattr(delivery, "BUCKET", bucket)
+            begin = time.monotonic()
+            hook.take(f"1.{number}", "attempt", small_qwen.model_of(1000 + number).state_dict())
+            seconds.append(time.monotonic() - begin)
+            assert bed.distance(1000 + number) < CLOSE
+            assert bed.distance(1000 + number, [number + 20] * 70) < CLOSE
+            assert hook.current_version() == Running(f"1.{number}")
+            assert other.current_version() == Running(None, paused=True)
+        hook.own()
+        assert bed.label() == "1.3"
+        assert other.current_version() == Running("1.3")
+        told = ", ".join(f"{1e3 * one:.0f}" for one in seconds)
+        record_line(f"{bed.engine}: ms of a take with 1, 6 and 27 buckets: {told}")
+
+    def test_versions_from_memory_while_clients_stream(self, bed):
+        hook, clients = bed.open(), Clients(bed.stream, 4)
+        for number in range(1, 9):
+            hook.take(f"1.{number}", "attempt", small_qwen.model_of(1000 + number).state_dict())
+            assert bed.distance(1000 + number) < CLOSE
+        assert clients.finish() >= 4
+        assert hook.current_version() == Running("1.8")
+
+    @pytest.mark.parametrize("at", [1, 6, 15])
+    def test_an_update_that_breaks_off_leaves_an_engine_that_files_bring_back(self, bed, monkeypatch, at):
+        hook, good = bed.open(), bed.target((1, 1))
+        load(hook, good)
+        monkeypatch.setattr(delivery, "BUCKET", 100_000)
+        send, left = LocalGroup.send, [at]
+
+        def broken(self, tensor):
+            left[0] -= 1
+            if left[0] == 0:
+                raise GroupError("told to break off")
+            return send(self, tensor)
+
+        monkeypatch.setattr(LocalGroup, "send", broken)
+        with pytest.raises(LoadFailedError):
+            hook.take("1.2", "attempt", small_qwen.model_of(1002).state_dict())
+        assert bed.is_paused()
+        hook.abort(good)
+        assert bed.runs(good)
+        assert hook.current_version() == Running("1.1")
+        hook.take("1.3", "attempt", small_qwen.model_of(1003).state_dict())
+        assert bed.distance(1003) < CLOSE
+
+    def test_a_hook_that_is_killed_in_the_midst_leaves_an_engine_that_the_next_one_loads(
+        self, bed, start_directory
+    ):
+        program = f"{ROOT}/tests/explorer/broadcast/programs/hand.py"
+        argv = [sys.executable, program, bed.hook_name, bed.process.address, start_directory, "5"]
+        env = {**os.environ, "PYTHONPATH": ROOT}
+        assert subprocess.run(argv, env=env, timeout=LIMIT, check=False).returncode == -signal.SIGKILL
+        hook, good = bed.open(), bed.target((1, 1))
+        assert hook.current_version().paused
+        load(hook, good)
+        assert bed.runs(good)
+        hook.take("1.2", "attempt", small_qwen.model_of(1002).state_dict())
+        assert bed.distance(1002) < CLOSE
+
+    def test_an_engine_that_is_killed_in_the_midst_is_loaded_from_files_when_it_is_back(
+        self, bed, monkeypatch
+    ):
+        hook, send, left = bed.open(), LocalGroup.send, [5]
+
+        def deadly(self, tensor):
+            left[0] -= 1
+            if left[0] == 0:
+                bed.process.kill()
+            return send(self, tensor)
+
+        monkeypatch.setattr(LocalGroup, "send", deadly)
+        with pytest.raises((EngineUnreachableError, LoadFailedError)):
+            hook.take("1.2", "attempt", small_qwen.model_of(1002).state_dict())
+        with pytest.raises(EngineUnreachableError):
+            hook.abort(None)
+        bed.process.start()
+        good = bed.target((1, 2))
+        load(hook, good)
+        assert bed.runs(good)
+        assert hook.current_version() == Running("1.2")
 
 
 class RealEngineContract(HookContract):

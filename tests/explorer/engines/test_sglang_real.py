@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from engine_process import EngineProcess, python_of
 from real_bed import RealBed, asked, told
-from real_contract import RealEngineContract
+from real_contract import RealEngineContract, TakesWeights
 
 from explorer_hooks.hooks.sglang import SGLangHook
 
@@ -70,7 +70,7 @@ class SglangRealBed(RealBed):
         told(self.process.address, "/pause_generation", {"mode": "retract"})
 
 
-class TestSglang(RealEngineContract):
+class TestSglang(TakesWeights, RealEngineContract):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")

@@ -4,9 +4,9 @@ import pytest
 import small_qwen
 from engine_process import python_of
 from real_bed import told
-from real_contract import RealEngineContract, wrong_shape
+from real_contract import RealEngineContract, TakesWeights, wrong_shape
 from targets import target_of
-from vllm_process import VllmRealBed, vllm
+from vllm_process import VllmRealBed, plugged, vllm
 
 from explorer_hooks.base import Running
 from explorer_hooks.errors import EngineDeadError, LoadFailedError
@@ -30,13 +30,17 @@ class Bed(VllmRealBed):
         assert hook.current_version() == Running("1.1", paused=True)
 
 
-class TestVllm(RealEngineContract):
+class TestVllm(TakesWeights, RealEngineContract):
+    """It has the back end of this package throughout, so that files are seen to come as ever beside it."""
+
     bed_type = Bed
 
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, start_directory, tmp_path_factory):
-        engine = vllm(PYTHON, start_directory, tmp_path_factory.mktemp("vllm") / "log")
+        place = tmp_path_factory.mktemp("vllm")
+        transfer = ["--weight-transfer-config", '{"backend": "syncd"}']
+        engine = vllm(PYTHON, start_directory, place / "log", *transfer, PYTHONPATH=plugged(place))
         engine.start()
         yield engine
         engine.kill()

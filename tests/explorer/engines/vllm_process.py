@@ -1,9 +1,10 @@
 """Real vLLM on the CPU as a process, and what is asked of it past the hook."""
 
+import os
 import shutil
 from typing import ClassVar
 
-from engine_process import EngineProcess
+from engine_process import ROOT, EngineProcess
 from real_bed import RealBed, asked, told
 
 from explorer_hooks.hooks.vllm import VllmHook
@@ -21,6 +22,22 @@ FLAGS = [
     "--served-model-name", "policy", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
     "--max-num-seqs", "16", "--block-size", "32", "--host", "127.0.0.1", "--port", "{port}",
 ]  # fmt: skip
+
+
+PLUG_IN = "[vllm.general_plugins]\nsyncd = explorer_hooks.handing.vllm_backend:register\n"
+
+
+def plugged(place):
+    """Return a path for Python on which this package is there for vLLM, as if it was installed beside it."""
+    info = f"{place}/plug-in/syncd-0.dist-info"
+    os.makedirs(info)
+    for name, text in (
+        ("METADATA", "Metadata-Version: 2.1\nName: syncd\nVersion: 0\n"),
+        ("entry_points.txt", PLUG_IN),
+    ):
+        with open(f"{info}/{name}", "w") as file:
+            file.write(text)
+    return os.pathsep.join([f"{place}/plug-in", ROOT])
 
 
 def vllm(python, model, log, *flags, **env):

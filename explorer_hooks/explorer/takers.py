@@ -1,0 +1,98 @@
+"""Who takes in what a broadcast has brought: the model of this process, or a server."""
+
+from abc import ABC, abstractmethod
+
+import structlog
+
+from explorer_hooks.base import label_of
+from explorer_hooks.follower import Follower
+from explorer_hooks.hooks.served import ServedHook, UntouchedError
+from explorer_hooks.hooks.transformers import TransformersHook
+from explorer_hooks.transports.nccl import Received, Receiver
+from explorer_hooks.transports.served import ServedReceiver
+from syncd.errors import SyncdError
+
+_LOG = structlog.get_logger()
+
+
+class Taker(ABC):
+    """Takes weights in. Used by one thread."""
+
+    receiver: Receiver
+    """Where they come from."""
+
+    @abstractmethod
+    def take(self, received: Received) -> None:
+        """Have the engine run what was received, and say in the presence that it does.
+
+        Raises:
+            SyncdError: It does not; the engine is on what it ran, or gets no work until files are loaded.
+        """
+
+    @abstractmethod
+    def own(self) -> None:
+        """Note that what was taken is published."""
+
+    @abstractmethod
+    def disown(self) -> None:
+        """Note that what was taken never will be: the engine is said to run no version."""
+
+
+class IntoModel(Taker):
+    """The model of this process.
+
+    Args:
+        receiver: Has its parameters.
+        hook: Keeps it from generating meanwhile.
+    """
+
+    def __init__(self, receiver: Receiver, hook: TransformersHook) -> None:
+        self.receiver, self._hook = receiver, hook
+
+    def take(self, received: Received) -> None:
+        """Copy what was received into the parameters, between two generations."""
+        self._hook.take(label_of(received.round.pair), lambda: self.receiver.load(received))
+
+    def own(self) -> None:
+        """Do nothing: the model has its label."""
+
+    def disown(self) -> None:
+        """Say that the model is that of no version."""
+        self._hook.disown()
+
+
+class IntoServer(Taker):
+    """A server.
+
+    Args:
+        receiver: Has room for what comes.
+        hook: Drives the server.
+        follower: Brings it back.
+    """
+
+    def __init__(self, receiver: ServedReceiver, hook: ServedHook, follower: Follower) -> None:
+        self.receiver, self._hook, self._follower = receiver, hook, follower
+
+    def take(self, received: Received) -> None:
+        """Hand what was received to the server; one that is left in pieces is brought back at once."""
+        told = received.round
+        try:
+            self._hook.take(label_of(told.pair), told.attempt, received.tensors)
+        except UntouchedError:
+            raise
+        except SyncdError:
+            self._follower.recover()
+            raise
+        self.receiver.tell(received)
+
+    def own(self) -> None:
+        """Have the server say what it runs as all others do."""
+        try:
+            self._hook.own()
+        except SyncdError as error:
+            # This process knows it in any case; another one loads the files, which are the same.
+            _LOG.warning("version_not_told", reason=str(error))
+
+    def disown(self) -> None:
+        """Forget what the server calls what it has taken."""
+        self._hook.disown()

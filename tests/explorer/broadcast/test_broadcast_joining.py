@@ -1,0 +1,98 @@
+"""Joining a group whose root takes the connection and never answers, as a process does that is stopped."""
+
+import gc
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from explorer_hooks.transports.group import Member  # noqa: E402
+from syncd.errors import TimedOutError  # noqa: E402
+from syncd.protocol.disk import SystemClock  # noqa: E402
+from syncd.protocol.rendezvous import Offer  # noqa: E402
+from syncd.synchronizer import carrying  # noqa: E402
+from syncd.synchronizer.carrying import GroupError  # noqa: E402
+from syncd.synchronizer.waiting import Deadline  # noqa: E402
+
+LONG = 60.0
+
+
+def joining():
+    return [one for one in threading.enumerate() if one.name == "broadcast-join"]
+
+
+def until(condition):
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_root_that_stands_still_is_not_waited_for_beyond_the_deadline():
+    gc.disable()  # what is left must go by itself
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            offer = Offer("weights", 1, "127.0.0.1", port, "gloo", 2, ("e0",), (), 1, "secret")
+            with pytest.raises(TimedOutError, match=r"within 0\.5 s"):
+                Member(offer, "e0", Deadline(SystemClock(), 0.5), torch.device("cpu"))
+            assert len(joining()) == 1, "it still waits for an answer"
+        until(lambda: not joining())
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
+def joined(port, goes_on=lambda: True):
+    offer = Offer("weights", 1, "127.0.0.1", port, "gloo", 2, ("e0",), (), 1, "secret")
+    return Member(offer, "e0", Deadline(SystemClock(), LONG), torch.device("cpu"), goes_on)
+
+
+def test_a_root_that_is_gone_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    with pytest.raises(GroupError, match="refused"):
+        joined(port)
+
+
+def test_a_round_that_the_trainer_has_given_up_is_not_joined():
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(GroupError, match="given"):
+        joined(silent.getsockname()[1], lambda: False)
+    until(lambda: not joining())
+
+
+class Group:
+    """Notes that it is aborted."""
+
+    def __init__(self):
+        self.aborted = threading.Event()
+
+    def abort(self):
+        self.aborted.set()
+
+
+def test_what_is_made_too_late_is_aborted():
+    group, go = Group(), threading.Event()
+
+    def make():
+        assert go.wait(LONG)
+        return group
+
+    with pytest.raises(TimedOutError):
+        carrying.made_in_time(make, Deadline(SystemClock(), 0.05))
+    assert not group.aborted.is_set()
+    go.set()
+    assert group.aborted.wait(LONG)
+
+
+def test_what_is_made_in_time_is_returned_and_what_fails_is_raised():
+    group = Group()
+    assert carrying.made_in_time(lambda: group, Deadline(SystemClock(), LONG)) is group
+    with pytest.raises(ZeroDivisionError):
+        carrying.made_in_time(lambda: 1 / 0, Deadline(SystemClock(), LONG))
+    assert not group.aborted.is_set()

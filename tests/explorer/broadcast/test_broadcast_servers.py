@@ -1,0 +1,116 @@
+"""`explorer run` with servers as a member of broadcasts: trainer, explorers and engines are processes."""
+
+import signal
+
+import pytest
+from broadcasts import HERE, LONG, left_over
+from servers import Server
+from test_broadcast_members import FILE, STEPS, applied, begun, heard
+
+pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("transformers", reason="needs transformers")
+
+
+@pytest.fixture(scope="module")
+def begin_from(nursery, tmp_path_factory):
+    return begun(nursery, tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture
+def engine(nursery, begin_from, tmp_path):
+    """Return what starts the engine of the job."""
+    started = []
+
+    def start(kind):
+        started.append(Server(nursery, kind, f"{begin_from}/model", tmp_path / "engine.log"))
+        return started[0]
+
+    yield start
+    for one in started:
+        one.process.kill()
+
+
+def begin(processes, begin_from, server, style):
+    file = f"{processes.job}.toml"
+    with open(file, "w", encoding="utf-8") as written:
+        keys = {"style": style, "method": "nccl", "memory": "/dev/shm", "steps": STEPS}
+        written.write(FILE.format(job=processes.job, start=begin_from, **keys))
+    program = f"{HERE}/programs/server_member.py"
+    processes.start("e0", program, file, processes.job, "e0", server.kind, server.port)
+    processes.start("trainer", f"{HERE}/programs/teach.py", file, processes.job, 1)
+
+
+def check(processes):
+    """All have ended on the same weights, by the version's own name, and experiences name what made them."""
+    for name in ("trainer", "e0"):
+        processes.ended(name)
+    trained, found = processes.result("trainer"), processes.result("e0")
+    assert found["digest"] == trained["digest"], processes.log("e0")
+    assert found["label"] == f"1.{STEPS}"
+    assert (found["paused"], found["groups"], found["open"], found["sockets"]) == (False, 0, False, [])
+    assert found["why"] == "the trainer has gone"
+    assert applied(processes, "e0") == (1, STEPS)
+    assert left_over(processes.job) == []
+    for one in trained["found"]:
+        assert one["generation"] == 1
+        assert one["own"] < 1e-3, one
+    return trained, found
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_a_server_runs_each_version_before_its_files_are_published(processes, begin_from, engine, kind):
+    begin(processes, begin_from, engine(kind), "fixed")
+    trained, found = check(processes)
+    assert [sent for _, sent in trained["ends"]] == [True] * STEPS
+    assert heard(processes, "e0", "received") == ["1.1", "1.2", "1.3"]
+    assert heard(processes, "e0", "applied") == [], "no file was loaded"
+    assert found["updates"] >= STEPS
+
+
+def test_a_server_is_loaded_while_it_works(processes, begin_from, engine):
+    """Rollouts that a version came into are of none: they are vouched for by all versions that they name."""
+    server = engine("sglang")
+    begin(processes, begin_from, server, "fully_async")
+    for name in ("trainer", "e0"):
+        processes.ended(name)
+    assert heard(processes, "e0", "received")
+    assert server.state()["digest"] == processes.result("trainer")["digest"]
+    assert server.state()["label"] == f"1.{STEPS}"
+
+
+@pytest.mark.fault("an exception between pause and resume leaves an engine paused")
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_what_a_server_does_not_take_comes_through_files_and_the_next_broadcast_again(
+    processes, begin_from, engine, kind
+):
+    server = engine(kind)
+    server.break_at("update", "refuse", 1)
+    begin(processes, begin_from, server, "fixed")
+    check(processes)
+    assert heard(processes, "e0", "broadcast_not_taken") == ["1.2"]
+    assert heard(processes, "e0", "applied") == ["1.2"]
+    assert heard(processes, "e0", "received") == ["1.1", "1.3"]
+
+
+def test_the_first_version_of_all_that_breaks_off_leaves_the_server_to_its_files(
+    processes, begin_from, engine
+):
+    server = engine("sglang")
+    server.break_at("update", "refuse", 0)
+    begin(processes, begin_from, server, "fixed")
+    check(processes)
+    assert heard(processes, "e0", "applied")[0] == "1.1"
+
+
+def test_a_server_that_is_killed_in_the_midst_is_loaded_from_files_once_it_is_back(
+    processes, begin_from, engine
+):
+    server = engine("sglang")
+    server.break_at("update", "SIGKILL", 1)
+    begin(processes, begin_from, server, "fixed")
+    assert server.process.wait(LONG) == -signal.SIGKILL
+    processes.until(lambda: heard(processes, "e0", "broadcast_not_taken"))
+    server.start()
+    check(processes)
+    assert heard(processes, "e0", "broadcast_not_taken") == ["1.2"]
+    assert "1.2" in heard(processes, "e0", "applied")

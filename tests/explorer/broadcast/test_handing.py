@@ -1,0 +1,273 @@
+"""Weights from a hook's memory into engines whose group is real, each a process, and what breaks off."""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+from broadcasts import HERE, LONG  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from servers import Server, digest_of  # noqa: E402
+from targets import target_of  # noqa: E402
+
+from explorer_hooks.base import Running, TensorMeta  # noqa: E402
+from explorer_hooks.errors import EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
+from explorer_hooks.finding import open_hook  # noqa: E402
+from explorer_hooks.handing import delivery  # noqa: E402
+from explorer_hooks.handing.delivery import cut  # noqa: E402
+from explorer_hooks.handing.group import LocalGroup  # noqa: E402
+from explorer_hooks.hooks.served import UntouchedError  # noqa: E402
+from syncd.errors import ConfigError  # noqa: E402
+from syncd.protocol.disk import SystemClock  # noqa: E402
+from syncd.synchronizer.waiting import Deadline  # noqa: E402
+
+SMALL = 20_000
+"""Bytes of a bucket: the model is several."""
+
+
+@pytest.fixture(scope="module")
+def start(nursery, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("start")
+    config = transformers.Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen2ForCausalLM(config).float().save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="module", params=["sglang", "vllm"])
+def server(request, nursery, start, tmp_path_factory):
+    for module in ("explorer_hooks.explorer.sampler", "transformers.models.qwen2.modeling_qwen2"):
+        nursery.ask("import", module)
+    made = Server(nursery, request.param, start, tmp_path_factory.mktemp("engine") / "log")
+    yield made
+    made.process.kill()
+
+
+@pytest.fixture
+def engine(server, monkeypatch):
+    """Return an engine that is as it was when it was started."""
+    monkeypatch.setattr(delivery, "BUCKET", SMALL)
+    if server.process.poll() is not None:
+        server.start()
+    server.ask("POST", "/reset")
+    return server
+
+
+def hook_of(engine, timeout=20.0, **settings):
+    return open_hook(f"{engine.kind}={engine.address}", settings=settings, timeout=timeout)
+
+
+def weights(start, seed):
+    """Return the tensors of a version."""
+    noise = torch.Generator().manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_pretrained(start)
+    return {
+        name: held + torch.randn(held.shape, generator=noise) for name, held in model.state_dict().items()
+    }
+
+
+def target(tensors, directory, pair):
+    os.makedirs(directory)
+    save_file(tensors, f"{directory}/model-00001-of-00001.safetensors")
+    return target_of(str(directory), pair)
+
+
+def load(hook, wanted):
+    hook.prepare(wanted)
+    hook.load(wanted)
+    hook.commit(wanted)
+
+
+def sockets():
+    found = {name: _link(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
+    return sorted(name for name, link in found.items() if link.startswith("socket:"))
+
+
+def _link(path):
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""
+
+
+def test_the_engine_runs_what_it_was_handed_and_nothing_is_left(engine, start):
+    hook, before = hook_of(engine), sockets()
+    for number in (1, 2):
+        tensors = weights(start, number)
+        hook.take(f"1.{number}", "a", tensors)
+        state = engine.state()
+        assert state["digest"] == digest_of(tensors)
+        assert state["label"] == f"1.{number}+a"
+        assert hook.current_version() == Running(f"1.{number}")
+        assert (state["paused"], state["groups"], state["open"]) == (False, 0, False)
+    assert state["updates"] > 4, "there were several buckets"
+    assert sockets() == before
+
+
+def test_nothing_is_left_of_an_update_that_broke_off(engine, start):
+    """Not even until Python looks for circles: connections that stay open keep the engine's workers waiting."""
+    hook, before = hook_of(engine), sockets()
+    gc.collect()
+    gc.disable()
+    try:
+        engine.break_at("update", "refuse", 2)
+        with contextlib.suppress(LoadFailedError):
+            hook.take("1.2", "a", weights(start, 2))
+        deadline = time.monotonic() + 40.0
+        while len(sockets()) > len(before):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        gc.enable()
+
+
+def test_only_who_handed_it_over_calls_it_a_version_until_it_is_published(engine, start):
+    hook, other = hook_of(engine), hook_of(engine)
+    hook.take("1.2", "a", weights(start, 2))
+    assert other.current_version() == Running(None, paused=True), "it is to be loaded from files"
+    hook.own()
+    assert other.current_version() == hook.current_version() == Running("1.2")
+
+
+def test_what_was_disowned_is_no_version_of_anybody(engine, start):
+    hook = hook_of(engine)
+    hook.take("1.2", "a", weights(start, 2))
+    hook.disown()
+    assert hook.current_version() == Running(None, paused=True)
+
+
+def test_files_that_come_after_it_are_loaded_as_ever(engine, start, tmp_path):
+    hook, tensors = hook_of(engine), weights(start, 3)
+    hook.take("1.2", "a", weights(start, 2))
+    load(hook, target(tensors, tmp_path / "version", (1, 3)))
+    assert engine.state()["digest"] == digest_of(tensors)
+    assert hook.current_version() == hook_of(engine).current_version() == Running("1.3")
+
+
+def test_an_engine_that_does_not_come_into_the_group_goes_on_with_what_it_ran(engine, start):
+    hook, before = hook_of(engine), engine.state()
+    engine.break_at("group", "refuse")
+    with pytest.raises(UntouchedError, match="told to refuse"):
+        hook.take("1.2", "a", weights(start, 2))
+    state = engine.state()
+    assert state["digest"] == before["digest"]
+    assert (state["paused"], state["open"]) == (False, False)
+    assert hook.current_version() == Running(None)
+    hook.take("1.2", "a", weights(start, 2))
+    assert hook.current_version() == Running("1.2")
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_one_that_refuses_in_the_midst_stays_paused_until_files_bring_it_back(engine, start, tmp_path, after):
+    hook, good = hook_of(engine), weights(start, 1)
+    known = target(good, tmp_path / "good", (1, 1))
+    load(hook, known)
+    engine.break_at("update", "refuse", after)
+    with pytest.raises(LoadFailedError) as error:
+        hook.take("1.2", "a", weights(start, 2))
+    assert not isinstance(error.value, UntouchedError)
+    state = engine.state()
+    assert (state["paused"], state["groups"], state["open"]) == (True, 0, False)
+    hook.abort(known)
+    assert engine.state()["digest"] == digest_of(good)
+    assert hook.current_version() == Running("1.1")
+    tensors = weights(start, 2)
+    hook.take("1.2", "b", tensors)
+    assert engine.state()["digest"] == digest_of(tensors)
+
+
+def test_an_engine_that_is_killed_in_the_midst_is_gone_and_can_be_loaded_when_it_is_back(
+    engine, start, tmp_path
+):
+    hook, tensors = hook_of(engine), weights(start, 2)
+    engine.break_at("update", "SIGKILL", 1)
+    with pytest.raises(EngineUnreachableError):
+        hook.take("1.2", "a", tensors)
+    assert engine.process.wait(LONG) == -signal.SIGKILL
+    engine.start()
+    assert hook.current_version() == Running(None)
+    load(hook, target(tensors, tmp_path / "version", (1, 2)))
+    assert engine.state()["digest"] == digest_of(tensors)
+    assert hook.current_version() == Running("1.2")
+
+
+def test_an_engine_that_stands_still_in_the_midst_is_given_up_within_the_time_out(
+    engine, start, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(delivery, "_SETTLING", 0.5)
+    hook, good = hook_of(engine, timeout=3.0, ask_timeout="1"), weights(start, 1)
+    known = target(good, tmp_path / "good", (1, 1))
+    load(hook, known)
+    engine.break_at("update", "SIGSTOP", 1)
+    with pytest.raises((LoadFailedError, EngineUnreachableError)):
+        hook.take("1.2", "a", weights(start, 2))
+    os.kill(engine.process.pid, signal.SIGCONT)
+    later = hook_of(engine)
+    later.abort(known)
+    assert engine.state()["digest"] == digest_of(good)
+    assert later.current_version() == Running("1.1")
+
+
+def test_a_hook_that_is_killed_in_the_midst_leaves_an_engine_that_the_next_one_loads(
+    engine, start, tmp_path, nursery
+):
+    dying = nursery.start(tmp_path / "log", f"{HERE}/programs/hand.py", engine.kind, engine.address, start, 5)
+    assert dying.wait(LONG) == -signal.SIGKILL
+    hook, tensors = hook_of(engine), weights(start, 3)
+    assert hook.current_version().paused
+    load(hook, target(tensors, tmp_path / "version", (1, 3)))
+    assert hook.current_version() == Running("1.3")
+    tensors = weights(start, 4)
+    hook.take("1.4", "a", tensors)
+    assert engine.state()["digest"] == digest_of(tensors)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_sent(engine, start):
+    hook = hook_of(engine)
+    metas = {name: TensorMeta("F32", tuple(held.shape)) for name, held in weights(start, 1).items()}
+    hook.check_offered(metas)
+    name = "model.layers.0.mlp.up_proj.weight"
+    with pytest.raises(RefusedError, match="shape"):
+        hook.check_offered(metas | {name: TensorMeta("F32", (7, 7))})
+    with pytest.raises(RefusedError, match="missing"):
+        hook.check_offered({key: meta for key, meta in metas.items() if key != name})
+
+
+def test_engines_elsewhere_need_an_address_to_be_met_on():
+    def reason(address, **settings):
+        return open_hook(f"sglang={address}", settings=settings, timeout=1.0).no_broadcasts()
+
+    assert reason("http://127.0.0.1:1") == reason("http://localhost:1") == ""
+    assert "another host" in reason("http://10.0.0.5:1")
+    assert reason("http://10.0.0.5:1", broadcast="10.0.0.4") == ""
+    assert "broadcast=false" in reason("http://127.0.0.1:1", broadcast="false")
+    with pytest.raises(ConfigError, match="broadcast=maybe"):
+        reason("http://127.0.0.1:1", broadcast="maybe")
+
+
+def test_the_group_listens_on_its_address_only():
+    group = LocalGroup("127.0.0.1", 1, Deadline(SystemClock(), 5.0))
+    try:
+        with socket.create_server(("127.0.0.2", group.port)), pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", group.port))
+        assert len(group.secret) == 32
+        assert group.secret not in repr(group)
+    finally:
+        group.abort()
+
+
+def test_buckets_hold_whole_tensors_in_order():
+    sizes = {"a": 4, "b": 4, "c": 9, "d": 1, "e": 1}
+    assert list(cut(sizes, 8)) == [["a", "b"], ["c"], ["d", "e"]]
+    assert list(cut(sizes, 1)) == [["a"], ["b"], ["c"], ["d"], ["e"]]
+    assert list(cut({}, 8)) == []

@@ -1,0 +1,143 @@
+"""The broadcast of tensors on GPUs: over NCCL between two, over gloo where both sides share one. `make test-gpu`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the broadcast needs torch")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU here", allow_module_level=True)
+
+from syncd.protocol.backend import NCCL  # noqa: E402
+from syncd.protocol.buckets import make_plan  # noqa: E402
+from syncd.protocol.disk import SystemClock  # noqa: E402
+from syncd.synchronizer import carrying, checksums, groups  # noqa: E402
+from syncd.synchronizer.waiting import Deadline  # noqa: E402
+from trainer.transports import finite  # noqa: E402
+from trainer.transports.export import Walk  # noqa: E402
+from trainer.transports.packing import CPU, Packer  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LONG = 300.0
+FIRST, SECOND = "cuda:0", "cuda:1"
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.fixture
+def cast(tmp_path):
+    """Start one side; it is killed at the end if it is still there."""
+    started = []
+
+    def start(*words):
+        command = [sys.executable, f"{HERE}/cast.py", *map(str, words)]
+        environment = os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(HERE))}
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        return started[-1]
+
+    (tmp_path / "job").mkdir()
+    start.job = str(tmp_path / "job")
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=LONG)
+
+
+def result(process):
+    output = process.communicate(timeout=LONG)[0]
+    assert process.returncode == 0, output
+    return json.loads(output.splitlines()[-1])
+
+
+def sent(cast, here, there, steps=3):
+    receiver = cast("receive", cast.job, there, steps)
+    sender = cast("send", cast.job, here, steps, 60)
+    return result(sender), result(receiver)
+
+
+def check(sender, receiver, backend, steps=3):
+    assert sender["ends"] == [True] * steps
+    assert sender["backends"] == [backend] * steps
+    assert receiver["digest"] == sender["digest"]
+
+
+@two_gpus
+def test_between_two_gpus_it_takes_nccl_from_device_to_device(cast):
+    sender, receiver = sent(cast, FIRST, SECOND)
+    check(sender, receiver, "nccl")
+    assert receiver["devices"] == [SECOND]
+
+
+def test_two_sides_of_one_gpu_take_gloo(cast):
+    sender, receiver = sent(cast, FIRST, FIRST)
+    check(sender, receiver, "gloo")
+    assert receiver["devices"] == ["cpu"]
+
+
+@pytest.mark.parametrize("sides", [(FIRST, "cpu"), ("cpu", FIRST)])
+def test_where_one_side_has_no_gpu_it_takes_gloo(cast, sides):
+    check(*sent(cast, *sides), "gloo")
+
+
+@two_gpus
+def test_a_member_that_dies_in_the_midst_neither_ends_nor_keeps_the_trainer(cast):
+    receiver = cast("receive", cast.job, SECOND, 1, 3)
+    sender = cast("send", cast.job, FIRST, 1, 15)
+    assert receiver.wait(LONG) == -signal.SIGKILL
+    found = result(sender)
+    assert found["ends"] == [False]
+    assert found["works"]
+
+
+def state():
+    made = torch.Generator().manual_seed(1)
+    return [(f"w{n}", torch.randn(size, generator=made)) for n, size in enumerate((300_000, 7, 500_001))]
+
+
+def test_a_group_of_one_sends_and_is_aborted(tmp_path):
+    """As far as NCCL goes with one GPU: constructor, communicator, broadcasts, abort, and the GPU works on."""
+    deadline, device = Deadline(SystemClock(), 120.0), torch.device(FIRST)
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    group = groups.make_group(
+        torch,
+        store,
+        backend=NCCL,
+        device=device,
+        rank=0,
+        world_size=1,
+        address="127.0.0.1",
+        deadline=deadline,
+    )
+    walk = Walk(state(), 0, 1, None)
+    walk.plan()
+    plan = make_plan([spec[:3] for spec in walk.specs], 1 << 20)
+    found, wanted = checksums.Words(torch, device), checksums.Words(torch, CPU)
+    with carrying.bounded(group, deadline):
+        for bucket in Packer(check_finite=True).buckets(plan, Walk(state(), 0, 1, None), device):
+            work = carrying.carry(torch.distributed, group, bucket, deadline)
+            found.add(bucket)
+            carrying.finish(work, deadline, "not sent")
+    for bucket in Packer(check_finite=True).buckets(plan, Walk(state(), 0, 1, None), CPU):
+        wanted.add(bucket)
+    assert found.text() == wanted.text()
+    ending = carrying.abort([group])
+    ending.join(LONG)
+    assert not ending.is_alive()
+    assert float(torch.ones(1000, device=device).sum()) == 1000.0
+
+
+@pytest.mark.parametrize("dtype", sorted(finite._EXPONENT, key=str), ids=str)
+@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf")])
+def test_a_gpu_finds_what_main_memory_finds(dtype, value):
+    content = torch.tensor([1.0, value]).to(dtype).view(torch.uint8)
+    assert bool(finite.is_finite(content.cuda(), dtype)) is bool(finite.is_finite(content, dtype))
+
+
+def test_a_gpu_is_told_with_its_uuid():
+    gpu = groups.gpu_of(torch, torch.device(FIRST))
+    assert gpu is not None
+    assert gpu.uuid == str(torch.cuda.get_device_properties(0).uuid)

@@ -1,0 +1,75 @@
+"""Checksums of what a broadcast carries: that of a device is tried in main memory, where it gives the same."""
+
+import pytest
+import torch
+
+from syncd.synchronizer.checksums import Bytes, Words, make_checksum
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def words():
+    return Words(torch, CPU)
+
+
+def summed(buckets, made=words):
+    checksum = made()
+    for bucket in buckets:
+        checksum.add(bucket)
+    return checksum.text()
+
+
+def content(size, seed=0):
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(buckets):
+    """The same sum in whole numbers of Python."""
+    total, mask = 0, (1 << 64) - 1
+    for bucket in buckets:
+        data = bytes(bucket.tolist())
+        data += bytes(-len(data) % 8)
+        part = 0
+        for place in range(len(data) // 8):
+            spread = (place + 1) * 0x61C8864680B583EB & mask
+            signed = spread - (1 << 64) if spread >> 63 else spread
+            weight = ((spread ^ signed >> 32) * 0x369DEA0F31A53F85 | 1) & mask
+            part += int.from_bytes(data[place * 8 : place * 8 + 8], "little") * weight
+        total = (total * 0x5851F42D4C957F2D + part) & mask
+    return f"words64:{total:016x}"
+
+
+@pytest.mark.parametrize("sizes", [[8], [16, 24], [4096, 4096, 13], [7], [1]])
+def test_it_is_the_sum_that_is_documented(sizes):
+    buckets = [content(size, seed) for seed, size in enumerate(sizes)]
+    assert summed(buckets) == by_hand(buckets)
+
+
+def test_main_memory_is_checked_by_xxh3():
+    assert isinstance(make_checksum(torch, CPU), Bytes)
+    assert isinstance(make_checksum(torch, torch.device("meta")), Words)
+    assert summed([content(64)], Bytes).startswith("xxh3_128:")
+
+
+@pytest.mark.parametrize("made", [Bytes, words])
+@pytest.mark.parametrize("place", [0, 1, 4095, 8 * MIB, 9 * MIB - 1, 9 * MIB + 4])
+def test_every_changed_bit_is_seen(made, place):
+    buckets = [content(9 * MIB), content(13, 1)]
+    before = summed(buckets, made)
+    where, offset = divmod(place, 9 * MIB)
+    buckets[where][offset] ^= 1 << place % 8
+    assert summed(buckets, made) != before
+
+
+@pytest.mark.parametrize("made", [Bytes, words])
+def test_order_counts(made):
+    first, second = content(4096, 1), content(4096, 2)
+    assert summed([first, second], made) != summed([second, first], made)
+    turned = first.view(torch.int64).flip(0).view(torch.uint8)
+    assert summed([turned], made) != summed([first], made)
+
+
+def test_where_a_bucket_lies_does_not_count():
+    memory = content(4096)
+    assert summed([memory[3:1003]]) == summed([memory[3:1003].clone()])

@@ -1,0 +1,85 @@
+"""What a trainer packs where the buckets are on a device: one in main memory stands for it."""
+
+import pytest
+import torch
+
+from syncd.protocol.buckets import make_plan
+from trainer.transports import finite
+from trainer.transports.export import Walk
+from trainer.transports.finite import Finite, NonFiniteError, check_finite, is_finite
+from trainer.transports.packing import CPU, Packer
+
+FLOATS = sorted(finite._EXPONENT, key=str)
+BAD = [float("nan"), -float("nan"), float("inf"), -float("inf")]
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says that it is not in main memory."""
+
+    is_cpu = False
+
+
+def content(dtype, values):
+    return torch.tensor(values, dtype=torch.float32).to(dtype).view(torch.uint8)
+
+
+def is_refused(content, dtype):
+    try:
+        check_finite("w", content, dtype)
+    except NonFiniteError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("value", [0.0, 1.0, -448.0, 3e38, *BAD])
+def test_a_device_refuses_what_main_memory_refuses(dtype, value):
+    found = content(dtype, [1.0, value, -1.0])
+    assert bool(is_finite(found, dtype)) is not is_refused(found, dtype)
+
+
+def test_what_a_device_has_found_is_told_at_the_end_by_name():
+    looked = Finite()
+    for name, values in (("a", [1.0]), ("b", [float("inf")]), ("c", [float("nan")])):
+        looked.look(name, content(torch.float32, values).as_subclass(OnDevice), torch.float32)
+    looked.look("d", torch.zeros(8, dtype=torch.uint8).as_subclass(OnDevice), torch.int64)
+    with pytest.raises(NonFiniteError, match="'b'"):
+        looked.require()
+    looked.require()
+
+
+def test_main_memory_is_looked_at_on_the_way():
+    with pytest.raises(NonFiniteError, match="'a'"):
+        Finite().look("a", content(torch.float32, [float("nan")]), torch.float32)
+
+
+def walked(value=1.0):
+    return Walk([("a", torch.full((9,), value)), ("b", torch.ones(4))], 0, 1, None)
+
+
+def planned():
+    walk = walked()
+    walk.plan()
+    return make_plan([spec[:3] for spec in walk.specs], 32)
+
+
+def test_buckets_are_allocated_once_and_anew_after_a_failure():
+    packer, plan = Packer(check_finite=True), planned()
+    places = [{bucket.data_ptr() for bucket in packer.buckets(plan, walked(), CPU)} for _ in range(2)]
+    assert len(places[0]) == 2
+    assert places[0] == places[1]
+    kept = packer._room
+    packer.drop()
+    again = {bucket.data_ptr() for bucket in packer.buckets(plan, walked(), CPU)}
+    assert again.isdisjoint(one.data_ptr() for one in kept)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_it_refuses_what_is_not_finite_only_if_told(check):
+    packer = Packer(check_finite=check)
+    buckets = packer.buckets(planned(), walked(float("nan")), CPU)
+    if check:
+        with pytest.raises(NonFiniteError, match="'a'"):
+            list(buckets)
+    else:
+        assert len(list(buckets)) == 2
