@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from explorer_hooks.errors import LoadFailedError
 from syncd.errors import SyncdError
+from syncd.synchronizer.failing import Failure
 from syncd.synchronizer.waiting import Deadline
 
 _LOOK = 0.002
@@ -20,7 +21,7 @@ class Call:
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
-        self._error: SyncdError | None = None
+        self._failure = Failure()
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="engine-call", daemon=True).start()
 
@@ -30,15 +31,8 @@ class Call:
         Raises:
             SyncdError: It has; said once.
         """
-        if not self._ended.is_set():
-            return True
-        # What was raised refers to whoever asked, and so to this: a circle would keep a group's connections open.
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error
+        if self._ended.is_set():
+            self._failure.tell()
         return True
 
     @property
@@ -55,9 +49,9 @@ class Call:
             self._work()
         except SyncdError as error:
             # Nor may it refer to this thread's own work, where nobody asks any more.
-            self._error = error.with_traceback(None)
+            self._failure.keep(error.with_traceback(None))
         except Exception as error:  # noqa: BLE001 - a thread that ends silently would be waited for
-            self._error = LoadFailedError(f"it failed: {type(error).__name__}: {error}")
+            self._failure.keep(LoadFailedError(f"it failed: {type(error).__name__}: {error}"))
         finally:
             self._ended.set()
 

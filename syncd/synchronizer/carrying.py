@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 from syncd.errors import TimedOutError, TryAgainError
+from syncd.synchronizer.failing import Failure
 from syncd.synchronizer.waiting import Deadline
 
 _LOOK, _LOOK_FURTHER = 0.0005, 0.25
@@ -71,7 +72,7 @@ class _Making(Thread):
         super().__init__(name="broadcast-join", daemon=True)
         self._make = make
         self._group: Any = None
-        self._error: BaseException | None = None
+        self._failure = Failure()
         self._lock, self._given_up = Lock(), False
 
     def run(self) -> None:
@@ -86,7 +87,8 @@ class _Making(Thread):
             if self._given_up:
                 abort([group])
             else:
-                self._group, self._error = group, failed
+                self._group = group
+                self._failure.keep(failed)
         del group, failed
 
     def give_up(self) -> None:
@@ -94,17 +96,13 @@ class _Making(Thread):
         with self._lock:
             self._given_up = True
             _endings.add(self)
-            held, self._group, self._error = [self._group], None, None
+            held, self._group = [self._group], None
+            self._failure.keep(None)
         abort(held)
 
     def made(self) -> Any:
         """Return it once the thread has ended, or raise what that has ended with."""
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error
+        self._failure.tell()
         return self._group
 
 

@@ -69,11 +69,19 @@ class Leasing(Base):
         if isinstance(version, Version):
             return version
         newest = self._newest()
-        step = version if isinstance(version, int) else version[1]
-        known = self._versions.get(step) or self._unpublished(step, newest)
-        if isinstance(version, tuple) and known.pair != version:
-            raise _gone(step, "another version is published under this step")
+        if isinstance(version, int):
+            return self._standing(version, newest)
+        known = self._versions.get(version[1]) or self._unpublished(version[1], newest)
+        if known.pair != version:
+            raise _gone(version[1], "another version is published under this step")
         return known
+
+    def _standing(self, step: int, newest: Version | None) -> Version:
+        """Return what a step is now: after a rewind it is not what was published under its number before."""
+        known = self._versions.get(step)
+        if known is not None and (known.layout != NATIVE or known.digest == self._manifest(step).digest):
+            return known
+        return self._unpublished(step, newest)
 
     def _unpublished(self, step: int, newest: Version | None) -> Version:
         """Return the version of a complete step that is not the published one: what an evaluator visits."""

@@ -187,6 +187,21 @@ def test_a_step_that_was_written_again_is_not_the_one_that_was_offered(world, ex
         pass
 
 
+def test_a_step_by_its_number_is_what_it_is_now_and_not_what_it_was_before_a_rewind(world, trainer):
+    trainer.set_model_state_dict(state(1), 1)
+    trainer.set_model_state_dict(state(3), 3)
+    world.tick()
+    with trainer.lease(3) as leased:
+        before = leased.manifest.digest
+    trainer.set_model_state_dict(None, 1, rewind=True)
+    world.tick()
+    world.job.disk.rename(world.job.step(3), f"{world.root}/aside")
+    trainer.set_model_state_dict(state(33), 3)  # no daemon has looked since
+    with trainer.lease(3) as leased:
+        assert leased.manifest.digest != before
+        assert world.trainer().leases == (3,)
+
+
 def test_a_trainer_leases_what_it_adds_files_to(world, trainer):
     trainer.set_model_state_dict(state(1), 1)
     world.tick()

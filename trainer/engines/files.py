@@ -278,11 +278,10 @@ class FileEngine(TrainEngineWrapper):
             agreed(ranks, lambda: clear_training(job, step))
         else:
             agreed(ranks, lambda: None)
-        agreed(ranks, lambda: self._write_training(training_directory(job, step)))
-
-    def _write_training(self, directory: str) -> None:
-        self.save_training_state(directory)
-        sync_tree(self.context.job, directory)
+        directory = training_directory(job, step)
+        agreed(ranks, lambda: self.save_training_state(directory))
+        # Only now: until a rank is done it may take files away again that it needed, and this walks over all of them.
+        agreed(ranks, lambda: sync_tree(job, directory))
 
     def _complete(self, step: int, attempt: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
         job, world_size = self.context.job, self.context.ranks.world_size
