@@ -34,6 +34,9 @@ _BREATH = 0.05
 _LOOK = 0.25
 """Seconds between two looks for a version while groups are being made."""
 
+_LAST = 30.0
+"""Seconds in which an engine that is being started again may still take the last version."""
+
 _LOG = structlog.get_logger()
 
 
@@ -314,10 +317,17 @@ class Explorer:
         """Take the last version, which came just before the end, and evaluate it."""
         self._source.settle()
         if not self._stop():
-            self._noted(self._source.turn(0.0))
+            self._noted(self._last())
             self._evaluate()
         runs = self._source.runs
         _LOG.info("ended", batches=self._ledger.cursor.batches, version=label_of(runs) if runs else None)
+
+    def _last(self) -> Outcome:
+        outcome, end = self._source.turn(0.0), time.monotonic() + _LAST
+        while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
+            time.sleep(_LOOK)
+            outcome = self._source.turn(0.0)
+        return outcome
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -168,6 +168,8 @@ class ServedHook(Hook):
                 delivery.push(told, tensors)
         except (SyncdError, OSError) as error:
             self._touched = self._touched or delivery.touched
+            if isinstance(error, EngineUnreachableError):
+                raise
             raise self._not_taken(error) from error
         self._touched = True
         self._announce(told)
@@ -224,8 +226,6 @@ class ServedHook(Hook):
 
     def _not_taken(self, error: SyncdError | OSError) -> SyncdError:
         """Return what to raise where the engine did not take weights; one that is whole works again."""
-        if isinstance(error, EngineUnreachableError):
-            return error
         message, hint = str(error), None
         if isinstance(error, SyncdError):
             message, hint = error.message, error.hint

@@ -114,3 +114,14 @@ def test_a_server_that_is_killed_in_the_midst_is_loaded_from_files_once_it_is_ba
     check(processes)
     assert heard(processes, "e0", "broadcast_not_taken") == ["1.2"]
     assert "1.2" in heard(processes, "e0", "applied")
+
+
+def test_a_server_that_is_killed_in_the_last_version_takes_it_once_it_is_back(processes, begin_from, engine):
+    server = engine("sglang")
+    server.break_at("update", "SIGKILL", STEPS - 1)
+    begin(processes, begin_from, server, "fixed")
+    assert server.process.wait(LONG) == -signal.SIGKILL
+    processes.ended("trainer")
+    server.start()
+    check(processes)
+    assert heard(processes, "e0", "applied") == [f"1.{STEPS}"]

@@ -5,6 +5,7 @@ server_member.py FILE JOB IDENTITY KIND PORT
 It writes, into JOB.IDENTITY.json, why it ended and what the engine says of itself.
 """
 
+import gc
 import json
 import sys
 import urllib.request
@@ -18,6 +19,7 @@ from explorer_hooks.explorer.run import run
 
 def main(file, job, identity, kind, port):
     torch.set_num_threads(1)
+    gc.disable()  # a circle would keep a group's sockets open until it is found
     address = f"http://127.0.0.1:{port}"
     engine = [f"--explorer.engine.{key}={value}" for key, value in (("kind", kind), ("address", address))]
     why = run(load_file(file, [f"--explorer.name={identity}", "--explorer.engine.timeout=20", *engine]))
