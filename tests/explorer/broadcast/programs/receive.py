@@ -8,6 +8,7 @@ It writes, into JOB.IDENTITY.json, the way each step came and the digest of its 
 PHASE:SIGNAL:NUMBER: at that phase of its broadcast of that number it sends itself the signal.
 """
 
+import gc
 import json
 import os
 import signal
@@ -125,6 +126,7 @@ def load_files(sync, model, version):
 
 def explore(job, identity, style, last, fault="", until="gone"):
     torch.set_num_threads(1)
+    gc.disable()  # a circle would keep a group's sockets open until it is found
     with open(f"{job}/sizes.json", encoding="ascii") as file:
         sizes = json.load(file)
     model = Bigram(sizes["vocab"], sizes["width"])

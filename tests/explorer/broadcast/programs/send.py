@@ -5,6 +5,7 @@ send.py JOB STYLE STEPS MEMBERS [FAULT]         begins once so many explorers ar
 It writes, into JOB.trainer.json, how each broadcast ended and the digest of its weights. Faults are as there.
 """
 
+import gc
 import json
 import sys
 
@@ -35,6 +36,7 @@ def arm(text):
 
 def main(job, style, steps, members, fault="", timeout="20", address=""):
     torch.set_num_threads(1)
+    gc.disable()  # a circle would keep a group's sockets open until it is found
     with open(f"{job}/sizes.json", encoding="ascii") as file:
         sizes = json.load(file)
     write_experiences(job, int(steps) + 4)
