@@ -8,9 +8,9 @@ run; each round begins with another one, and ratios are taken within a round. Wh
 trainer's call until the last receiver has the new weights in its parameters:
 
     broadcast         Broadcaster and Receiver: agreement, buckets, checksum, confirmation, copy into the parameters
-    files             StepSaver, `syncd watch`, followers that read through the page cache
+    files             StepSaver without an arena, `syncd watch`, followers that read through the page cache
     tensor by tensor  torch.distributed.broadcast of each parameter, in place: no agreement, checksum or way back
-    one buffer        torch.distributed.broadcast of one buffer of the same size: what the link carries
+    one buffer        torch.distributed.broadcast of one buffer, until as many bytes went: what the link carries
 """
 
 import argparse
@@ -32,7 +32,7 @@ from typing import Any
 import report
 import torch
 import torch.distributed as dist
-from broadcast_receiver import BROADCAST, FILES, LINK, LONG, TENSORS, Case, join, receive_forever
+from broadcast_receiver import BROADCAST, FILES, LINK, LONG, TENSORS, Case, carry, join, receive_forever
 from sync import make_weights
 
 from syncd.protocol.layout import Job
@@ -97,12 +97,12 @@ class Sender:
 
     def __init__(self, case: Case, weights: dict[str, torch.Tensor], bucket: int, opened: ExitStack) -> None:
         self._weights, self.step = weights, 0
-        self._buffer = join(case, 0)
+        self._buffer, self._size = join(case, 0), case.bytes
         job = Job.at(f"{case.place}/job")
         sync = opened.enter_context(Synchronizer.open(job.root, "trainer", timeout=LONG))
         options = Options(bucket=bucket, ready_timeout=LONG, timeout=LONG)
         self._broadcaster = opened.enter_context(closing(Broadcaster(Alone(), sync, options)))
-        self._saver = opened.enter_context(closing(StepSaver(job, 0, 1)))
+        self._saver = opened.enter_context(closing(StepSaver(job, 0, 1, mode="stream")))
 
     def send(self, way: str) -> None:
         """Hand the weights of the next step out by one way."""
@@ -116,7 +116,7 @@ class Sender:
             for tensor in self._weights.values():
                 dist.broadcast(tensor, 0)
         else:
-            dist.broadcast(self._buffer, 0)
+            carry(self._buffer, self._size)
 
     def mark(self) -> int:
         """Make the next step, and return what says which one it is."""
@@ -209,6 +209,7 @@ def _receivers(case: Case) -> Iterator[list[Connection]]:
         here, there = context.Pipe()
         processes.append(context.Process(target=receive_forever, args=(there, case, number), daemon=True))
         processes[-1].start()
+        there.close()  # so that a receiver that is killed is noticed
         pipes.append(here)
     try:
         yield pipes
@@ -221,7 +222,10 @@ def _receivers(case: Case) -> Iterator[list[Connection]]:
 def _answer(pipe: Connection) -> dict[str, float]:
     if not pipe.poll(LONG):
         raise TimeoutError("a receiver says nothing")
-    answer: dict[str, float] | str = pipe.recv()
+    try:
+        answer: dict[str, float] | str = pipe.recv()
+    except EOFError:
+        raise RuntimeError("a receiver has ended without a word: dmesg | tail") from None
     if isinstance(answer, str):
         raise RuntimeError(answer)  # noqa: TRY004 - what a receiver died of
     return answer

@@ -18,6 +18,8 @@ from explorer_hooks.transports.nccl import Received, Receiver
 
 BROADCAST, FILES, TENSORS, LINK = "broadcast", "files", "tensor by tensor", "one buffer"
 LONG = 300.0
+_WINDOW = 512 << 20
+"""The most bytes of the buffer that shows what the link carries: larger weights need the memory."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -43,12 +45,18 @@ class Case:
 
 
 def join(case: Case, rank: int) -> torch.Tensor:
-    """Join the plain group, and return a buffer as large as all weights."""
+    """Join the plain group, and return a buffer for `carry`."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     meeting = f"file://{case.place}/meeting"
     dist.init_process_group("gloo", meeting, timedelta(seconds=LONG), case.world_size, rank)
-    return torch.zeros(case.bytes, dtype=torch.uint8)
+    return torch.zeros(min(case.bytes, _WINDOW), dtype=torch.uint8)
+
+
+def carry(buffer: torch.Tensor, size: int) -> None:
+    """Broadcast as many bytes as all weights have from one buffer, as often as that takes."""
+    for start in range(0, size, buffer.nbytes):
+        dist.broadcast(buffer[: size - start], 0)
 
 
 def receive_forever(pipe: Connection, case: Case, number: int) -> None:
@@ -80,7 +88,7 @@ class Ways:
     """
 
     def __init__(self, case: Case, number: int, opened: ExitStack) -> None:
-        self._buffer = join(case, number + 1)
+        self._buffer, self._size = join(case, number + 1), case.bytes
         self.model = torch.nn.ParameterDict(
             {
                 name: torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16), requires_grad=False)
@@ -105,7 +113,7 @@ class Ways:
             for parameter in self.model.values():
                 dist.broadcast(parameter.data, 0)
         else:
-            dist.broadcast(self._buffer, 0)
+            carry(self._buffer, self._size)
 
     def weights(self, way: str) -> float:
         """Return the element that says which step it is."""

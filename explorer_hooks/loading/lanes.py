@@ -64,13 +64,15 @@ class Reading:
         Raises:
             CorruptDataError: That was the last one, and the file's digest is another.
         """
+        if self._state is None:
+            self._end_turn()  # in any order
+            yield slot
+            return
         with self._lock:
             self._ready[number] = slot
         while (next_one := self._take_turn()) is not None:
-            if self._state is not None:
-                for one in next_one.views:
-                    self._state.update(one)
-            next_one.views = []
+            for one in next_one.views:
+                self._state.update(one)
             self._end_turn()
             yield next_one
 
@@ -136,6 +138,7 @@ class Lanes:
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         for slot in slots:
             self._free.put(slot)
+        self._is_over = False
 
     def run(self, threads: int) -> None:
         """Read everything; return, or raise what went wrong first, when no thread touches anything any more."""
@@ -148,20 +151,31 @@ class Lanes:
                 self._end(threads)
 
     def _lane(self, threads: int) -> None:
+        own: Slot | None = None
         try:
             # A slot first: whoever has a piece can always finish it, so that the turn of each comes.
-            while (slot := self._free.get()) is not None and (task := self._next()) is not None:
+            while (slot := own or self._free.get()) is not None and (task := self._next()) is not None:
                 self._take(task.reading.file, task.piece, slot)
-                for free in task.reading.add(task.number, slot):
-                    self._free.put(free)
+                own = self._kept(task.reading.add(task.number, slot))
         finally:
             self._end(threads)
 
+    def _kept(self, free: Iterator[Slot]) -> Slot | None:
+        """Return the last of slots that are free again, which is still in the processor's cache; give the others back."""
+        kept: Slot | None = None
+        for slot in free:
+            slot.views = []
+            if kept is not None:
+                self._free.put(kept)
+            kept = slot
+        return kept
+
     def _next(self) -> Task | None:
         with self._lock:
-            return next(self._tasks, None)
+            return None if self._is_over else next(self._tasks, None)
 
     def _end(self, threads: int) -> None:
         """Let every lane end with the piece that it has."""
+        self._is_over = True
         for _ in range(threads):
             self._free.put(None)

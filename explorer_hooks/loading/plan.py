@@ -12,7 +12,7 @@ from explorer_hooks.base import TensorMeta
 from syncd.errors import CorruptDataError
 from syncd.protocol.safetensors import DTYPE_BITS, Header, Tensor
 
-PIECE = 2 << 20
+PIECE = 1 << 20
 """The most bytes of one piece: what one thread reads at once."""
 
 PARTS = 256

@@ -20,7 +20,7 @@ from explorer_hooks.loading.plan import PIECE, Part, Piece, pieces_of, same
 from syncd.protocol.digest import hasher, name_of
 
 THREADS = 4
-_BESIDE = 2
+_BESIDE = 4
 """Pieces beside those that threads read: they wait for their turn to be hashed."""
 
 _WORD = 8
