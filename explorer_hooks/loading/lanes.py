@@ -161,7 +161,7 @@ class Lanes:
             self._end(threads)
 
     def _kept(self, free: Iterator[Slot]) -> Slot | None:
-        """Return the last of slots that are free again, which is still in the processor's cache; give the others back."""
+        """Return the last of slots that are free again, whose memory is still in the cache; give the others back."""
         kept: Slot | None = None
         for slot in free:
             slot.views = []

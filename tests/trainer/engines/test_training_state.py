@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
-from samples import configured, context_of  # noqa: E402
-from tiny import TinyEngine  # noqa: E402
+from samples import configured, context_of
+from tiny import TinyEngine
 
-from trainer.engines import files  # noqa: E402
+from trainer.engines import files
 
 _LONG = 60.0
 
