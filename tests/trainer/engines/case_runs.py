@@ -21,6 +21,7 @@ def run_cases(directory, engine, models, world_size, *names, device="cpu"):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    os.makedirs(f"{directory}/temporary", exist_ok=True)
     ranks = [
         _start([directory, engine, models, device, rank, world_size, port, *names])
         for rank in range(world_size)
@@ -41,7 +42,7 @@ def _start(arguments):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(PATH)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(PATH), "TMPDIR": f"{arguments[0]}/temporary"},
     )
 
 

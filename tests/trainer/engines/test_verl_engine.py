@@ -187,6 +187,11 @@ def test_says_what_it_cannot_do_and_what_to_write_instead(one):
         assert hint in advice, name
 
 
+def test_nothing_is_left_of_the_locks_of_verl(two, two_ranks):
+    found = os.listdir(f"{two_ranks('verl')[1]}/temporary")
+    assert [name for name in found if name.endswith(".lock")] == []
+
+
 def test_ray_never_runs(one, two):
     assert one["no_ray"] == [(False, [])]
     assert two["no_ray"] == [(False, [])] * 2

@@ -1,9 +1,11 @@
 """What a resume needs, as verl writes and reads it: each rank's part of weights and optimizer, schedule and RNG."""
 
+import contextlib
 import os
 import pickle
 import re
 import shutil
+import tempfile
 
 import torch
 
@@ -28,8 +30,17 @@ def save(model: Model, directory: str, ranks: Ranks) -> None:
         raise storage_error(error, directory) from error
     except RuntimeError as error:
         raise StorageError(f"the training state cannot be written: {error}", path=directory) from error
+    beside = os.path.join(directory, "huggingface")
     if ranks.rank == 0:  # config and tokenizer are in actor/ already
-        shutil.rmtree(os.path.join(directory, "huggingface"), ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
+    _forget_locks(directory, beside)
+
+
+def _forget_locks(*directories: str) -> None:
+    """Remove what verl's `local_mkdir_safe` locks while it makes a directory: it leaves a file in /tmp for each."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(tempfile.gettempdir(), f"ckpt_{hash(directory) & 0xFFFFFFFF:08x}.lock"))
 
 
 def load(model: Model, directory: str, ranks: Ranks) -> None:
