@@ -83,7 +83,7 @@ _TEXTS = {
     ),
     MountState.QUOTA: (
         "the quota is used up; nothing is published until there is room",
-        "quota -s; lfs quota -h {root}  # delete what is no step of the job, or have the quota raised",
+        "quota -s; lfs quota -h {root}; btrfs qgroup show {root}  # delete what is no step of the job",
     ),
     MountState.FAILING: ("the file system fails", "findmnt -T {root}; ls -ld {root}; dmesg | tail"),
 }

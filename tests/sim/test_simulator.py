@@ -1,5 +1,6 @@
 """A fixed share of the simulator's schedules, and that a schedule replays. `make soak-simulator` runs many more."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ def run(first: int, count: int) -> Summary:
     share = -(-count // WORKERS)
     ranges = [range(start, min(start + share, first + count)) for start in range(first, first + count, share)]
     summary = Summary()
-    with ProcessPoolExecutor(WORKERS) as pool:
+    # Never forked from this process: what torch's groups left here would be collected there, without their threads.
+    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
         for part in pool.map(run_seeds, ranges):
             summary.merge(part)
     return summary
