@@ -1,6 +1,6 @@
 """A trainer of one rank that broadcasts, by the real loop and the tiny engine.
 
-send.py JOB STYLE STEPS MEMBERS [FAULT]         begins once so many explorers are there, or have asked
+send.py JOB STYLE STEPS MEMBERS [FAULT]         begins once so many explorers are there
 
 It writes, into JOB.trainer.json, how each broadcast ended and the digest of its weights. Faults are as there.
 """
@@ -34,22 +34,17 @@ def arm(text):
         raise SystemExit(f"no phase is called {fault.phase!r}")
 
 
-def there(counts, style):
-    """Return how many explorers there are; where they drive, those that have asked: small steps wait for nobody."""
-    if style == "explorer_driven":
-        return counts[RunningStatus.REQUIRE_SYNC]
-    return sum(number for status, number in counts.items() if status is not RunningStatus.STOPPED)
-
-
 def main(job, style, steps, members, fault="", timeout="20", address=""):
     torch.set_num_threads(1)
     gc.disable()  # a circle would keep a group's sockets open until it is found
     with open(f"{job}/sizes.json", encoding="ascii") as file:
         sizes = json.load(file)
     write_experiences(job, int(steps) + 4)
+    # Where explorers drive, a trainer that is done in an instant has not been asked for anything yet.
+    pause = 0.5 if style == "explorer_driven" else 0.0
     config = small_config(
         job,
-        engine={"options": sizes},
+        engine={"options": {**sizes, "pause": pause}},
         sync={
             "method": "nccl",
             "style": style,
@@ -67,7 +62,10 @@ def main(job, style, steps, members, fault="", timeout="20", address=""):
     send = nccl.Broadcaster.send
     nccl.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
     with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
-        sync.wait_for(lambda: there(sync.get_explorer_status_counts(), style) >= int(members))
+        ready = sync.get_explorer_status_counts
+        sync.wait_for(
+            lambda: sum(n for s, n in ready().items() if s is not RunningStatus.STOPPED) >= int(members)
+        )
         made, _ = make_trainer(config, sync)
         made.prepare()
         options = made.engine._broadcaster._options
