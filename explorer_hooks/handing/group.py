@@ -4,10 +4,8 @@ It is gloo's, over the address that it is told to listen on, so the engine's wei
 needs no accelerator.
 """
 
-import contextlib
 import secrets
 from collections.abc import Callable, Sequence
-from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -99,17 +97,7 @@ class LocalGroup:
 
     def abort(self) -> None:
         """End the group at once, whatever is under way: workers that wait in it are told by their connection."""
-        # Whoever lets go of a group last waits for what is under way in it, until its time-out: never this thread.
-        held = [self._group]
-        self._group = self._store = None
-        ended = Event()
-        Thread(target=_end, args=[held, ended], name="handover-abort", daemon=True).start()
-        ended.wait(_ENDING)
-
-
-def _end(held: list[Any], ended: Event) -> None:
-    group = held.pop()
-    with contextlib.suppress(RuntimeError):
-        if group is not None:
-            group.abort()
-    ended.set()
+        held, self._group, self._store = [self._group], None, None
+        ending = carrying.abort(held)
+        if ending is not None:
+            ending.join(_ENDING)
