@@ -135,6 +135,7 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
             "damaged_lately",
             step.problem,
         )
+        yield step.arriving, "just_sealed", "its writer may be about to go back to it"
         yield step.state is not State.FILLING and _is_ahead(step, newest, snapshot), "not_yet_published", ""
         yield (
             _may_be_announced(step, snapshot, policy),

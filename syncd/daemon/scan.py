@@ -22,6 +22,9 @@ from syncd.protocol.version import Pair, Version, read_version
 MODULES_EVERY = 5.0
 """Seconds between two readings of the presences; they are read anew before each removal all the same."""
 
+ARRIVING = 60.0
+"""Seconds for which a step that becomes complete below the published one may yet be named by the marker."""
+
 LIST_EVERY = 2.0
 """Seconds between two listings of the job directory when nothing woke the scanner."""
 
@@ -66,7 +69,7 @@ class Scanner:
         self._unsettled: frozenset[int] = frozenset()
         self._doubted: set[int] = set()
         self._marked_to: int | None = None
-        self._changed = self._moved = False
+        self._changed = self._moved = self._has_listed = False
         self._layouts = foreign.Layouts()
         self._explorers, self._trainers = Liveness(self._ttl), Liveness(self._ttl)
         self._snapshot = Snapshot()
@@ -216,7 +219,7 @@ class Scanner:
         """List the job and examine what it says; what fails on the way is listed again at the next look."""
         now, self._listed = self._clock.monotonic(), float("-inf")
         self._examine(self._list(), everything=everything)
-        self._listed = now
+        self._listed, self._has_listed = now, True
 
     def _examine(self, directories: dict[int, str], *, everything: bool) -> None:
         for gone in self._known.keys() - directories.keys():
@@ -262,6 +265,7 @@ class Scanner:
             return
         if problem := self._rejected.get((number, step.digest)):
             step = replace(step, state=State.DAMAGED, problem=problem)
+        step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
         if known is None or known.step != step:
             self._known[number] = _Known(step, self._clock.monotonic(), directory)
             self._changed = True
@@ -328,9 +332,21 @@ class Scanner:
             self._changed = False
         for number in self._unsettled:
             known = self._known[number]
+            self._arrive(known, now)
             steps[number] = replace(known.step, unchanged_for=now - known.since)
         self._directories = steps
         return steps
+
+    def _arrive(self, known: _Known, now: float) -> None:
+        """Let a step that has been complete for long count as any other."""
+        if known.step.arriving and now - known.since >= ARRIVING:
+            known.step, self._changed = replace(known.step, arriving=False), True
+
+    def _is_arriving(self, step: Step) -> bool:
+        """Say whether a step has appeared below the published one while this daemon looked."""
+        version = self._snapshot.version
+        is_below = version is not None and step.step < version.step
+        return is_below and self._has_listed and step.is_native and step.state is State.COMPLETE
 
     def _highest(self) -> Pair | None:
         """Return the highest pair known: explorers are asked only where the version file does not say."""
@@ -356,7 +372,7 @@ def _with_attempts(
 
 
 def _is_settled(step: Step) -> bool:
-    return step.is_native and step.state is State.COMPLETE
+    return step.is_native and step.state is State.COMPLETE and not step.arriving
 
 
 def _modules(presences: dict[str, Presence], liveness: Liveness, now: float) -> dict[str, Module]:

@@ -46,6 +46,7 @@ class Step:
         announced_by: What tells that its writer is done: itself (a manifest, a ready file), the job's marker, or
             time, when it stands still.
         unchanged_for: Seconds of the daemon's clock since any of this was seen to change.
+        arriving: It became complete lately, below what is published: its writer may be about to go back to it.
     """
 
     step: int
@@ -63,6 +64,7 @@ class Step:
     problem: str = ""
     announced_by: Literal["itself", "marker", "time"] = "itself"
     unchanged_for: float = 0.0
+    arriving: bool = False
 
     @property
     def is_attempt(self) -> bool:
