@@ -1,0 +1,135 @@
+"""An export becomes a sealed step: copied, checked and hashed in one pass, then announced."""
+
+import shlex
+import uuid
+from collections.abc import Iterator
+
+from syncd.errors import CorruptDataError, UsageError
+from syncd.protocol.digest import chunks
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.layout import ACTOR, MAX_STEP, Job
+from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.marker import read_marker
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.writer import StepWriter
+from syncd.publishing.export import Export, FollowingDisk, read_export
+from syncd.publishing.finite import FiniteCheck
+
+
+def publish_directory(
+    job: Job,
+    step: int,
+    source: str,
+    *,
+    rewind: bool = False,
+    allow_nonfinite: bool = False,
+    outside: Disk | None = None,
+) -> Manifest:
+    """Copy a directory of safetensors into a job as a sealed step, and announce it: `publish_export` of it."""
+    disk = outside or FollowingDisk()
+    export = read_export(disk, source)
+    return publish_export(job, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite)
+
+
+def publish_export(
+    job: Job, step: int, disk: Disk, export: Export, *, rewind: bool = False, allow_nonfinite: bool = False
+) -> Manifest:
+    """Copy an export into a job as a sealed step, and announce it once all of it has been checked.
+
+    An interrupted call leaves no step, and nothing that keeps the same call from succeeding later.
+
+    Args:
+        job: The job; its directory must exist.
+        step: The step to become.
+        disk: The file system of the export.
+        export: The export.
+        rewind: Whether the step may be lower than what the marker names: explorers then go back to it.
+        allow_nonfinite: Whether weights may hold NaN and infinity.
+
+    Raises:
+        UsageError: The step exists or another process publishes it meanwhile, or it would be a rewind that was not
+            asked for.
+        CorruptDataError: The export has changed since it was read.
+        NonFiniteError: A tensor holds NaN or infinity.
+    """
+    _check(job, step, rewind=rewind)
+    writer = StepWriter(job, step, 1, uuid.uuid4().hex)
+    writer.begin()
+    shards = [_copy(writer, disk, export, name, check=not allow_nonfinite) for name in export.shards]
+    files = [_copy(writer, disk, export, name, check=False) for name in export.files]
+    _check(job, step, rewind=rewind)  # copying takes long: somebody may have announced a later step meanwhile
+    manifest = _sealed(writer, shards, files, export.kind)
+    writer.announce()
+    return manifest
+
+
+def _check(job: Job, step: int, *, rewind: bool) -> None:
+    if not 0 <= step <= MAX_STEP:
+        raise UsageError(f"step {step} is out of range")
+    if not _is_directory(job.disk, job.root):
+        raise UsageError("the job directory is not there", path=job.root, hint=f"mkdir -p {job.root}")
+    named = read_marker(job.disk, job.marker).step
+    if named is not None and step < named and not rewind:
+        raise UsageError(
+            f"step {step} is below the newest, {named}: explorers would go back to it",
+            path=job.root,
+            hint="publish a higher step, or say --rewind",
+        )
+
+
+def _is_directory(disk: Disk, path: str) -> bool:
+    try:
+        return disk.stat(path).kind == "directory"
+    except MISSING:
+        return False
+
+
+def _copy(writer: StepWriter, disk: Disk, export: Export, name: str, *, check: bool) -> FileRecord:
+    path, header = f"{export.directory}/{name}", export.shards.get(name)
+    pieces = chunks(disk, path)
+    if header is not None and check:
+        pieces = _finite(pieces, FiniteCheck(header, path))
+    record = writer.write(f"{ACTOR}/{name}", pieces, len(header.tensors) if header else 0)
+    if disk.stat(path) != export.stats[name] or record.size != export.stats[name].size:
+        raise CorruptDataError(
+            "the file changed while it was copied", path=path, hint="publish it once its writer is done"
+        )
+    return record
+
+
+def _finite(pieces: Iterator[bytes], check: FiniteCheck) -> Iterator[bytes]:
+    for piece in pieces:
+        check.look(piece)
+        yield piece
+
+
+def _sealed(writer: StepWriter, shards: list[FileRecord], files: list[FileRecord], kind: str) -> Manifest:
+    """Seal the step.
+
+    Raises:
+        UsageError: Another process has sealed it.
+    """
+    try:
+        writer.receipt(1, shards, files)
+        manifest = writer.seal(kind=kind)
+    except (CorruptDataError, OSError):
+        _require_ours(writer)
+        raise
+    if manifest is None:
+        _require_ours(writer)
+        raise CorruptDataError("what this call has written is not there any more", path=writer.path)
+    return manifest
+
+
+def _require_ours(writer: StepWriter) -> None:
+    path = writer.job.step(writer.step)
+    try:
+        sealed = read_manifest(writer.job.disk, path)
+    except (*MISSING, CorruptDataError):
+        return
+    if sealed.attempt != writer.attempt:
+        raise UsageError(
+            f"another process published step {writer.step} meanwhile; it is as that process sealed it",
+            path=path,
+            hint=f"syncd verify {shlex.quote(writer.job.root)} {writer.step} --deep",
+        ) from None
