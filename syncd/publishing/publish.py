@@ -1,14 +1,13 @@
 """An export becomes a sealed step: copied, checked and hashed in one pass, then announced."""
 
-import shlex
 import uuid
 from collections.abc import Iterator
 
-from syncd.errors import CorruptDataError, UsageError
+from syncd.errors import CorruptDataError, StorageError, UsageError
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
-from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.manifest import Manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
@@ -36,7 +35,8 @@ def publish_export(
 ) -> Manifest:
     """Copy an export into a job as a sealed step, and announce it once all of it has been checked.
 
-    An interrupted call leaves no step, and nothing that keeps the same call from succeeding later.
+    A call that fails leaves nothing. One that is killed leaves no step, and a directory of its attempt that the daemon
+    removes.
 
     Args:
         job: The job; its directory must exist.
@@ -47,18 +47,25 @@ def publish_export(
         allow_nonfinite: Whether weights may hold NaN and infinity.
 
     Raises:
-        UsageError: The step exists or another process publishes it meanwhile, or it would be a rewind that was not
-            asked for.
+        AlreadySealedError: The step exists, or another process published it meanwhile; it stays as it is.
+        UsageError: It would be a rewind that was not asked for.
         CorruptDataError: The export has changed since it was read.
         NonFiniteError: A tensor holds NaN or infinity.
     """
     _check(job, step, rewind=rewind)
     writer = StepWriter(job, step, 1, uuid.uuid4().hex)
     writer.begin()
-    shards = [_copy(writer, disk, export, name, check=not allow_nonfinite) for name in export.shards]
-    files = [_copy(writer, disk, export, name, check=False) for name in export.files]
-    _check(job, step, rewind=rewind)  # copying takes long: somebody may have announced a later step meanwhile
-    manifest = _sealed(writer, shards, files, export.kind)
+    try:
+        shards = [_copy(writer, disk, export, name, check=not allow_nonfinite) for name in export.shards]
+        files = [_copy(writer, disk, export, name, check=False) for name in export.files]
+        _check(job, step, rewind=rewind)  # while files were copied, a later step may have been announced
+        writer.receipt(1, shards, files)
+        manifest = writer.seal(kind=export.kind)
+    except BaseException:
+        writer.discard()
+        raise
+    if manifest is None:
+        raise StorageError("the receipt that was just written is not there", path=writer.path)
     writer.announce()
     return manifest
 
@@ -101,35 +108,3 @@ def _finite(pieces: Iterator[bytes], check: FiniteCheck) -> Iterator[bytes]:
     for piece in pieces:
         check.look(piece)
         yield piece
-
-
-def _sealed(writer: StepWriter, shards: list[FileRecord], files: list[FileRecord], kind: str) -> Manifest:
-    """Seal the step.
-
-    Raises:
-        UsageError: Another process has sealed it.
-    """
-    try:
-        writer.receipt(1, shards, files)
-        manifest = writer.seal(kind=kind)
-    except (CorruptDataError, OSError):
-        _require_ours(writer)
-        raise
-    if manifest is None:
-        _require_ours(writer)
-        raise CorruptDataError("what this call has written is not there any more", path=writer.path)
-    return manifest
-
-
-def _require_ours(writer: StepWriter) -> None:
-    path = writer.job.step(writer.step)
-    try:
-        sealed = read_manifest(writer.job.disk, path)
-    except (*MISSING, CorruptDataError):
-        return
-    if sealed.attempt != writer.attempt:
-        raise UsageError(
-            f"another process published step {writer.step} meanwhile; it is as that process sealed it",
-            path=path,
-            hint=f"syncd verify {shlex.quote(writer.job.root)} {writer.step} --deep",
-        ) from None

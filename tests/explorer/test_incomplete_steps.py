@@ -1,6 +1,7 @@
 """Steps that are sealed and nothing that an engine can load, as older releases wrote them: nobody takes them."""
 
 import json
+import os
 
 import pytest
 from cli import Shell
@@ -9,10 +10,11 @@ from followers import Scene
 from jobs import shard_bytes, write_step
 
 from syncd.errors import UsageError
+from syncd.protocol.digest import digest_bytes
 from syncd.protocol.manifest import Manifest, encode_manifest
 from syncd.protocol.marker import write_marker
+from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version, encode_version, read_version
-from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import Synchronizer
 
 EMPTY = shard_bytes({})
@@ -43,11 +45,15 @@ def scene(tmp_path):
 
 def write_sealed(job, step, content):
     """Write a step with a manifest of which nothing was checked."""
-    writer = StepWriter(job, step, 1, "run")
-    job.disk.make_directory(f"{job.step(step)}/actor")
-    shards = tuple(writer.write(name, data, tensors) for name, (data, tensors) in content.items())
-    path = f"{job.step(step)}/manifest.json"
-    job.disk.replace(path, encode_manifest(Manifest(step, 1, "run", shards)))
+    path = job.step(step)
+    job.disk.make_directory(f"{path}/actor")
+    for name, (data, _) in content.items():
+        job.disk.make_directory(os.path.dirname(f"{path}/{name}"))
+        job.disk.replace(f"{path}/{name}", data)
+    shards = [
+        FileRecord(name, len(data), digest_bytes(data), count) for name, (data, count) in content.items()
+    ]
+    job.disk.replace(f"{path}/manifest.json", encode_manifest(Manifest(step, 1, "run", tuple(shards))))
 
 
 def publish_by_hand(job, step):

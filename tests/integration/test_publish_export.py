@@ -14,7 +14,7 @@ import pytest
 from cli import ROOT, Shell, environment
 from jobs import shard_bytes, write_step
 
-from syncd.errors import CorruptDataError, UsageError
+from syncd.errors import AlreadySealedError, CorruptDataError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
 from syncd.protocol.marker import read_marker
@@ -55,6 +55,12 @@ def write_index(source, weight_map):
 def is_untouched(job):
     """Say whether a job has no step and no marker, and nothing that becomes one."""
     return os.listdir(job.root) == []
+
+
+def has_only(job, *steps):
+    """Say whether a job has these steps, and no attempt to write one."""
+    found = {name for name in os.listdir(job.root) if "global_step" in name}
+    return found == {f"global_step_{step}" for step in steps}
 
 
 def is_whole(job, step):
@@ -167,8 +173,7 @@ def test_a_file_that_changes_while_it_is_copied(job, export):
 
     with pytest.raises(CorruptDataError, match="changed while it was copied"):
         publish_directory(job, 7, str(export), outside=Late())
-    assert not os.path.exists(f"{job.step(7)}/manifest.json")
-    assert read_marker(job.disk, job.marker).step is None
+    assert is_untouched(job)
 
 
 # --- links ------------------------------------------------------------------------------------------------------
@@ -286,8 +291,7 @@ def test_weights_that_are_not_finite(shell, job, export, number):
     assert "tensor 'b' holds NaN or infinity, first at flat index 3" in done.err
     assert TWO in done.err
     assert "--allow-nonfinite" in done.err
-    assert not os.path.exists(f"{job.step(7)}/manifest.json")
-    assert read_marker(job.disk, job.marker).step is None
+    assert is_untouched(job)
     assert shell("publish", job.root, 7, export, "--allow-nonfinite").code == 0
     assert is_whole(job, 7)
     assert shell("verify", job.root, 7, "--deep").code == 0
@@ -297,6 +301,7 @@ def test_a_refused_export_can_be_published_once_it_is_repaired(job, export):
     poison(export / TWO, float("nan"), 0)
     with pytest.raises(NonFiniteError):
         publish_directory(job, 7, str(export))
+    assert is_untouched(job)
     poison(export / TWO, 1.0, 0)
     assert publish_directory(job, 7, str(export)).step == 7
     assert is_whole(job, 7)
@@ -348,10 +353,11 @@ def test_a_step_that_another_process_publishes_meanwhile(job, export, tmp_path):
     other.mkdir()
     (other / "model.safetensors").write_bytes(shard_bytes({"w": (7, 7)}))
     disk = Meanwhile("config.json", lambda: publish_directory(job, 7, str(other)))
-    with pytest.raises(UsageError, match="another process published step 7 meanwhile") as raised:
+    with pytest.raises(AlreadySealedError, match="step 7 is complete already by another save") as raised:
         publish_directory(job, 7, str(export), outside=disk)
     assert raised.value.exit_code == 2
-    assert "syncd verify" in raised.value.hint
+    assert raised.value.hint
+    assert has_only(job, 7)
     assert [record.name for record in read_manifest(job.disk, job.step(7)).shards] == [
         "actor/model.safetensors"
     ]
@@ -363,4 +369,4 @@ def test_a_later_step_that_is_announced_meanwhile(job, export):
     with pytest.raises(UsageError, match="below the newest, 9"):
         publish_directory(job, 7, str(export), outside=disk)
     assert read_marker(job.disk, job.marker).step == 9
-    assert not os.path.exists(f"{job.step(7)}/manifest.json")
+    assert has_only(job, 9)
