@@ -1,7 +1,10 @@
 """`syncd publish`: any directory of safetensors becomes a step."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import click
 
@@ -48,7 +51,8 @@ def publish(
 
     opened, disk = open_job(job, state_dir), AttendedDisk(FollowingDisk(), noted())
     export = read_export(disk, directory)
-    manifest = publish_export(opened, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite)
+    with _terminable():
+        manifest = publish_export(opened, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite)
     if as_json:
         document = {"schema_version": 1, "step": step, "bytes": manifest.size, "digest": manifest.digest}
         more = {"shards": len(manifest.shards), "kind": manifest.kind, "skipped": export.skipped}
@@ -57,6 +61,24 @@ def publish(
         _tell_skipped(export.skipped)
         shards = f"{count} shards" if (count := len(manifest.shards)) != 1 else "1 shard"
         click.echo(f"step {step}: {shards}, {manifest.size} bytes, sealed and announced")
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this command as an error does: what it has half written is removed."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    taken = {number: handler for number, handler in handlers.items() if handler is signal.SIG_DFL}
+    for number in taken:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise click.exceptions.Exit(128 + number)
 
 
 def _tell_skipped(names: Sequence[str]) -> None:

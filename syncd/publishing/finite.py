@@ -1,8 +1,8 @@
 """Finds NaN and infinity in the bytes of a shard while they are copied, with nothing but the standard library.
 
 Numbers are stored with their exponent in the last byte, so one strided slice has what tells. In weights hardly any
-element has an exponent near its largest, and a search for those bytes is as fast as memory (7 GB/s of bfloat16 on
-one core; docs/cli.md). Only a piece in which one is found is looked at closely.
+element has an exponent near its largest, and a search for those bytes is fast (3 to 13 GB/s on one core;
+docs/cli.md). Only a piece in which one is found is looked at closely.
 """
 
 from dataclasses import dataclass

@@ -35,8 +35,8 @@ def publish_export(
 ) -> Manifest:
     """Copy an export into a job as a sealed step, and announce it once all of it has been checked.
 
-    A call that fails leaves nothing. One that is killed leaves no step, and a directory of its attempt that the daemon
-    removes.
+    A call that fails leaves nothing. One that is killed leaves no step, but a directory of its attempt: the daemon
+    removes it.
 
     Args:
         job: The job; its directory must exist.

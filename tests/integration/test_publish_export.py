@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from cli import ROOT, Shell, environment
-from jobs import shard_bytes, write_step
+from jobs import shard_bytes, start, write_step
 
 from syncd.errors import AlreadySealedError, CorruptDataError, UsageError
 from syncd.protocol.layout import Job
@@ -335,6 +335,39 @@ def test_the_same_call_succeeds_after_one_that_was_killed(job, export, name):
     assert is_whole(job, 7)
 
 
+ENDED = """
+import sys, time
+from syncd.cli.main import run
+from syncd.publishing import FollowingDisk
+
+read_at = FollowingDisk.read_at
+
+def slow(self, path, offset, length):
+    if path.endswith("config.json") and length > 1 << 20:
+        print("copying", flush=True)
+        time.sleep(600)
+    return read_at(self, path, offset, length)
+
+FollowingDisk.read_at = slow
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_command_that_a_signal_ends_leaves_nothing(job, export, number, code):
+    arguments = [sys.executable, "-c", ENDED, "publish", job.root, "7", str(export)]
+    with subprocess.Popen(
+        arguments, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "copying\n"
+        assert not is_untouched(job)
+        process.send_signal(number)
+        assert process.wait(120) == code
+    assert is_untouched(job)
+
+
 class Meanwhile(FollowingDisk):
     """Does something once, when a file is about to be copied."""
 
@@ -370,3 +403,16 @@ def test_a_later_step_that_is_announced_meanwhile(job, export):
         publish_directory(job, 7, str(export), outside=disk)
     assert read_marker(job.disk, job.marker).step == 9
     assert has_only(job, 9)
+
+
+def test_what_a_killed_call_left_is_removed_by_the_daemon(job, export):
+    arguments = [sys.executable, "-c", INTERRUPTED, job.root, str(export), "config.json"]
+    subprocess.run(arguments, env=environment(), cwd=ROOT, timeout=120, check=False)
+    assert not is_untouched(job)
+    write_step(job, 8)
+    daemon, _, clock = start(job, partial_grace=10.0, trash_grace=0.0)
+    for _ in range(6):
+        daemon.tick(woken=True)
+        clock.sleep(60.0)
+    daemon.close()
+    assert has_only(job, 8)
