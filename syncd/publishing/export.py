@@ -217,11 +217,11 @@ def _weight_map(disk: Disk, path: str) -> dict[str, str]:
         document = json.loads(disk.read(path, INDEX_LIMIT))
     except (ValueError, RecursionError):
         document = None
-    weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    is_map = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
-    if not is_map or not weight_map:
-        raise CorruptDataError("not an index of shards", path=path, hint=f"head -c 200 {shlex.quote(path)}")
-    return weight_map
+    found = document.get("weight_map") if isinstance(document, dict) else None
+    if isinstance(found, dict) and found and all(isinstance(shard, str) for shard in found.values()):
+        weight_map: dict[str, str] = found
+        return weight_map
+    raise CorruptDataError("not an index of shards", path=path, hint=f"head -c 200 {shlex.quote(path)}")
 
 
 def _shown(entry: Entry) -> str:
