@@ -3,11 +3,11 @@
 import uuid
 from collections.abc import Iterator
 
-from syncd.errors import CorruptDataError, StorageError, UsageError
-from syncd.protocol.digest import chunks
+from syncd.errors import AlreadySealedError, CorruptDataError, StorageError, UsageError
+from syncd.protocol.digest import chunks, digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
-from syncd.protocol.manifest import Manifest
+from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
@@ -35,8 +35,8 @@ def publish_export(
 ) -> Manifest:
     """Copy an export into a job as a sealed step, and announce it once all of it has been checked.
 
-    A call that fails leaves nothing. One that is killed leaves no step, but a directory of its attempt: the daemon
-    removes it.
+    A call that fails before it seals the step leaves nothing. One that is killed leaves a directory of its attempt,
+    which the daemon removes, or a sealed step, which the same call announces.
 
     Args:
         job: The job; its directory must exist.
@@ -54,11 +54,24 @@ def publish_export(
     """
     _check(job, step, rewind=rewind)
     writer = StepWriter(job, step, 1, uuid.uuid4().hex)
-    writer.begin()
     try:
-        shards = [_copy(writer, disk, export, name, check=not allow_nonfinite) for name in export.shards]
+        writer.begin()
+    except AlreadySealedError:
+        manifest = _unannounced(job, step, disk, export)
+        if manifest is None:
+            raise
+    else:
+        manifest = _written(writer, disk, export, rewind=rewind, check=not allow_nonfinite)
+    writer.announce()
+    return manifest
+
+
+def _written(writer: StepWriter, disk: Disk, export: Export, *, rewind: bool, check: bool) -> Manifest:
+    """Copy an export and seal the step; whatever fails, nothing is left of this attempt."""
+    try:
+        shards = [_copy(writer, disk, export, name, check=check) for name in export.shards]
         files = [_copy(writer, disk, export, name, check=False) for name in export.files]
-        _check(job, step, rewind=rewind)  # while files were copied, a later step may have been announced
+        _check(writer.job, writer.step, rewind=rewind)  # meanwhile a later step may have been announced
         writer.receipt(1, shards, files)
         manifest = writer.seal(kind=export.kind)
     except BaseException:
@@ -66,8 +79,29 @@ def publish_export(
         raise
     if manifest is None:
         raise StorageError("the receipt that was just written is not there", path=writer.path)
-    writer.announce()
     return manifest
+
+
+def _unannounced(job: Job, step: int, disk: Disk, export: Export) -> Manifest | None:
+    """Return the manifest of a sealed step that is this export and that no marker has named, None for any other.
+
+    A call that was killed between its seal and the marker leaves such a step.
+    """
+    named = read_marker(job.disk, job.marker).step
+    if named is not None and named >= step:
+        return None
+    sealed = read_manifest(job.disk, job.step(step))
+    records = {record.name: record for record in (*sealed.shards, *sealed.files)}
+    if records.keys() != {f"{ACTOR}/{name}" for name in export.stats}:
+        return None
+    same = all(
+        _is_same(disk, f"{export.directory}/{name}", records[f"{ACTOR}/{name}"]) for name in export.stats
+    )
+    return sealed if same else None
+
+
+def _is_same(disk: Disk, path: str, record: FileRecord) -> bool:
+    return digest_file(disk, path, name_of(record.digest)) == (record.digest, record.size)
 
 
 def _check(job: Job, step: int, *, rewind: bool) -> None:

@@ -368,6 +368,33 @@ def test_a_command_that_a_signal_ends_leaves_nothing(job, export, number, code):
     assert is_untouched(job)
 
 
+def write_unannounced(job, export):
+    """Leave what a call leaves that is killed between its seal and the marker."""
+    publish_directory(job, 7, str(export))
+    os.unlink(job.marker)
+
+
+def test_the_same_call_announces_what_one_that_was_killed_has_sealed(job, export):
+    write_unannounced(job, export)
+    sealed = read_manifest(job.disk, job.step(7))
+    assert publish_directory(job, 7, str(export)) == sealed
+    assert read_marker(job.disk, job.marker).step == 7
+    with pytest.raises(AlreadySealedError):
+        publish_directory(job, 7, str(export))
+
+
+def test_another_export_is_not_announced_under_a_sealed_step(job, export):
+    write_unannounced(job, export)
+    (export / TWO).write_bytes(shard_bytes({"b": (5,)}, salt=1))
+    with pytest.raises(AlreadySealedError):
+        publish_directory(job, 7, str(export))
+    (export / TWO).write_bytes(shard_bytes({"b": (5,)}))
+    (export / "tokenizer.json").write_text("{}")
+    with pytest.raises(AlreadySealedError):
+        publish_directory(job, 7, str(export))
+    assert read_marker(job.disk, job.marker).step is None
+
+
 class Meanwhile(FollowingDisk):
     """Does something once, when a file is about to be copied."""
 
