@@ -44,7 +44,7 @@ class Publishing(Base):
             The step that is announced now.
 
         Raises:
-            UsageError: The step is complete already and is handed in again.
+            UsageError: The step is complete already and is handed in again, or the state dict holds no tensor.
             NotReadyError: It is not complete, and None is handed in.
         """
         if self.role == "explorer":
@@ -150,6 +150,8 @@ class Publishing(Base):
         return any(entry.name == MANIFEST for entry in list_if_there(self.job.disk, self.job.step(step)))
 
     def _write(self, step: int, state: Mapping[str, Any]) -> None:
+        if not state:
+            raise UsageError(f"the state dict of step {step} holds no tensor", path=self.job.step(step))
         writer = self._begun(step)
         shard = writer.write(f"{ACTOR}/{shard_name(1, 1)}", encode_state(state), tensors=len(state))
         writer.receipt(1, [shard])
