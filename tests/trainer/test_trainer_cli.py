@@ -244,5 +244,7 @@ def test_config_prints(shell):
     assert json.loads(shell("config", "schema")[1])["title"] == "JobConfig"
     assert shell("config", "docs")[1] == documentation()
     out = shell("config", "algorithms")[1].splitlines()
-    assert out[0].split() == ["name", "advantage", "loss"]
+    assert out[0].split() == ["name", "advantage", "loss", "clip", "loss_agg_mode"]
+    gspo = next(line for line in out if line.startswith("gspo"))
+    assert gspo.split()[:5] == ["gspo", "grpo", "gspo", "0.0003/0.0004", "seq-mean-token-mean"]
     assert "reinforce_plus_plus" in next(line for line in out if line.startswith("ppo"))

@@ -3,11 +3,12 @@
 import difflib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from syncd.errors import ConfigError
-from trainer.config.algorithms import ALGORITHMS, SFT, estimator_and_loss
+from syncd.jobfile.problems import Problem
+from trainer.config.algorithms import ALGORITHMS, SFT, estimator_and_loss, with_published
 from trainer.config.model import AlgorithmSection, JobConfig
 
 STRATEGIES = ("fsdp2", "fsdp")
@@ -30,7 +31,7 @@ def check(config: JobConfig, device: str) -> None:
 
 
 def resolve(section: AlgorithmSection) -> AlgorithmSection:
-    """Return the table `algorithm` with verl's estimator and loss, of its name where the file does not say otherwise.
+    """Return the table `algorithm` with what its name stands for where the file does not say otherwise.
 
     Raises:
         ConfigError: There is no algorithm of this name.
@@ -43,7 +44,7 @@ def resolve(section: AlgorithmSection) -> AlgorithmSection:
             hint=known("algorithm.name", section.name, ALGORITHMS),
         )
     advantage, loss = estimator_and_loss(section)
-    return section.model_copy(update={"advantage": advantage, "loss": loss})
+    return with_published(section.model_copy(update={"advantage": advantage, "loss": loss}))
 
 
 def schedule_steps(config: JobConfig) -> int:
@@ -92,20 +93,14 @@ def known(key: str, name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"{key} is one of {', '.join(choices)}"
 
 
-def check_options(
-    table: str, options: Collection[str], names: Iterable[str], elsewhere: Mapping[str, str]
-) -> None:
-    """Refuse names that verl does not have, and those that have a key of their own.
+def refuse_first(problems: Iterable[Problem]) -> None:
+    """Do nothing where there is no problem.
 
     Raises:
         ConfigError: The first of them.
     """
-    free = sorted(set(names) - set(elsewhere))
-    for name in options:
-        if name in elsewhere:
-            raise ConfigError(f"{table}.{name} is not set here", hint=elsewhere[name])
-        if name not in free:
-            raise ConfigError(f"verl has no {table}.{name}", hint=known(table, name, free))
+    for problem in problems:
+        raise ConfigError(problem.text, hint=problem.hint)
 
 
 def _check_strategy(strategy: str, device: str) -> None:
