@@ -13,8 +13,9 @@ from hypothesis import strategies as st  # noqa: E402
 from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
+from trainer.config.model_files import read_model_config  # noqa: E402
 from trainer.engines.verl import rows, summary  # noqa: E402
-from trainer.engines.verl.checks import read_model_config, resolve, schedule_steps  # noqa: E402
+from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
 from trainer.engines.verl.companions import companions  # noqa: E402
 from trainer.engines.verl.figures import Figures  # noqa: E402
 from trainer.engines.verl.step import prepare  # noqa: E402

@@ -1,15 +1,13 @@
 """What the configuration may not ask of verl here, said before verl is imported, which takes long."""
 
 import difflib
-import json
-import os
 from collections.abc import Iterable
-from typing import Any
 
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import Problem
 from trainer.config.algorithms import ALGORITHMS, SFT, estimator_and_loss, with_published
 from trainer.config.model import AlgorithmSection, JobConfig
+from trainer.config.model_files import read_model_config
 
 STRATEGIES = ("fsdp2", "fsdp")
 
@@ -63,27 +61,6 @@ def schedule_steps(config: JobConfig) -> int:
             hint="set algorithm.optimizer.schedule_steps or trainer.total_steps",
         )
     return optimizer.schedule_steps or (steps or 0) * algorithm.epochs * algorithm.mini_batches
-
-
-def read_model_config(path: str) -> dict[str, Any]:
-    """Return config.json of a model directory.
-
-    Raises:
-        ConfigError: It is not one, or does not name one architecture.
-    """
-    file_path = os.path.join(path, "config.json")
-    try:
-        with open(file_path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError) as error:
-        hint = "model.path is a directory as `hf download <model> --local-dir <directory>` makes it"
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"not a model directory: {reason}", path=path, hint=hint) from error
-    architectures = found.get("architectures") if isinstance(found, dict) else None
-    if not isinstance(architectures, list) or len(architectures) != 1:
-        hint = 'write, for example, "architectures": ["Qwen2ForCausalLM"]'
-        raise ConfigError("the model's config does not name one architecture", path=file_path, hint=hint)
-    return dict(found)
 
 
 def known(key: str, name: str, names: Iterable[str]) -> str:
