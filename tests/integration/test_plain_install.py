@@ -70,3 +70,18 @@ def test_a_module_of_no_extra_is_still_a_bug():
     assert extra_of("nowhere", "trainer") is None
     assert extra_of("torch.cuda", "explorer") == "transformers"
     assert extra_of("torch.cuda", "trainer") == "trainer"
+
+
+def test_a_rank_names_the_extra_too(given, monkeypatch, capsys):
+    """Where pydantic is installed and verl is not, ranks are the first to notice."""
+    pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+    from trainer.config.load import load_config
+    from trainer.launch import rank
+
+    def lacking(*_):
+        raise ModuleNotFoundError("No module named 'verl.workers'", name="verl.workers")
+
+    monkeypatch.setenv("TRAINER_CONFIG", load_config(given["FILE"]).model_dump_json())
+    monkeypatch.setattr(rank, "run_here", lacking)
+    assert rank.main("trainer.run:run_rank") == CONFIG
+    assert "error: verl is not installed\nhint: pip install 'syncd[trainer]'" in capsys.readouterr().err
