@@ -12,7 +12,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossConfig
 from verl_cases import STILL, learn
 
-from trainer.config.algorithms import ALGORITHMS, LOSSES, SFT
+from trainer.config.algorithms import ADVANTAGES, ALGORITHMS, LOSSES, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
 from trainer.engines.verl import settings
@@ -227,6 +227,31 @@ def effects(bench):
                 pair.append((result["loss"], result["gradients"]))
             found[loss, name] = pair
     return found
+
+
+def keys_matter(bench):
+    """Return whether norm_advantage changes what each estimator says, and loss_agg_mode what each loss says."""
+    normed = {
+        name: [
+            [
+                row.tolist()
+                for row in advantages(AlgorithmSection(advantage=name, norm_advantage=norm), batch())
+            ]
+            for norm in (True, False)
+        ]
+        for name in ADVANTAGES
+    }
+    given, modes = log_probs(), {}
+    for loss in LOSSES:
+        sections = [
+            resolve(AlgorithmSection(loss=loss, loss_agg_mode=mode, options=GIVEN.get(loss, {})))
+            for mode in ("token-mean", "token-sum")
+        ]
+        modes[loss] = [of_section(section, "whole", given)["loss"] for section in sections]
+    return {
+        "norm_advantage": {name for name, (one, other) in normed.items() if one != other},
+        "loss_agg_mode": {loss for loss, (one, other) in modes.items() if one != other},
+    }
 
 
 def _with(section, name, value):

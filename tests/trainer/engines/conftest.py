@@ -50,7 +50,7 @@ def one_rank(launch, two_ranks):
     verl = (
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
         "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
-        "through_the_engine",
+        "through_the_engine", "keys_matter",
     )  # fmt: skip
     found = {}
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
-from trainer.config.algorithms import LOSSES  # noqa: E402
+from trainer.config.algorithms import LOSSES, NORMALISED  # noqa: E402
 from trainer.config.model import AlgorithmSection, EngineSection  # noqa: E402
 from trainer.config.options import (  # noqa: E402
     OF_ALL,
@@ -77,6 +77,12 @@ def test_losses_read_of_verl_s_tables_what_the_table_says(one):
     for loss, found in one["reads"][0].items():
         assert found - beside == LOSSES[loss].reads, loss
         assert bool(found & clips) == bool(LOSSES[loss].clip), loss
+
+
+def test_keys_that_are_refused_for_an_algorithm_change_nothing_of_it_and_the_others_do(one):
+    found = one["keys_matter"][0]
+    assert found["norm_advantage"] == NORMALISED
+    assert found["loss_agg_mode"] == {name for name, loss in LOSSES.items() if loss.has_modes}
 
 
 def test_options_beside_the_loss_change_the_figures_of_a_step(one):
