@@ -11,6 +11,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
 from syncd.errors import ConfigError
+from trainer.config.algorithms import ADVANTAGES, LACKING
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import known
 from trainer.experience.batch import Batch
@@ -21,7 +22,7 @@ _GIVEN = frozenset({"token_level_rewards", "response_mask", "index", "config", "
 
 def usable() -> list[str]:
     """Return the names of the estimators that need no more than rewards and groups."""
-    return sorted(name for name in ADV_ESTIMATOR_REGISTRY if not _missing(name))
+    return sorted(name for name in ADV_ESTIMATOR_REGISTRY if name in ADVANTAGES and not _missing(name))
 
 
 def check_estimator(name: str) -> None:
@@ -35,8 +36,11 @@ def check_estimator(name: str) -> None:
         hint = known("algorithm.advantage", name, names)
         raise ConfigError(f"no advantage estimator is called {name!r}", hint=hint)
     if name not in names:
+        needed = ", ".join(_missing(name)) or LACKING.get(name, "what is not supported").removeprefix(
+            "it needs "
+        )
         hint = f"algorithm.advantage is one of {', '.join(names)}"
-        raise ConfigError(f"{name} needs {', '.join(_missing(name))}, which are not computed", hint=hint)
+        raise ConfigError(f"{name} needs {needed}, which are not computed", hint=hint)
 
 
 def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
@@ -49,14 +53,13 @@ def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
     """
     masks = [torch.tensor(list(row.action_mask), dtype=torch.float32) for row in batch.experiences]
     mask = pad_sequence(masks, batch_first=True)
+    normed = bool(algorithm.norm_advantage)
     given: dict[str, Any] = {
         "token_level_rewards": _rewards(batch, mask),
         "response_mask": mask,
         "index": np.array([str(group) for group in batch.groups], dtype=object),
-        "norm_adv_by_std_in_grpo": algorithm.norm_advantage,
-        "config": AlgoConfig(
-            adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=algorithm.norm_advantage
-        ),
+        "norm_adv_by_std_in_grpo": normed,
+        "config": AlgoConfig(adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=normed),
     }
     found = _call(algorithm.advantage, given) * torch.tensor(batch.weights).unsqueeze(1)
     return [row[: len(own)] for row, own in zip(found, masks, strict=True)]
