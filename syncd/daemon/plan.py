@@ -12,6 +12,7 @@ from syncd.daemon.policy import Policy
 from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant
 from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.daemon.symptoms import LASTING, symptoms
+from syncd.protocol.marker import MISSING_MARKER
 from syncd.protocol.request import Request
 from syncd.protocol.version import Pair, Version
 
@@ -95,8 +96,6 @@ def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) 
 
 def _choose(snapshot: Snapshot, policy: Policy) -> _Choice | None:
     version = snapshot.version
-    if version and version.held_marker is not None and version.held_marker == snapshot.marker.text:
-        return None
     if _is_torn(snapshot) and snapshot.marker_stable_for < policy.rewind_settle:
         return None
     newest = max(_eligible(snapshot, policy), key=lambda step: step.step, default=None)
@@ -132,12 +131,45 @@ def _floor(snapshot: Snapshot, version: Version) -> Pair:
 def _eligible(snapshot: Snapshot, policy: Policy) -> Iterator[Step]:
     named = snapshot.hint
     for step in snapshot.steps.values():
-        if step.state is not State.COMPLETE:
+        if step.state is not State.COMPLETE or _is_held(step, snapshot):
             continue
-        if is_abandoned(step, snapshot) and step.step != named:
+        if is_abandoned(step, snapshot) and (step.step != named or _names_what_it_named(snapshot)):
             continue
         if _is_announced(step, named, policy):
             yield step
+
+
+def _is_held(step: Step, snapshot: Snapshot) -> bool:
+    """Say whether a rollback still excludes a step: its trainer has announced nothing since.
+
+    A marker announces by changing. A trainer without one announces by completing a step that was not there at the
+    rollback: what was there is abandoned, and a step that could not be examined then is abandoned without a digest.
+    """
+    version = snapshot.version
+    if version is None or not _holds(version, snapshot):
+        return False
+    follows_marker = step.is_native or step.announced_by == "marker"
+    if follows_marker and not _is_without_marker(snapshot):
+        return True
+    return (step.step, "") in version.abandoned
+
+
+def _holds(version: Version, snapshot: Snapshot) -> bool:
+    return version.held_marker is not None and version.held_marker == snapshot.marker.text
+
+
+def _is_without_marker(snapshot: Snapshot) -> bool:
+    return snapshot.marker.problem == MISSING_MARKER.problem
+
+
+def _names_what_it_named(snapshot: Snapshot) -> bool:
+    """Say whether the tracker, where it stands in for the marker, has not moved since the last rollback."""
+    version = snapshot.version
+    if version is None or not _is_without_marker(snapshot):
+        return False
+    if version.held_tracker is None:  # an earlier release does not say what it named then
+        return _holds(version, snapshot)
+    return version.held_tracker == snapshot.tracker
 
 
 def _is_announced(step: Step, named: int | None, policy: Policy) -> bool:
@@ -179,7 +211,7 @@ def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, tup
 
 def _version(choice: _Choice, snapshot: Snapshot) -> Version:
     step, before = choice.step, snapshot.version
-    held = snapshot.marker.text if choice.reason == "rollback" else None
+    goes_back = choice.reason == "rollback"
     return Version(
         generation=choice.generation,
         step=step.step,
@@ -189,10 +221,21 @@ def _version(choice: _Choice, snapshot: Snapshot) -> Version:
         layout=step.layout,
         parent=step.parent,
         previous=before.pair if before else None,
-        held_marker=held,
+        held_marker=snapshot.marker.text if goes_back else None,
+        held_tracker=_held_tracker(snapshot, goes_back=goes_back),
         request=choice.request.identity if choice.request else before.request if before else None,
         abandoned=_abandoned(choice, snapshot),
     )
+
+
+def _held_tracker(snapshot: Snapshot, *, goes_back: bool) -> int | None:
+    """Return what the tracker names at a rollback; it is remembered for as long as the tracker says the same."""
+    before = snapshot.version
+    if not _is_without_marker(snapshot):
+        return None
+    if goes_back or (before is not None and before.held_tracker == snapshot.tracker):
+        return snapshot.tracker
+    return None
 
 
 def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ...]:
@@ -204,7 +247,7 @@ def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ..
         found |= {
             (step.step, step.digest)
             for step in snapshot.steps.values()
-            if step.step > choice.step.step and step.state is State.COMPLETE
+            if step.step > choice.step.step and step.state is not State.FILLING
         }
     return tuple(sorted(found - {(choice.step.step, choice.step.digest)}))
 

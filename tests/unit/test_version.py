@@ -33,6 +33,7 @@ VERSIONS = st.builds(
     published_at=st.floats(0, 2e9),
     previous=st.none() | PAIRS,
     held_marker=st.none() | st.text(),
+    held_tracker=st.none() | NUMBERS,
     request=st.none() | st.text(),
     abandoned=st.lists(st.tuples(NUMBERS, st.text()), max_size=3).map(tuple),
     term=NUMBERS,
