@@ -34,6 +34,10 @@ _MARKERS = (f".{MARKER}.", f".{TRACKER}.")
 Beat = tuple[str, int]
 """(incarnation, beat) of a presence."""
 
+Dead = Mapping[str, Beat]
+"""The presence files of explorers and trainers whose leases are void, each with its last heartbeat. By file: an
+explorer and a trainer may have one name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
@@ -76,7 +80,7 @@ class Actor:
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
 
-    def remove(self, step: Step, dead: Mapping[str, Beat]) -> str | None:
+    def remove(self, step: Step, dead: Dead) -> str | None:
         """Move a step to the trash, unless it has been leased, pinned or made a full checkpoint meanwhile.
 
         All this is read before the rename and again after it: a lease that came between the two puts the step
@@ -84,20 +88,24 @@ class Actor:
 
         Args:
             step: The step.
-            dead: The explorers and trainers whose leases are void, each with its last heartbeat: one that beats
-                again is alive.
+            dead: Whose leases are void. One that beats again is alive.
 
         Returns:
             Why it was left in place, None when it was moved.
 
         Raises:
             FencedError: A newer leader has taken over.
+            OSError: It cannot be moved, or who reads it cannot be told; it is left in place.
         """
         if reason := self._claimed(step, f"{self._job.root}/{step.directory}", dead):
             return reason
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
         self._trashed_at[name] = self._clock.monotonic()
-        self._term.take(f"{self._job.root}/{step.directory}", name)
+        try:
+            self._term.take(f"{self._job.root}/{step.directory}", name)
+        except OSError:
+            self._trashed_at.pop(name, None)
+            raise
         try:
             reason = self._claimed(step, f"{self._term.trash}/{name}", dead)
         except OSError:
@@ -158,16 +166,18 @@ class Actor:
     def _temporaries(self) -> Iterator[str]:
         job = self._job
         for directory in (job.explorers, job.trainers, job.pins, job.requests):
-            for entry in list_if_there(job.disk, directory):
-                if entry.kind == "file" and is_temporary(entry.name):
-                    yield f"{directory}/{entry.name}"
+            # What cannot be listed is told by who looks at the job; here it leaves only its own files untidied.
+            with contextlib.suppress(PermissionError):
+                for entry in list_if_there(job.disk, directory):
+                    if entry.kind == "file" and is_temporary(entry.name):
+                        yield f"{directory}/{entry.name}"
         if not is_below(job.state, job.root):
             return  # the job directory is not the daemon's to tidy
         for entry in list_if_there(job.disk, job.root):
             if entry.kind == "file" and is_temporary(entry.name) and entry.name.startswith(_MARKERS):
                 yield f"{job.root}/{entry.name}"
 
-    def empty_trash(self, grace: float, dead: Mapping[str, Beat]) -> Emptied:
+    def empty_trash(self, grace: float, dead: Dead) -> Emptied:
         """Delete what has been in the trash for `grace` seconds of this clock; what cannot go yet stays for later.
 
         A step that somebody reads is put back: the leader that moved it may have died before it looked at the
@@ -194,7 +204,7 @@ class Actor:
                 self._trashed_at.pop(entry.name, None)
         return Emptied(entries, files, left)
 
-    def _is_rescued(self, name: str, dead: Mapping[str, Beat]) -> bool:
+    def _is_rescued(self, name: str, dead: Dead) -> bool:
         """Put a step of the trash back if it is leased or pinned; say whether it must not be deleted."""
         directory, _, number = name.rpartition(".")[0].rpartition(".")
         place = f"{self._job.root}/{directory}"
@@ -208,16 +218,16 @@ class Actor:
         self._put_back(name, directory)
         return True
 
-    def _claimed(self, step: Step, path: str, dead: Mapping[str, Beat]) -> str | None:
+    def _claimed(self, step: Step, path: str, dead: Dead) -> str | None:
         if reason := self._held(step.step, dead):
             return reason
         return self._changed(step, path) if step.is_native else None
 
-    def _held(self, step: int, dead: Mapping[str, Beat]) -> str | None:
+    def _held(self, step: int, dead: Dead) -> str | None:
         for directory in (self._job.explorers, self._job.trainers):
             presences, unreadable = read_presences(self._job.disk, directory)
             for name, presence in (presences | unreadable).items():
-                if dead.get(name) == (presence.incarnation, presence.beat):
+                if dead.get(path_of(directory, name)) == (presence.incarnation, presence.beat):
                     continue
                 if presence.problem:
                     return f"what {name} leases cannot be read"
@@ -233,8 +243,10 @@ class Actor:
             return "it has become a full checkpoint"
         if read_marker(self._job.disk, self._job.marker).step == step.step:
             return "the trainer has announced it"
-        resumes = read_marker(self._job.disk, self._job.tracker).step == step.step
-        return "the trainer resumes from it" if resumes else None
+        tracker = read_marker(self._job.disk, self._job.tracker)
+        if tracker.step == step.step or (tracker.unreadable and step.full):
+            return "the trainer resumes from it, or may do so"
+        return None
 
     def _put_back(self, name: str, directory: str) -> bool:
         try:

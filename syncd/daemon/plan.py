@@ -65,8 +65,7 @@ class _Choice:
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what to publish, to answer and to remove, from the snapshot alone."""
-    rollback = next((request for request in snapshot.requests if request.kind == "rollback"), None)
-    choice, answers = _rollback(snapshot, rollback) if rollback else (None, ())
+    choice, answers = _rollbacks(snapshot)
     if choice is None:
         choice = _choose(snapshot, policy)
     version = _version(choice, snapshot) if choice else None
@@ -197,16 +196,29 @@ def _settling(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
             yield policy.settle - step.unchanged_for
 
 
-def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, tuple[Answer, ...]]:
+def _rollbacks(snapshot: Snapshot) -> tuple[_Choice | None, tuple[Answer, ...]]:
+    """Return the first rollback that can be carried out, and the answers up to it; the next has its turn later."""
+    answers = []
+    for request in snapshot.requests:
+        if request.kind != "rollback":
+            continue
+        choice, answer = _rollback(snapshot, request)
+        answers.append(answer)
+        if choice is not None:
+            return choice, tuple(answers)
+    return None, tuple(answers)
+
+
+def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, Answer]:
     step, version = snapshot.steps.get(request.step), snapshot.version
     if version is None:
-        return None, (Answer(request, done=False, detail="nothing is published yet"),)
-    if version.request == request.identity:
-        return None, (Answer(request, done=True),)
+        return None, Answer(request, done=False, detail="nothing is published yet")
+    if request.identity in (version.request, *version.carried_out):
+        return None, Answer(request, done=True)
     if step is None or step.state is not State.COMPLETE:
-        return None, (Answer(request, done=False, detail=f"step {request.step} is not complete"),)
+        return None, Answer(request, done=False, detail=f"step {request.step} is not complete")
     choice = _Choice(step, _floor(snapshot, version)[0] + 1, "rollback", request)
-    return choice, (Answer(request, done=True),)
+    return choice, Answer(request, done=True)
 
 
 def _version(choice: _Choice, snapshot: Snapshot) -> Version:
@@ -224,8 +236,16 @@ def _version(choice: _Choice, snapshot: Snapshot) -> Version:
         held_marker=snapshot.marker.text if goes_back else None,
         held_tracker=_held_tracker(snapshot, goes_back=goes_back),
         request=choice.request.identity if choice.request else before.request if before else None,
+        carried_out=_carried_out(snapshot),
         abandoned=_abandoned(choice, snapshot),
     )
+
+
+def _carried_out(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the requests that were carried out before and whose files would not go: they must not be done twice."""
+    before = snapshot.version
+    done = {before.request, *before.carried_out} if before else set()
+    return tuple(request.identity for request in snapshot.requests if request.identity in done)
 
 
 def _held_tracker(snapshot: Snapshot, *, goes_back: bool) -> int | None:

@@ -8,16 +8,17 @@ import errno
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from syncd.config import DaemonConfig
-from syncd.daemon.act import Actor, Beat
+from syncd.daemon.act import Actor, Dead
 from syncd.daemon.plan import Answer, Plan, plan, still_holds
 from syncd.daemon.policy import Policy, policy_of
 from syncd.daemon.report import Message, describe, differences, lag_of, totals
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
-from syncd.daemon.snapshot import Snapshot, State
+from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.daemon.verify import Verify, problems_of
 from syncd.errors import (
     FencedError,
@@ -32,8 +33,10 @@ from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import Clock, is_below
 from syncd.protocol.layout import Job
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.obstacle import Obstacle, obstacle_to_moving, obstacle_to_reading
+from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.process import Process
+from syncd.protocol.request import request_path
 from syncd.protocol.term import BEAT, Term
 from syncd.protocol.trouble import CROWDED, MountState, Trouble, trouble_of
 from syncd.protocol.version import Version
@@ -49,11 +52,21 @@ TRASH_EVERY = 5.0
 FORGET_AFTER = 86400.0
 """Seconds of silence after which the file of an explorer goes: of those that come and go there would be no end."""
 
-_PROBLEMS = {"marker": names.MARKER_PROBLEM, "version": names.VERSION_PROBLEM}
+_PROBLEMS = {
+    "marker": names.MARKER_PROBLEM,
+    "version": names.VERSION_PROBLEM,
+    "unreadable_presence": names.ENTRY_UNREADABLE,
+    "unreadable_directory": names.ENTRY_UNREADABLE,
+    "tracker": names.ENTRY_UNREADABLE,
+    "obstacle": names.ENTRY_UNREADABLE,
+}
 _INFO: Level = "info"
 _WARNING: Level = "warning"
 _RETRY_LEAST, _RETRY_MOST = 0.25, 5.0
 _VERIFY_ROUNDS = 8
+
+
+T = TypeVar("T")
 
 
 def _inline(work: Callable[[], None]) -> None:
@@ -104,6 +117,7 @@ class Daemon:
         self._retry = _RETRY_LEAST
         self._reconciled = self._emptied = self._swept = self._forgot = float("-inf")
         self._had_modules = False
+        self._obstructed: dict[str, tuple[float, Obstacle]] = {}
         self._decisions: dict[int, tuple[bool, str]] = {}
         self.snapshot = Snapshot()
         self.plan = plan(self.snapshot, policy_of(config))
@@ -128,6 +142,11 @@ class Daemon:
         """Return how many steps the slowest live explorer is behind."""
         modules = self.snapshot.explorers.values()
         return max((lag_of(self.snapshot, module) or 0 for module in modules if module.alive), default=0)
+
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """Return the first thing that should have been moved or removed and could not be."""
+        return next((obstacle for _, obstacle in self._obstructed.values()), None)
 
     @property
     def is_left(self) -> bool:
@@ -227,9 +246,48 @@ class Daemon:
         self._empty_trash(actor)
 
     def _answer(self, actor: Actor, answer: Answer) -> None:
-        actor.answer(answer)
+        path = request_path(self.job, answer.request.identity)
+        is_known = path in self._obstructed
+        self._unless_obstructed(path, lambda: actor.answer(answer))
+        if is_known:
+            return
         name, level = (names.REQUEST_DONE, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
         self.tell(name, level, kind=answer.request.kind, step=answer.request.step, detail=answer.detail)
+
+    def _unless_obstructed(self, place: str, work: Callable[[], T]) -> T | None:
+        """Change one entry of the job; where that entry does not let itself be changed, tell it and return None.
+
+        One that did not is tried again after each examination of everything: it must cost no other its turn.
+
+        Args:
+            place: The file or directory.
+            work: Moves or removes it.
+        """
+        known = self._obstructed.get(place)
+        if known is not None and known[0] == self._reconciled:
+            return None
+        try:
+            done = work()
+        except OSError as error:
+            obstacle = obstacle_to_moving(error, place)
+            if obstacle is None:
+                raise
+            if known is None or known[1] != obstacle:
+                self._tell_obstacle(obstacle)
+            self._obstructed[place] = (self._reconciled, obstacle)
+            return None
+        self._obstructed.pop(place, None)
+        return done
+
+    def _tell_obstacle(self, obstacle: Obstacle) -> None:
+        self.tell(
+            names.ENTRY_OBSTRUCTED,
+            "error",
+            path=obstacle.path,
+            detail=f"it cannot be moved or removed: {obstacle.message}",
+            owner=obstacle.owner,
+            hint=obstacle.hint,
+        )
 
     def _current_plan(self) -> Plan:
         """Return the plan of the last look where it holds: with thousands of steps it is what an idle look costs."""
@@ -246,18 +304,24 @@ class Daemon:
         decided = plan(self.snapshot, policy)
         for _ in range(_VERIFY_ROUNDS):
             version = decided.publish
-            wrong = (
-                problems_of(self.job, self.snapshot.steps[version.step], level, self._beat) if version else []
-            )
-            if not version or not wrong:
+            damaged = self._rejected(self.snapshot.steps[version.step], level) if version else None
+            if damaged is None:
                 return decided
-            step = self.snapshot.steps[version.step]
-            self._scanner.reject(step, wrong[0])
-            damaged = replace(step, state=State.DAMAGED, problem=wrong[0])
             self.tell(names.STEP_DAMAGED, "error", **describe(damaged))
-            self.snapshot = replace(self.snapshot, steps={**self.snapshot.steps, step.step: damaged})
+            self.snapshot = replace(self.snapshot, steps={**self.snapshot.steps, damaged.step: damaged})
             decided = plan(self.snapshot, policy)
         return replace(decided, publish=None, reason="")
+
+    def _rejected(self, step: Step, level: Verify) -> Step | None:
+        """Look closely at a step that is to be published; return it as damaged, None when it is good."""
+        try:
+            wrong = problems_of(self.job, step, level, self._beat)
+        except OSError as error:
+            obstacle = obstacle_to_reading(error, f"{self.job.root}/{step.directory}")
+            if obstacle is None or not is_below(obstacle.path, f"{self.job.root}/{step.directory}"):
+                raise
+            return self._scanner.reject(step, str(obstacle), unread=obstacle.path)
+        return self._scanner.reject(step, wrong[0]) if wrong else None
 
     def _publish(self, actor: Actor, version: Version) -> Version:
         published = actor.publish(version)
@@ -305,22 +369,27 @@ class Daemon:
             self.snapshot, steps={n: step for n, step in self.snapshot.steps.items() if n not in set(removed)}
         )
 
-    def _dead(self) -> dict[str, Beat]:
+    def _dead(self) -> Dead:
         """Return the modules whose leases are void, each with its last heartbeat."""
-        modules = (*self.snapshot.trainers.items(), *self.snapshot.explorers.items())
+        kinds = ((self.job.explorers, self.snapshot.explorers), (self.job.trainers, self.snapshot.trainers))
         return {
-            name: (module.presence.incarnation, module.presence.beat)
-            for name, module in modules
+            path_of(directory, name): (module.presence.incarnation, module.presence.beat)
+            for directory, modules in kinds
+            for name, module in modules.items()
             if not module.alive
         }
 
-    def _remove(self, actor: Actor, decision: Decision, dead: dict[str, Beat]) -> bool:
+    def _remove(self, actor: Actor, decision: Decision, dead: Dead) -> bool:
         self._beat()
         step = self.snapshot.steps[decision.step]
-        kept = actor.remove(step, dead)
-        if kept is not None:
+        left = self._unless_obstructed(
+            f"{self.job.root}/{step.directory}", lambda: actor.remove(step, dead) or ""
+        )
+        if left is None:
+            return False
+        if left:
             self._scanner.look_again(step.step)
-            self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=kept)
+            self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=left)
             return False
         self.tell(
             names.STEP_REMOVED,
@@ -340,7 +409,9 @@ class Daemon:
         for name, module in self.snapshot.explorers.items():
             if module.silent_for >= FORGET_AFTER and not module.presence.problem:
                 self._beat()
-                actor.forget(name, (module.presence.incarnation, module.presence.beat))
+                last = module.presence.incarnation, module.presence.beat
+                path = path_of(self.job.explorers, name)
+                self._unless_obstructed(path, partial(actor.forget, name, last))
 
     def _note(self, decision: Decision) -> None:
         """Tell why a step is kept whenever the rule that keeps it changes."""
@@ -361,7 +432,7 @@ class Daemon:
         dead = self._dead()
         self._background(lambda: self._empty(actor, dead))
 
-    def _empty(self, actor: Actor, dead: dict[str, Beat]) -> None:
+    def _empty(self, actor: Actor, dead: Dead) -> None:
         if self._swept < self._reconciled:
             self._swept = self._reconciled
             actor.sweep(self.config.partial_grace)
@@ -457,7 +528,8 @@ class Daemon:
         """Tell each problem when it begins, and not again while it lasts."""
         for name, detail in self.plan.problems:
             if (name, detail) not in self._said:
-                self.tell(_PROBLEMS.get(name, names.STEP_DAMAGED), "warning", detail=detail)
+                event = _PROBLEMS.get(name, names.STEP_DAMAGED)
+                self.tell(event, "error" if event == names.ENTRY_UNREADABLE else "warning", detail=detail)
         self._said = set(self.plan.problems)
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
+from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
 from syncd.protocol.layout import is_identity
+from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.process import host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
@@ -137,8 +138,11 @@ def read_presence(disk: Disk, path: str) -> Presence:
 def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
     """Return all presences of a kind by identity, and apart from them those whose files cannot be read.
 
-    Of these nothing is known but that they are there and, by their incarnation, when their content changes:
-    a file that was damaged, or written by a newer protocol. What they lease is unknown too.
+    Of these nothing is known but that they are there and, by their incarnation, when their content changes: a file
+    that was damaged, written by a newer protocol, or that this user may not read. What they lease is unknown too.
+
+    Raises:
+        OSError: The directory cannot be listed, or the file system fails.
     """
     found: dict[str, Presence] = {}
     problems: dict[str, Presence] = {}
@@ -148,23 +152,28 @@ def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dic
         identity = entry.name.removesuffix(".json")
         if not is_identity(identity):
             continue
+        path = f"{directory}/{entry.name}"
         try:
-            found[identity] = read_presence(disk, f"{directory}/{entry.name}")
+            found[identity] = read_presence(disk, path)
         except MISSING:
             continue
         except (CorruptDataError, ProtocolTooNewError) as error:
-            problems[identity] = _unreadable(disk, f"{directory}/{entry.name}", identity, error)
+            problems[identity] = _unreadable(disk, path, identity, error.message)
+        except OSError as error:
+            if (obstacle := obstacle_to_reading(error, path)) is None:
+                raise
+            problems[identity] = _unreadable(disk, path, identity, str(obstacle))
     return found, problems
 
 
-def _unreadable(disk: Disk, path: str, identity: str, error: SyncdError) -> Presence:
+def _unreadable(disk: Disk, path: str, identity: str, problem: str) -> Presence:
     try:
         found = disk.stat(path)
     except MISSING:
         content = ""
     else:
         content = f"{found.kind} {found.inode} {found.size} {found.mtime_ns}"
-    return Presence(identity, incarnation=content, host="", pid=0, problem=error.message)
+    return Presence(identity, incarnation=content, host="", pid=0, problem=problem)
 
 
 def _identity(fields: Fields, path: str) -> str:

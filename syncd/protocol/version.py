@@ -35,6 +35,7 @@ class Version:
         held_tracker: After a rollback without a marker: the step that the tracker named then. Until the tracker
             changes, it brings no abandoned step back.
         request: The last request that was carried out, so that none is carried out twice.
+        carried_out: Requests carried out before that one whose files could not be removed.
         abandoned: Steps of earlier generations that are no longer newest, `(step, digest)`.
         term: The fencing token of the daemon that published.
     """
@@ -51,6 +52,7 @@ class Version:
     held_marker: str | None = None
     held_tracker: int | None = None
     request: str | None = None
+    carried_out: tuple[str, ...] = ()
     abandoned: tuple[tuple[int, str], ...] = field(default=())
     term: int = 0
 
@@ -75,6 +77,7 @@ def encode_version(version: Version) -> bytes:
         "held_marker": version.held_marker,
         "held_tracker": version.held_tracker,
         "request": version.request,
+        "carried_out": list(version.carried_out),
         "abandoned": [list(item) for item in version.abandoned],
         "term": version.term,
     }
@@ -115,6 +118,7 @@ def version_from(fields: Fields) -> Version:
         held_marker=_optional_text(fields, "held_marker"),
         held_tracker=fields.optional_integer("held_tracker"),
         request=_optional_text(fields, "request"),
+        carried_out=_texts(fields, "carried_out"),
         abandoned=_abandoned(fields),
         term=fields.integer("term") if "term" in fields.document else 0,
     )
@@ -132,6 +136,13 @@ def pair_from(fields: Fields | None) -> Pair | None:
 
 def _optional_text(fields: Fields, key: str) -> str | None:
     return None if fields.document.get(key) is None else fields.text(key)
+
+
+def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+    items = fields.items(key)
+    if any(type(item) is not str for item in items):
+        raise fields.wrong(key, "a list of strings")
+    return tuple(items)
 
 
 def _abandoned(fields: Fields) -> tuple[tuple[int, str], ...]:

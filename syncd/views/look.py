@@ -17,6 +17,7 @@ from syncd.observe.hostfile import HostFile
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import Mount, mount_of
+from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read_presences
 from syncd.protocol.process import Process
 from syncd.protocol.term import TIMEOUT, Leader, latest_token, read_leader
@@ -124,9 +125,10 @@ class Looker:
         self._scanner.check_root()
         snapshot = self._scan()
         self._free = snapshot.free if snapshot.free is not None else self._free
-        explorers, wrong_explorers = read_presences(self._job.disk, self._job.explorers)
-        trainers, wrong_trainers = read_presences(self._job.disk, self._job.trainers)
+        explorers, wrong_explorers = self._presences("explorer", self._job.explorers)
+        trainers, wrong_trainers = self._presences("trainer", self._job.trainers)
         hearts = self._hearts(explorers, trainers)
+        lead, wrong_lead = self._lead()
         return Look(
             job=self._job,
             at=self._clock.time(),
@@ -136,10 +138,10 @@ class Looker:
                 trainers=_marked(trainers, "trainer", hearts),
                 free=self._free,
             ),
-            lead=self._lead(),
+            lead=lead,
             hearts=hearts,
             mount=self._mount,
-            problems=_problems("explorer", wrong_explorers) | _problems("trainer", wrong_trainers),
+            problems={**wrong_explorers, **wrong_trainers, **wrong_lead},
             known=hostfile.find(self._job.root),
         )
 
@@ -160,10 +162,28 @@ class Looker:
         left = {name for name, presence in everybody.items() if presence.status is RunningStatus.STOPPED}
         return {name: Heart.LEFT if name in left else heart for name, heart in judged.items()}
 
-    def _lead(self) -> Lead | None:
-        token = latest_token(self._job)
-        if token == 0:
-            return None
+    def _presences(self, kind: str, directory: str) -> tuple[dict[str, Presence], dict[str, str]]:
+        """Return the modules of a kind, and what is wrong with the files of others."""
+        try:
+            found, unreadable = read_presences(self._job.disk, directory)
+        except OSError as error:
+            if obstacle_to_reading(error, directory) is None:
+                raise
+            return {}, {}  # the snapshot says so
+        return found, _problems(kind, unreadable)
+
+    def _lead(self) -> tuple[Lead | None, dict[str, str]]:
+        """Return who leads, and what keeps that from being read."""
+        token = 0
+        try:
+            token = latest_token(self._job)
+            return self._lead_of(token) if token else None, {}
+        except OSError as error:
+            if (obstacle := obstacle_to_reading(error, self._job.lock)) is None:
+                raise
+            return Lead(token, None, Heart.UNKNOWN), {"lock": str(obstacle)}
+
+    def _lead_of(self, token: int) -> Lead:
         try:
             leader = read_leader(self._job, token)
         except (*MISSING, CorruptDataError):

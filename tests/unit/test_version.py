@@ -35,6 +35,7 @@ VERSIONS = st.builds(
     held_marker=st.none() | st.text(),
     held_tracker=st.none() | NUMBERS,
     request=st.none() | st.text(),
+    carried_out=st.lists(st.text(), max_size=3).map(tuple),
     abandoned=st.lists(st.tuples(NUMBERS, st.text()), max_size=3).map(tuple),
     term=NUMBERS,
 )
