@@ -2,9 +2,11 @@
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from syncd.daemon.leases import Beat, Dead, held
+from syncd.daemon.leftovers import step_in_trash
 from syncd.daemon.plan import Answer
 from syncd.daemon.snapshot import NATIVE, Step
 from syncd.errors import CorruptDataError, FencedError, SyncdError
@@ -22,21 +24,13 @@ from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.layout import FULL_CHECKPOINT, MARKER, TRACKER, Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
-from syncd.protocol.pin import read_pins
-from syncd.protocol.presence import path_of, read_presences
+from syncd.protocol.presence import path_of
 from syncd.protocol.request import request_path
 from syncd.protocol.term import Term
 from syncd.protocol.version import Version, encode_version, read_version
 
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")
 """How the names of the markers' temporary files begin."""
-
-Beat = tuple[str, int]
-"""(incarnation, beat) of a presence."""
-
-Dead = Mapping[str, Beat]
-"""The presence files of explorers and trainers whose leases are void, each with its last heartbeat. By file: an
-explorer and a trainer may have one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +200,12 @@ class Actor:
 
     def _is_rescued(self, name: str, dead: Dead) -> bool:
         """Put a step of the trash back if it is leased or pinned; say whether it must not be deleted."""
-        directory, _, number = name.rpartition(".")[0].rpartition(".")
-        place = f"{self._job.root}/{directory}"
-        if not directory or not number.isdecimal() or exists(self._job.disk, place):
+        found = step_in_trash(name)
+        if found is None or exists(self._job.disk, f"{self._job.root}/{found[0]}"):
             return False
+        directory, step = found
         try:
-            if self._held(int(number), dead) is None:
+            if held(self._job, step, dead) is None:
                 return False
         except OSError:
             return True
@@ -219,21 +213,9 @@ class Actor:
         return True
 
     def _claimed(self, step: Step, path: str, dead: Dead) -> str | None:
-        if reason := self._held(step.step, dead):
+        if reason := held(self._job, step.step, dead):
             return reason
         return self._changed(step, path) if step.is_native else None
-
-    def _held(self, step: int, dead: Dead) -> str | None:
-        for directory in (self._job.explorers, self._job.trainers):
-            presences, unreadable = read_presences(self._job.disk, directory)
-            for name, presence in (presences | unreadable).items():
-                if dead.get(path_of(directory, name)) == (presence.incarnation, presence.beat):
-                    continue
-                if presence.problem:
-                    return f"what {name} leases cannot be read"
-                if step in presence.leases:
-                    return f"leased by {name}"
-        return "pinned" if step in read_pins(self._job) else None
 
     def _changed(self, step: Step, path: str) -> str | None:
         """Say what has become of a step since it was examined, which may be long ago."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant
+from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, removable
 from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.daemon.symptoms import LASTING, symptoms
 from syncd.protocol.marker import MISSING_MARKER
@@ -17,6 +17,9 @@ from syncd.protocol.request import Request
 from syncd.protocol.version import Pair, Version
 
 FIRST_GENERATION = 1
+
+ROOM = 1 << 20
+"""Bytes that must be free so that a publish is sure to find room: the version and a heartbeat are a few kilobytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Plan:
     """What `act` carries out, in this order.
 
     Args:
+        first: Removals for which a publish must not be waited for, since it lacks the room that they make.
         publish: The version to publish, None to publish nothing. Its date and term are for `act` to fill in.
         reason: Why it is published: first, newer, rewind, rewritten, rollback.
         answers: Requests that are done or refused once the version is published.
@@ -53,6 +57,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     problems: tuple[tuple[str, str], ...]
     due_in: float | None = None
+    first: tuple[Decision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,17 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         decisions=decisions,
         problems=tuple(symptoms(snapshot)),
         due_in=min(_settling(after, policy), default=None),
+        first=_first(snapshot, decisions, policy) if version else (),
     )
+
+
+def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: Policy) -> tuple[Decision, ...]:
+    """Return what goes whether or not the publish succeeds, where there may be no room for it."""
+    is_short = snapshot.crowded or (snapshot.free is not None and snapshot.free < ROOM)
+    if not is_short:
+        return ()
+    gone = {decision.step for decision in removable(after)}
+    return tuple(decision for decision in removable(decide(snapshot, policy)) if decision.step in gone)
 
 
 def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) -> bool:

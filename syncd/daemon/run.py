@@ -15,13 +15,14 @@ from syncd.observe import names
 from syncd.protocol.disk import Clock
 from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.term import BEAT
-from syncd.protocol.trouble import PATIENT, MountState
+from syncd.protocol.trouble import CROWDED, PATIENT, MountState
 from syncd.working import Work
 
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
 
 _ONCE_LIMIT = 60.0
+_ROOM_ROUNDS = 3
 _JOIN = 10.0
 
 
@@ -141,11 +142,17 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
         SyncdError: The tick failed.
     """
     led_until = clock.monotonic() + daemon.config.takeover + BEAT
+    rounds_for_room = _ROOM_ROUNDS
     ends = clock.monotonic() + _ONCE_LIMIT + (daemon.config.trash_grace if empty_trash else 0.0)
     try:
         while True:
             seconds = daemon.tick(woken=True)
             if daemon.error is not None:
+                if rounds_for_room and daemon.trouble is not None and daemon.trouble.state in CROWDED:
+                    # A full disk may have room once what earlier daemons have removed is deleted.
+                    rounds_for_room -= 1
+                    clock.sleep(min(seconds, 0.5))
+                    continue
                 raise daemon.error
             if not daemon.leads:
                 # One look cannot tell a dead leader of another host from one that is between two heartbeats.

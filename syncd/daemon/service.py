@@ -6,13 +6,15 @@
 import contextlib
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from syncd.config import DaemonConfig
-from syncd.daemon.act import Actor, Dead
+from syncd.daemon.act import Actor
+from syncd.daemon.leases import Dead
+from syncd.daemon.leftovers import Leftovers
 from syncd.daemon.plan import Answer, Plan, plan, still_holds
 from syncd.daemon.policy import Policy, policy_of
 from syncd.daemon.report import Message, describe, differences, lag_of, totals
@@ -107,6 +109,7 @@ class Daemon:
             removes=is_below(job.state, job.root) or config.prune_foreign,
         )
         self._scanner = Scanner(job, clock, config.ttl, self._beat)
+        self._leftovers = Leftovers(job, clock)
         self._term: Term | None = None
         self._actor: Actor | None = None
         self._telling = threading.Lock()
@@ -208,28 +211,45 @@ class Daemon:
         self._look(woken=woken)
         self.found_news = self.snapshot.marker != before.marker
         self._act(self._actor, before)
-        self._beat()
+        self._publish_beat()
+        self.on_progress()
         return self._interval()
 
     def _beat(self) -> None:
-        """Show the stand-bys and the service manager that work goes on, in the midst of what takes its time."""
+        """Show the stand-bys and the service manager that work goes on, in the midst of what takes its time.
+
+        On a full disk the work that makes room comes first: what a deposed leader removes, the server refuses anyway.
+        """
+        try:
+            self._publish_beat()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        self.on_progress()
+
+    def _publish_beat(self) -> None:
         if self._term is not None:
             self._term.beat(self._scanner.floor)
-        self.on_progress()
+
+    @property
+    def _is_crowded(self) -> bool:
+        return self.trouble is not None and self.trouble.state in CROWDED
 
     def _look(self, *, woken: bool) -> None:
         started = self._clock.monotonic()
         due = started - self._reconciled >= self.config.reconcile
-        self.snapshot = self._scanner.reconcile() if due else self._scanner.look(woken=woken)
+        found = self._scanner.reconcile() if due else self._scanner.look(woken=woken)
+        self.snapshot = replace(found, crowded=self._is_crowded)
         if due:
             self._reconciled = started
         seconds = self._clock.monotonic() - started
-        found = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
-        self.tell(names.SCAN_DONE, "debug", seconds=seconds, full=due, **found)
+        counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
+        self.tell(names.SCAN_DONE, "debug", seconds=seconds, full=due, **counts)
 
     def _act(self, actor: Actor, before: Snapshot) -> None:
         """Publish first, tell then: between marker and version stands nothing that explorers need not wait for."""
         self.plan = self._current_plan()
+        self._remove_all(actor, self.plan.first)
         looked, published = self.snapshot, None
         if self.plan.publish is not None:
             published = self._publish(actor, self.plan.publish)
@@ -359,7 +379,10 @@ class Daemon:
             self._noted = self.plan.decisions
             for decision in self._noted:
                 self._note(decision)
-        doomed = removable(self.plan.decisions)
+        self._remove_all(actor, removable(self.plan.decisions))
+
+    def _remove_all(self, actor: Actor, decisions: Iterable[Decision]) -> None:
+        doomed = [decision for decision in decisions if decision.step in self.snapshot.steps]
         if not doomed:
             return
         dead = self._dead()
@@ -459,6 +482,10 @@ class Daemon:
         if holder is not None:
             self._stand_by(f"{holder.host} (pid {holder.process.pid}) leads")
             return
+        if self._is_crowded:
+            # The claim found no room. What the terms before have left in their trash is in the way.
+            with contextlib.suppress(OSError):
+                self._leftovers.empty(self._candidate.free_after, self.config.trash_grace)
         term = self._candidate.claim()
         for directory in (self.job.explorers, self.job.trainers, self.job.pins, self.job.requests):
             self.job.disk.make_directory(directory)
@@ -485,7 +512,7 @@ class Daemon:
             self._tell_state(trouble)
             self.tell(name, "error", code=error.code, detail=str(error), hint=hint)
         self.error, self.trouble = error, trouble
-        if trouble is not None and trouble.state in CROWDED:
+        if self._is_crowded:
             self._make_room()
         self._retry = min(self._retry * 2, _RETRY_MOST)
         return self._retry

@@ -108,6 +108,7 @@ class Snapshot:
         unlisted: Directories of presences or pins that cannot be listed, each with why: what is leased or pinned
             is not known.
         free: Bytes free for the daemon's user on the job's file system, None where unknown.
+        crowded: What was written last failed for want of room, whatever `free` says: a quota does not show there.
     """
 
     steps: Mapping[int, Step] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class Snapshot:
     obstacles: tuple[str, ...] = ()
     unlisted: tuple[str, ...] = ()
     free: int | None = None
+    crowded: bool = False
 
     @property
     def hint(self) -> int | None:
