@@ -2,10 +2,10 @@
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from syncd.daemon.leases import Beat, Dead, held
+from syncd.daemon.leases import Beat, Dead, Held, read_held
 from syncd.daemon.leftovers import step_in_trash
 from syncd.daemon.plan import Answer
 from syncd.daemon.snapshot import NATIVE, Step
@@ -24,7 +24,7 @@ from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.layout import FULL_CHECKPOINT, MARKER, TRACKER, Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
-from syncd.protocol.presence import path_of
+from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import request_path
 from syncd.protocol.term import Term
 from syncd.protocol.version import Version, encode_version, read_version
@@ -49,10 +49,11 @@ class Actor:
         job: The job.
         term: The leadership that fences every act.
         clock: This host's clock.
+        presences: Reads presences; not for another thread.
     """
 
-    def __init__(self, job: Job, term: Term, clock: Clock) -> None:
-        self._job, self._term, self._clock = job, term, clock
+    def __init__(self, job: Job, term: Term, clock: Clock, presences: Presences) -> None:
+        self._job, self._term, self._clock, self._presences = job, term, clock, presences
         self._trashed_at: dict[str, float] = {}
         self._left_since: dict[str, float] = {}
 
@@ -74,41 +75,70 @@ class Actor:
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
 
-    def remove(self, step: Step, dead: Dead) -> str | None:
-        """Move a step to the trash, unless it has been leased, pinned or made a full checkpoint meanwhile.
+    def remove(self, steps: Iterable[Step], dead: Dead) -> dict[int, str | OSError]:
+        """Move steps to the trash, except those that have been leased, pinned or made a full checkpoint meanwhile.
 
-        All this is read before the rename and again after it: a lease that came between the two puts the step
-        back, so a reader that wrote its lease and then found the manifest keeps its step.
+        Leases and pins are read once before the first rename and once again after the last: a lease that came in
+        between puts its step back, so a reader that wrote its lease and then found the manifest keeps its step. The
+        second reading begins after every rename of this call, which is all that it has to; read for each step by
+        itself, the presences of thousands of explorers would take longer than all else.
 
         Args:
-            step: The step.
+            steps: The steps.
             dead: Whose leases are void. One that beats again is alive.
 
         Returns:
-            Why it was left in place, None when it was moved.
+            By step: why it was left in place, empty where it was moved; the error where it cannot be moved, or where
+            nobody knows who reads it.
 
         Raises:
             FencedError: A newer leader has taken over.
-            OSError: It cannot be moved, or who reads it cannot be told; it is left in place.
+            OSError: Nobody knows who reads what; nothing was moved.
         """
-        if reason := self._claimed(step, f"{self._job.root}/{step.directory}", dead):
-            return reason
+        held = read_held(self._job, dead, self._presences)
+        taken: dict[str, Step] = {}
+        found: dict[int, str | OSError] = {}
+        try:
+            for step in steps:
+                found[step.step] = self._take(step, held, taken)
+        finally:
+            found.update(self._check_again(taken, dead))
+        return found
+
+    def _take(self, step: Step, held: Held, taken: dict[str, Step]) -> str | OSError:
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
-        self._trashed_at[name] = self._clock.monotonic()
         try:
+            if reason := self._claimed(step, f"{self._job.root}/{step.directory}", held):
+                return reason
+            self._trashed_at[name] = self._clock.monotonic()
             self._term.take(f"{self._job.root}/{step.directory}", name)
-        except OSError:
+        except OSError as error:
             self._trashed_at.pop(name, None)
-            raise
+            return error
+        taken[name] = step
+        return ""
+
+    def _check_again(self, taken: Mapping[str, Step], dead: Dead) -> dict[int, str | OSError]:
+        """Put back what is claimed now; what nobody can tell of stays, too."""
+        if not taken:
+            return {}
+        found: dict[int, str | OSError] = {}
+        held: Held | OSError
         try:
-            reason = self._claimed(step, f"{self._term.trash}/{name}", dead)
-        except OSError:
-            # Nobody knows whether it is read now: it stays.
-            self._put_back(name, step.directory)
-            raise
-        if reason and self._put_back(name, step.directory):
-            return reason
-        return None
+            held = read_held(self._job, dead, self._presences)
+        except OSError as error:
+            held = error
+        for name, step in taken.items():
+            reason = held if isinstance(held, OSError) else self._claimed_in_trash(step, name, held)
+            is_back = bool(reason) and self._put_back(name, step.directory)
+            found[step.step] = reason if is_back or isinstance(reason, OSError) else ""
+        return found
+
+    def _claimed_in_trash(self, step: Step, name: str, held: Held) -> str | OSError:
+        try:
+            return self._claimed(step, f"{self._term.trash}/{name}", held)
+        except OSError as error:
+            return error
 
     def answer(self, answer: Answer) -> None:
         """Take a request away that is done or refused.
@@ -205,17 +235,15 @@ class Actor:
             return False
         directory, step = found
         try:
-            if held(self._job, step, dead) is None:
+            if read_held(self._job, dead).why(step) is None:
                 return False
         except OSError:
             return True
         self._put_back(name, directory)
         return True
 
-    def _claimed(self, step: Step, path: str, dead: Dead) -> str | None:
-        if reason := held(self._job, step.step, dead):
-            return reason
-        return self._changed(step, path) if step.is_native else None
+    def _claimed(self, step: Step, path: str, held: Held) -> str:
+        return held.why(step.step) or (self._changed(step, path) if step.is_native else None) or ""
 
     def _changed(self, step: Step, path: str) -> str | None:
         """Say what has become of a step since it was examined, which may be long ago."""
@@ -235,8 +263,11 @@ class Actor:
             self._job.disk.rename(f"{self._term.trash}/{name}", f"{self._job.root}/{directory}")
         except (*MISSING, OSError):
             return False
-        self._job.disk.sync_directory(self._job.root)
         self._trashed_at.pop(name, None)
+        with contextlib.suppress(
+            OSError
+        ):  # after a power cut the next leader finds it in the trash, and leased
+            self._job.disk.sync_directory(self._job.root)
         return True
 
 

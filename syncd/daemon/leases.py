@@ -1,10 +1,11 @@
-"""Who still needs a step: leases and pins, read where they are, not as some look found them."""
+"""Who still needs which steps: leases and pins, read where they are, not as some look found them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from syncd.protocol.layout import Job
 from syncd.protocol.pin import read_pins
-from syncd.protocol.presence import path_of, read_presences
+from syncd.protocol.presence import Presence, Presences, path_of
 
 Beat = tuple[str, int]
 """(incarnation, beat) of a presence."""
@@ -14,24 +15,47 @@ Dead = Mapping[str, Beat]
 explorer and a trainer may have one name."""
 
 
-def held(job: Job, step: int, dead: Dead) -> str | None:
-    """Say why a step must stay, None when nobody leases or pins it.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one reading of leases and pins found.
+
+    Args:
+        steps: Each step that must stay, with why.
+        everything: Why every step must stay, empty where that is not so.
+    """
+
+    steps: Mapping[int, str]
+    everything: str = ""
+
+    def why(self, step: int) -> str | None:
+        """Say why a step must stay, None when nobody leases or pins it."""
+        return self.everything or self.steps.get(step)
+
+
+def read_held(job: Job, dead: Dead, presences: Presences | None = None) -> Held:
+    """Read who leases and pins what. What was written before this call is in it.
 
     Args:
         job: The job.
-        step: The step.
         dead: Whose leases are void. One that beats again is alive.
+        presences: Reads the presences, and saves the parsing of those that are as they were.
 
     Raises:
         OSError: Who leases or pins cannot be read.
     """
+    reader = presences or Presences(job.disk)
+    steps = dict.fromkeys(read_pins(job), "pinned")
+    everything = ""
     for directory in (job.explorers, job.trainers):
-        presences, unreadable = read_presences(job.disk, directory)
-        for name, presence in (presences | unreadable).items():
+        readable, unreadable = reader.read(directory)
+        for name, presence in (readable | unreadable).items():
             if dead.get(path_of(directory, name)) == (presence.incarnation, presence.beat):
                 continue
             if presence.problem:
-                return f"what {name} leases cannot be read"
-            if step in presence.leases:
-                return f"leased by {name}"
-    return "pinned" if step in read_pins(job) else None
+                everything = f"what {name} leases cannot be read"
+            steps.update(_leased(name, presence))
+    return Held(steps, everything)
+
+
+def _leased(name: str, presence: Presence) -> dict[int, str]:
+    return dict.fromkeys(presence.leases, f"leased by {name}")

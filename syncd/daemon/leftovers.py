@@ -13,7 +13,7 @@ silent:
 import contextlib
 import uuid
 
-from syncd.daemon.leases import held
+from syncd.daemon.leases import read_held
 from syncd.protocol.disk import Clock, exists, list_if_there, remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.term import parse_token
@@ -71,7 +71,7 @@ class Leftovers:
             return False
         directory, step = found
         place = f"{self._job.root}/{directory}"
-        if exists(self._job.disk, place) or held(self._job, step, {}) is None:
+        if exists(self._job.disk, place) or read_held(self._job, {}).why(step) is None:
             return False
         with contextlib.suppress(OSError):
             self._job.disk.rename(path, place)

@@ -17,14 +17,18 @@ from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, read_marker
 from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.pin import read_pins
-from syncd.protocol.presence import TTL, Liveness, Presence, read_presences
+from syncd.protocol.presence import TTL, Liveness, Presence, Presences
 from syncd.protocol.request import look_for_requests
 from syncd.protocol.version import Pair, Version, read_version
 
 T = TypeVar("T")
 
 MODULES_EVERY = 5.0
-"""Seconds between two readings of the presences; they are read anew before each removal all the same."""
+"""Seconds between two readings of the presences; around each removal they are read again all the same."""
+
+MODULES_SHARE = 20
+"""How many times as long as a reading of the presences took the next one is waited for, up to a quarter of the time
+after which a module counts as dead."""
 
 LIST_EVERY = 2.0
 """Seconds between two listings of the job directory when nothing woke the scanner."""
@@ -63,6 +67,8 @@ class Scanner:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
         self._ttl = ttl
         self._root_inode: int | None = None
+        self.presences = Presences(job.disk)
+        self._modules_took = 0.0
         self.start_anew(None)
 
     def start_anew(self, floor: Pair | None) -> None:
@@ -116,9 +122,14 @@ class Scanner:
             self._examine(self._list(), everything=False)
         else:
             self._examine_again(self._restless())
-        if now - self._modules_read >= MODULES_EVERY:
+        if now - self._modules_read >= self._modules_every:
             self._read_modules()
         return self._finish(free=self._snapshot.free)
+
+    @property
+    def _modules_every(self) -> float:
+        """Return the seconds between two readings of the presences, of which thousands take their time."""
+        return max(MODULES_EVERY, min(MODULES_SHARE * self._modules_took, self._ttl / 4))
 
     def forget(self, steps: Iterable[int]) -> None:
         """Drop what is known of steps that have just been removed, so that the next look need not list for it."""
@@ -297,6 +308,7 @@ class Scanner:
         trainers = self._listed_or(unlisted, self._job.trainers, self._read_presences)
         # The time after the reading: a heartbeat counts from when it can have been seen, not from before a stall.
         seen_at, before = self._clock.monotonic(), self._snapshot
+        self._modules_took = seen_at - self._modules_read
         pins = self._listed_or(unlisted, self._job.pins, lambda _: read_pins(self._job))
         self._read_tracker()
         self._doubt_unmarked(self._snapshot.tracker)
@@ -312,7 +324,7 @@ class Scanner:
         )
 
     def _read_presences(self, directory: str) -> dict[str, Presence]:
-        readable, unreadable = read_presences(self._disk, directory)
+        readable, unreadable = self.presences.read(directory)
         return readable | unreadable
 
     def _listed_or(self, unlisted: list[str], directory: str, read: Callable[[str], T]) -> T | None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from syncd.config import DaemonConfig
 from syncd.daemon.act import Actor
@@ -66,9 +66,7 @@ _INFO: Level = "info"
 _WARNING: Level = "warning"
 _RETRY_LEAST, _RETRY_MOST = 0.25, 5.0
 _VERIFY_ROUNDS = 8
-
-
-T = TypeVar("T")
+_REMOVED_AT_ONCE = 8
 
 
 def _inline(work: Callable[[], None]) -> None:
@@ -274,30 +272,34 @@ class Daemon:
         name, level = (names.REQUEST_DONE, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
         self.tell(name, level, kind=answer.request.kind, step=answer.request.step, detail=answer.detail)
 
-    def _unless_obstructed(self, place: str, work: Callable[[], T]) -> T | None:
-        """Change one entry of the job; where that entry does not let itself be changed, tell it and return None.
-
-        One that did not is tried again after each examination of everything: it must cost no other its turn.
+    def _unless_obstructed(self, place: str, work: Callable[[], object]) -> None:
+        """Change one entry of the job; one that does not let itself be changed is told.
 
         Args:
             place: The file or directory.
             work: Moves or removes it.
         """
-        known = self._obstructed.get(place)
-        if known is not None and known[0] == self._reconciled:
-            return None
+        if not self._may_be_tried(place):
+            return
         try:
-            done = work()
+            work()
         except OSError as error:
-            obstacle = obstacle_to_moving(error, place)
-            if obstacle is None:
-                raise
-            if known is None or known[1] != obstacle:
-                self._tell_obstacle(obstacle)
-            self._obstructed[place] = (self._reconciled, obstacle)
-            return None
-        self._obstructed.pop(place, None)
-        return done
+            self._note_obstacle(place, error)
+        else:
+            self._obstructed.pop(place, None)
+
+    def _may_be_tried(self, place: str) -> bool:
+        """Say whether an entry is to be changed now: one that could not be waits for the next look at everything."""
+        known = self._obstructed.get(place)
+        return known is None or known[0] != self._reconciled
+
+    def _note_obstacle(self, place: str, error: OSError) -> None:
+        obstacle, known = obstacle_to_moving(error, place), self._obstructed.get(place)
+        if obstacle is None:
+            raise error
+        if known is None or known[1] != obstacle:
+            self._tell_obstacle(obstacle)
+        self._obstructed[place] = (self._reconciled, obstacle)
 
     def _tell_obstacle(self, obstacle: Obstacle) -> None:
         self.tell(
@@ -383,13 +385,45 @@ class Daemon:
 
     def _remove_all(self, actor: Actor, decisions: Iterable[Decision]) -> None:
         doomed = [decision for decision in decisions if decision.step in self.snapshot.steps]
-        if not doomed:
-            return
-        dead = self._dead()
-        removed = [decision.step for decision in doomed if self._remove(actor, decision, dead)]
+        doomed = [decision for decision in doomed if self._may_be_tried(self._place_of(decision))]
+        dead = self._dead() if doomed else {}
+        for first in range(0, len(doomed), _REMOVED_AT_ONCE):
+            self._remove_some(actor, doomed[first : first + _REMOVED_AT_ONCE], dead)
+
+    def _place_of(self, decision: Decision) -> str:
+        return f"{self.job.root}/{self.snapshot.steps[decision.step].directory}"
+
+    def _remove_some(self, actor: Actor, decisions: list[Decision], dead: Dead) -> None:
+        self._beat()
+        steps = self.snapshot.steps
+        found = actor.remove([steps[decision.step] for decision in decisions], dead)
+        removed = {step for step, outcome in found.items() if outcome == ""}
         self._scanner.forget(removed)
         self.snapshot = replace(
-            self.snapshot, steps={n: step for n, step in self.snapshot.steps.items() if n not in set(removed)}
+            self.snapshot, steps={number: step for number, step in steps.items() if number not in removed}
+        )
+        # What failed comes last: an error of the whole file system ends this.
+        for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], OSError)):
+            self._tell_removal(decision, steps[decision.step], found[decision.step])
+        self._beat()
+
+    def _tell_removal(self, decision: Decision, step: Step, outcome: str | OSError) -> None:
+        place = f"{self.job.root}/{step.directory}"
+        if isinstance(outcome, OSError):
+            self._note_obstacle(place, outcome)
+            return
+        self._obstructed.pop(place, None)
+        if outcome:
+            self._scanner.look_again(step.step)
+            self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=outcome)
+            return
+        self.tell(
+            names.STEP_REMOVED,
+            "info",
+            step=step.step,
+            rule=decision.rule,
+            detail=decision.detail,
+            bytes=step.size,
         )
 
     def _dead(self) -> Dead:
@@ -401,28 +435,6 @@ class Daemon:
             for name, module in modules.items()
             if not module.alive
         }
-
-    def _remove(self, actor: Actor, decision: Decision, dead: Dead) -> bool:
-        self._beat()
-        step = self.snapshot.steps[decision.step]
-        left = self._unless_obstructed(
-            f"{self.job.root}/{step.directory}", lambda: actor.remove(step, dead) or ""
-        )
-        if left is None:
-            return False
-        if left:
-            self._scanner.look_again(step.step)
-            self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=left)
-            return False
-        self.tell(
-            names.STEP_REMOVED,
-            "info",
-            step=step.step,
-            rule=decision.rule,
-            detail=decision.detail,
-            bytes=step.size,
-        )
-        return True
 
     def _forget(self, actor: Actor) -> None:
         """Remove the files of explorers that have gone long ago, after each examination of everything."""
@@ -490,7 +502,7 @@ class Daemon:
         for directory in (self.job.explorers, self.job.trainers, self.job.pins, self.job.requests):
             self.job.disk.make_directory(directory)
         self._scanner.start_anew(term.floor)
-        self._term, self._actor = term, Actor(self.job, term, self._clock)
+        self._term, self._actor = term, Actor(self.job, term, self._clock, self._scanner.presences)
         self._reconciled, self.standing_by = float("-inf"), ""
         self.tell(names.LEADING, "info", term=term.token)
 

@@ -18,7 +18,7 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import Mount, mount_of
 from syncd.protocol.obstacle import obstacle_to_reading
-from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read_presences
+from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.term import TIMEOUT, Leader, latest_token, read_leader
 
@@ -165,7 +165,7 @@ class Looker:
     def _presences(self, kind: str, directory: str) -> tuple[dict[str, Presence], dict[str, str]]:
         """Return the modules of a kind, and what is wrong with the files of others."""
         try:
-            found, unreadable = read_presences(self._job.disk, directory)
+            found, unreadable = self._scanner.presences.read(directory)
         except OSError as error:
             if obstacle_to_reading(error, directory) is None:
                 raise
