@@ -505,6 +505,8 @@ class Daemon:
         self._term, self._actor = term, Actor(self.job, term, self._clock, self._scanner.presences)
         self._reconciled, self.standing_by = float("-inf"), ""
         self.tell(names.LEADING, "info", term=term.token)
+        for obstacle in term.left:
+            self._tell_obstacle(obstacle)
 
     def _stand_by(self, why: str) -> None:
         self._term = self._actor = None

@@ -117,7 +117,7 @@ class Candidate:
         # Only a term that is still the highest after its last directory was made is sure to be fenced later.
         self._check_still_highest(token)
         try:
-            fence_below(job, term.token, term.trash)
+            term.left = fence_below(job, term.token, term.trash, self._gone)
         except StorageError:
             # Whoever is fenced meanwhile loses the places to which it moves what earlier terms have left.
             self._check_highest(token)

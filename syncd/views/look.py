@@ -5,7 +5,7 @@ Dates of two hosts are never compared to tell who lives. One look therefore cann
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -71,6 +71,7 @@ class Look:
         mount: The file system of the job.
         problems: Files that are not what they must be, by name.
         known: What a daemon of this host says, None without one.
+        scanned: What the scanner found: with the modules that cannot be read, as retention must see them.
     """
 
     job: Job
@@ -81,6 +82,7 @@ class Look:
     mount: Mount
     problems: Mapping[str, str]
     known: HostFile | None = None
+    scanned: Snapshot = field(default_factory=Snapshot)
 
 
 class Looker:
@@ -143,6 +145,7 @@ class Looker:
             mount=self._mount,
             problems={**wrong_explorers, **wrong_trainers, **wrong_lead},
             known=hostfile.find(self._job.root),
+            scanned=snapshot,
         )
 
     def _scan(self) -> Snapshot:

@@ -18,6 +18,7 @@ from processes import PROGRAMS
 
 from syncd.daemon.foreign import families  # noqa: F401
 from syncd.observe import names
+from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.marker import write_marker
 from syncd.protocol.pin import Pin, write_pin
@@ -286,6 +287,46 @@ def test_an_old_presence_that_cannot_be_removed_stops_nothing(job, led):
     assert len(heard.of(names.ENTRY_OBSTRUCTED)) == 1
 
 
+def led_before(job, *steps):
+    """Have another user's daemon lead and remove steps, and leave what nobody else can change."""
+    before, _, _ = start(job, keep_last=1)
+    for step in steps:
+        write(job, step)
+        with as_user(DAEMON):
+            before.tick(woken=True)
+    for path in (f"{job.lock}/0000000001", f"{job.trash}/0000000001"):
+        os.chown(path, OTHER, OTHER)
+        os.chmod(path, 0o755)
+    return before
+
+
+def test_directories_of_a_daemon_that_has_ended_stop_no_other_from_leading(job):
+    before = led_before(job, 1, 2, 3)
+    before.close()
+    daemon, heard, _ = start(job, keep_last=1)
+    write(job, 4)
+    with as_user(DAEMON):
+        daemon.tick()
+    assert daemon.error is None
+    assert published(job) == 4
+    told = {event["path"]: event for event in heard.of(names.ENTRY_OBSTRUCTED)}
+    assert told.keys() == {f"{job.lock}/0000000001", f"{job.trash}/0000000001"}
+    assert all(f"uid {OTHER}" in event["owner"] for event in told.values())
+
+
+def test_directories_of_a_daemon_that_may_live_stop_everybody_and_that_is_told(job):
+    led_before(job, 1, 2, 3)
+    daemon, heard, clock = start(job, takeover=15.0)
+    for _ in range(3):
+        with as_user(DAEMON):
+            daemon.tick()
+        clock.at += 20.0
+    assert not daemon.leads
+    told = heard.of("error")[-1]
+    assert f"uid {OTHER}" in told["detail"]
+    assert told["hint"].startswith(f"sudo chown -R {DAEMON} ")
+
+
 def test_the_verbs_show_what_is_bad_and_do_the_rest(job):
     write(job, 1, 2, 3, 4)
     with as_user(DAEMON):
@@ -302,6 +343,14 @@ def test_the_verbs_show_what_is_bad_and_do_the_rest(job):
     assert listed.returncode == 0, listed.stderr
     rules = {row["step"]: row["rule"] for row in json.loads(listed.stdout)["steps"]}
     assert rules[3] == "unreadable_step"
+    with as_user(DAEMON):
+        explorer(job, SystemClock(), "e0")
+    closed(f"{job.explorers}/e0.json")
+    listed = run_as_user(DAEMON, "ls", job.root, "--json")
+    assert {row["rule"] for row in json.loads(listed.stdout)["steps"]} == {
+        "newest_version",
+        "unreadable_presence",
+    }
 
 
 def test_prune_does_the_rest_and_ends_with_what_could_not_be_removed(job):

@@ -6,6 +6,8 @@ const WORDS = {
   foreign: "somebody else wrote it",
   newest_version: "explorers follow it now",
   unreadable_presence: "somebody's presence cannot be read, so it may be in use",
+  unreadable_directory: "presences or pins cannot be listed, so it may be in use",
+  unreadable_step: "it cannot be read, so nobody knows what it is",
   leased: "being read",
   pinned: "a person keeps it",
   resumed_from: "the trainer would resume from it",
