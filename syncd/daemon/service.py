@@ -305,6 +305,7 @@ class Daemon:
         self.tell(
             names.ENTRY_OBSTRUCTED,
             "error",
+            code=StorageError.code,
             path=obstacle.path,
             detail=f"it cannot be moved or removed: {obstacle.message}",
             owner=obstacle.owner,
@@ -478,6 +479,12 @@ class Daemon:
                 names.TRASH_EMPTIED, "info", entries=emptied.entries, files=emptied.files, left=emptied.left
             )
 
+    def _tell_problem(self, event: str, detail: str) -> None:
+        if event == names.ENTRY_UNREADABLE:
+            self.tell(event, "error", code=StorageError.code, detail=detail)
+        else:
+            self.tell(event, "warning", detail=detail)
+
     def _interval(self) -> float:
         """Return when to look again without an event."""
         waits = [BEAT]
@@ -569,8 +576,7 @@ class Daemon:
         """Tell each problem when it begins, and not again while it lasts."""
         for name, detail in self.plan.problems:
             if (name, detail) not in self._said:
-                event = _PROBLEMS.get(name, names.STEP_DAMAGED)
-                self.tell(event, "error" if event == names.ENTRY_UNREADABLE else "warning", detail=detail)
+                self._tell_problem(_PROBLEMS.get(name, names.STEP_DAMAGED), detail)
         self._said = set(self.plan.problems)
 
 
