@@ -1,4 +1,4 @@
-"""The only code that publishes or deletes as the leader: inside its term, so that a deposed leader's acts fail on the server."""
+"""The only code that publishes or deletes as the leader: in its term, so that a deposed one fails on the server."""
 
 import contextlib
 import uuid
