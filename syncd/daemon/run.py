@@ -22,7 +22,7 @@ IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
 
 _ONCE_LIMIT = 60.0
-_ROOM_ROUNDS = 3
+_ROOM_ROUNDS, _ROOM_PAUSE = 3, 0.15
 _JOIN = 10.0
 
 
@@ -151,7 +151,7 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
                 if rounds_for_room and daemon.trouble is not None and daemon.trouble.state in CROWDED:
                     # A full disk may have room once what earlier daemons have removed is deleted.
                     rounds_for_room -= 1
-                    clock.sleep(min(seconds, 0.5))
+                    clock.sleep(min(seconds, _ROOM_PAUSE))
                     continue
                 raise daemon.error
             if not daemon.leads:
