@@ -214,7 +214,7 @@ class Daemon:
         return self._interval()
 
     def _beat(self) -> None:
-        """Show the stand-bys and the service manager that work goes on, in the midst of what takes its time.
+        """Show the stand-bys and the service manager that work continues, in the midst of what takes its time.
 
         On a full disk the work that makes room comes first: what a deposed leader removes, the server refuses anyway.
         """
