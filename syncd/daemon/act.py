@@ -69,9 +69,10 @@ class Actor:
             if current and current.pair >= stamped.pair:
                 raise FencedError(f"version {current.generation}.{current.step} is published already")
         if version.layout == NATIVE:
-            # Its writer may have died between the rename of the manifest and the sync of that name: what is
-            # announced must outlast a power cut that the announcement outlasts.
-            self._job.disk.sync_directory(self._job.step(version.step))
+            # Its writer may have died between a rename and the sync of that name: what is announced must outlast
+            # a power cut that the announcement outlasts.
+            for directory in (self._job.step(version.step), self._job.root):
+                self._job.disk.sync_directory(directory)
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
 
@@ -108,6 +109,8 @@ class Actor:
     def _take(self, step: Step, held: Held, taken: dict[str, Step]) -> str | OSError:
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
         try:
+            if step.is_attempt:
+                return "" if self.remove_attempt(step) else "it is there no longer"
             if reason := self._claimed(step, f"{self._job.root}/{step.directory}", held):
                 return reason
             self._trashed_at[name] = self._clock.monotonic()
@@ -139,6 +142,25 @@ class Actor:
             return self._claimed(step, f"{self._term.trash}/{name}", held)
         except OSError as error:
             return error
+
+    def remove_attempt(self, attempt: Step) -> bool:
+        """Move an attempt that nobody will seal to the trash; say whether it was still there.
+
+        Nobody reads one, so it is deleted when the trash is emptied next, without a grace time.
+
+        Raises:
+            FencedError: A newer leader has taken over.
+        """
+        name = f"attempt-{uuid.uuid4().hex}"
+        self._trashed_at[name] = float("-inf")
+        try:
+            self._term.take(f"{self._job.root}/{attempt.directory}", name)
+        except OSError as error:
+            self._trashed_at.pop(name, None)
+            if not isinstance(error, MISSING):
+                raise
+            return False  # it has become the step, or its writer has removed it
+        return True
 
     def answer(self, answer: Answer) -> None:
         """Take a request away that is done or refused.

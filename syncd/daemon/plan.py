@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, removable
+from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts, removable
 from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.daemon.symptoms import LASTING, symptoms
 from syncd.protocol.marker import MISSING_MARKER
@@ -48,6 +48,7 @@ class Plan:
         answers: Requests that are done or refused once the version is published.
         decisions: What happens to each step after that.
         problems: What is worth saying, each state once: (stable name, detail).
+        lost: Attempts to write a step that will not become one, to be removed.
         due_in: Seconds after which another look may publish though nothing changes, None when time does nothing.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     problems: tuple[tuple[str, str], ...]
     due_in: float | None = None
     first: tuple[Decision, ...] = ()
+    lost: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         problems=tuple(symptoms(snapshot)),
         due_in=min(_settling(after, policy), default=None),
         first=_first(snapshot, decisions, policy) if version else (),
+        lost=lost_attempts(after, policy),
     )
 
 

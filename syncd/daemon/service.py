@@ -260,6 +260,7 @@ class Daemon:
         for answer in self.plan.answers:
             self._answer(actor, answer)
         self._prune(actor)
+        self._remove_attempts(actor)
         self._forget(actor)
         self._empty_trash(actor)
 
@@ -426,6 +427,17 @@ class Daemon:
             detail=decision.detail,
             bytes=step.size,
         )
+
+    def _remove_attempts(self, actor: Actor) -> None:
+        for attempt in self.plan.lost:
+            self._beat()
+            self._unless_obstructed(
+                f"{self.job.root}/{attempt.directory}", partial(self._remove_attempt, actor, attempt)
+            )
+
+    def _remove_attempt(self, actor: Actor, attempt: Step) -> None:
+        if actor.remove_attempt(attempt):
+            self.tell(names.ATTEMPT_REMOVED, _INFO, **describe(attempt), path=attempt.directory)
 
     def _dead(self) -> Dead:
         """Return the modules whose leases are void, each with its last heartbeat."""

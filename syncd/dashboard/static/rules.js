@@ -16,6 +16,7 @@ const WORDS = {
   being_written: "being written",
   damaged_lately: "damaged, but not for long: the mount may be in trouble",
   not_yet_published: "sealed, and newer than what is published",
+  just_sealed: "sealed late: the trainer may be about to name it",
   may_be_announced: "the trainer may be about to name it",
   keep_last: "among the newest",
   keep_every: "every so many are kept",
