@@ -48,7 +48,7 @@ def manifests(draw) -> Manifest:
         tuple(records[cut:]),
         kind,
         header if kind == "delta" else None,
-        draw(st.text()) if kind == "remote" else None,
+        "tinker://run/" + draw(st.from_regex(r"[!-~]*", fullmatch=True)) if kind == "remote" else None,
         draw(st.floats(0, 2e9)),
     )
 
@@ -224,4 +224,20 @@ def test_the_digest_does_not_make_two_manifests_differ(step):
 def test_a_manifest_that_contradicts_itself_is_corrupt(wrong):
     manifest = Manifest(12, 1, "run", (), **wrong)
     with pytest.raises(CorruptDataError, match="step"):
+        decode_manifest(encode_manifest(manifest), "manifest.json")
+
+
+@pytest.mark.parametrize("uri", ["tinker://run/7", "s3://bucket/a b", "file:/models/a", "/models/start"])
+def test_a_remote_step_is_at_a_uri_or_an_absolute_path(uri):
+    manifest = Manifest(12, 1, "run", (), kind="remote", uri=uri)
+    assert decode_manifest(encode_manifest(manifest), "manifest.json").uri == uri
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["--config=/tmp/evil", "-x", "", "weights/7", "7://a", "tinker://a\x1b[2J", "a:", "s:" + "x" * 4096],
+)
+def test_what_a_program_could_take_for_an_option_is_no_uri(uri):
+    manifest = Manifest(12, 1, "run", (), kind="remote", uri=uri)
+    with pytest.raises(CorruptDataError, match="payload"):
         decode_manifest(encode_manifest(manifest), "manifest.json")
