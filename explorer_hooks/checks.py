@@ -68,12 +68,12 @@ def check_sizes(disk: Disk, step_path: str, manifest: Manifest) -> None:
 
 
 def check_payload(shards: Sequence[FileRecord], path: str) -> None:
-    """Check that there is anything to load.
+    """Check that there is anything to load, without reading it.
 
     Raises:
-        RefusedError: There is not; an engine that loads nothing goes on with what it ran, under another name.
+        RefusedError: There is not; an engine that loads nothing keeps what it ran, under another name.
     """
-    if not sum(record.tensors for record in shards):
+    if not shards:
         raise RefusedError(_EMPTY, path=path)
 
 

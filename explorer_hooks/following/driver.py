@@ -220,7 +220,8 @@ class Driver:
     def _meet(self) -> None:
         """Take over what an engine runs that has come back, or is met for the first time."""
         pair = self.engine.applied
-        self._telling.event("info", "engine_runs", version=self.engine.label, suspect=self.engine.is_suspect)
+        known, said = self.engine.is_known, {"version": self.engine.label, "suspect": self.engine.is_suspect}
+        self._telling.event("info" if known else "warning", "engine_runs", known=known, **said)
         if pair is not None and self.position is None:
             self.position = pair
             self._hold(pair)

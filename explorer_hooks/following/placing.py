@@ -138,7 +138,7 @@ class Placing:
             tensors = checks.read_tensors(disk, path, shards)
             version = self._loadable(leased)
             target = Target(version, path, shards, tensors, verified=staged is not None)
-            check = self._content_check(disk, path, payload, never) if leased.manifest else None
+            check = self._content_check(disk, path, payload, _never) if leased.manifest else None
             return Placed(_Found(target, payload.size, staged, check=check), lease.pop_all())
         return None
 
@@ -223,7 +223,7 @@ class Placing:
     def _held(self, leased: Leased, manifest: Manifest, payload: "_Payload", held: Held) -> "_Found":
         target = self._looked_at(leased.version, LocalDisk(), f"{held.path}/{manifest.payload}", payload)
         behind = replace(target, path=leased.path, verified=False)
-        check = self._content_check(self.sync.job.disk, leased.path, payload, never)
+        check = self._content_check(self.sync.job.disk, leased.path, payload, _never)
         return _Found(target, payload.size, copy=held, behind=behind, check=check)
 
     def _checked(self, leased: Leased, payload: "_Payload", staged: Staged | None) -> Target:
@@ -303,7 +303,7 @@ class _Payload:
         return sum(record.size for record in (*self.shards, *self.files))
 
 
-def never() -> bool:
+def _never() -> bool:
     """Say no: what is checked for the way back is not given up."""
     return False
 

@@ -198,7 +198,13 @@ class ServedHook(Hook):
         self._bring_back(last_good)
 
     def _check_start(self, target: Target) -> None:
-        self._refuse_misfit(target.tensors, target.path)
+        tensors = target.tensors
+        if (
+            not tensors and not target.shards
+        ):  # a directory that no manifest lists: the model that a run began with
+            found = start_of(target.path)
+            tensors = found.tensors if found else {}
+        self._refuse_misfit(tensors, target.path)
 
     def _refuse_misfit(self, tensors: Tensors, where: str) -> None:
         if self._start is None:

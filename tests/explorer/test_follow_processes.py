@@ -262,6 +262,22 @@ def test_once_says_by_its_exit_code_what_became_of_the_version(bed, what):
     bed.serves(1)
 
 
+@pytest.mark.parametrize(("more", "code"), [([], 65), (["--verify", "header"], 0)])
+def test_a_flipped_byte_is_refused_unless_only_headers_are_asked_for(bed, more, code):
+    write_step(bed.job, 1)
+    bed.start("watch", bed.job.root, "--once").wait(LONG)
+    with open(f"{bed.job.step(1)}/actor/model-00001-of-00001.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    process = bed.follow("--once", "--wait", LONG, "--json", *more)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == code, err
+    assert ("content does not match its digest: xxh3_128:" in err) is (code == 65)
+    assert ("load" in bed.engine.seen()["log"]) is (code == 0)
+
+
 def test_once_gives_up_when_its_time_is_over(bed):
     process = bed.follow("--once", "--wait", 0.1)
     _, err = process.communicate(timeout=LONG)

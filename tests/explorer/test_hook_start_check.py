@@ -1,5 +1,6 @@
 """The first version of an engine behind HTTP is compared with what the engine was started from."""
 
+import dataclasses
 import json
 
 import pytest
@@ -152,3 +153,10 @@ def test_the_engines_directory_is_looked_for_where_this_host_has_it(bed_type, tm
 def test_another_word_is_refused(bed_type, tmp_path):
     with pytest.raises(ConfigError):
         bed_type(tmp_path, start_check="maybe").open()
+
+
+def test_a_directory_that_no_manifest_lists_is_compared_by_its_own_headers(bed_type, tmp_path):
+    with opened(bed_type, tmp_path, UNTIED) as bed:
+        target = dataclasses.replace(version(tmp_path, **WITHOUT_HEAD), shards=(), tensors={})
+        with pytest.raises(RefusedError, match="is missing"):
+            bed.open().prepare(target)
