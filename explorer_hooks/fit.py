@@ -1,6 +1,6 @@
 """The one check that a version fits what is to be filled with it: names, shapes and dtypes. Pure functions.
 
-What a version lacks, an engine goes on serving from the version before; what an engine does not know may end it. So
+What a version lacks, an engine still serves from the version before; what an engine does not know may end it. So
 each tensor has to be there, and no other may be.
 """
 
