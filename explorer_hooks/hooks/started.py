@@ -26,8 +26,13 @@ from syncd.protocol.safetensors import read_header
 CHECKS = ("full", "shapes", "off")
 
 _SUFFIX = ".safetensors"
-_CONFIG = "config.json"
-_MAX_CONFIG = 1 << 20
+_OTHER_NAMES = "consolidated"
+"""What files begin with that hold the same weights once more, under names of another format."""
+
+_MAX_DOCUMENT = 64 << 20
+_LONGEST_COMMIT = 64
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 _HEAD = re.compile(r"(?:.*\.)?(?:lm_head|embed_out)\.weight")
 _EMBEDDING = re.compile(r"(?:.*\.)?(?:embed_tokens|wte|embed_in|word_embeddings)\.weight")
@@ -82,23 +87,26 @@ class Start(NamedTuple):
         return int(layer[1]) >= layers
 
 
-def start_of(directory: str) -> Start | None:
-    """Return what is in the directory that an engine was started from, None where it cannot be read from this host.
+def start_of(name: str) -> Start | None:
+    """Return what an engine was started from, None where it cannot be read from this host.
 
-    A name that is no absolute path is the engine's own to resolve: a model of a hub, or a path from where it runs.
+    Args:
+        name: An absolute path, or the name of a model of the Hugging Face hub, which is looked for in this host's
+            cache. A relative path is the engine's own to resolve.
     """
-    if not os.path.isabs(directory):
+    directory = name if os.path.isabs(name) else _cached(name)
+    if directory is None:
         return None
     try:
         tensors = {
             tensor.name: TensorMeta(tensor.dtype, tensor.shape)
-            for name in sorted(os.listdir(directory))
-            if name.endswith(_SUFFIX)
-            for tensor in read_header(LocalDisk(), f"{directory}/{name}").tensors.values()
+            for shard in _shards(directory)
+            # In the hub's cache files are links.
+            for tensor in read_header(LocalDisk(), os.path.realpath(f"{directory}/{shard}")).tensors.values()
         }
     except (OSError, SyncdError):
         return None
-    return Start(tensors, _config(f"{directory}/{_CONFIG}")) if tensors else None
+    return Start(tensors, _document(f"{directory}/config.json")) if tensors else None
 
 
 def refuse_misfit(found: Tensors, start: Start, check: str, path: str) -> None:
@@ -136,10 +144,35 @@ def _is_computed(name: str, meta: TensorMeta) -> bool:
     return _ROTARY.fullmatch(name) is not None
 
 
-def _config(path: str) -> Mapping[str, Any]:
+def _shards(directory: str) -> list[str]:
+    """Return the files that an engine reads of a directory: those that its index names, where it has one."""
+    named = _document(f"{directory}/model.safetensors.index.json").get("weight_map")
+    names = sorted(name for name in os.listdir(directory) if name.endswith(_SUFFIX))
+    if isinstance(named, dict):
+        indexed = {name for name in named.values() if isinstance(name, str)}
+        return [name for name in names if name in indexed]
+    return [name for name in names if not name.startswith(_OTHER_NAMES)]
+
+
+def _cached(name: str) -> str | None:
+    """Return the directory in which this host's cache of the hub has a model, None where it has none."""
+    if not _MODEL.fullmatch(name):
+        return None
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    place = f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/models--{name.replace('/', '--')}"
     try:
-        with open(open_read(path), "rb") as file:
-            document = json.loads(file.read(_MAX_CONFIG))
+        with open(open_read(f"{place}/refs/main"), encoding="ascii") as file:
+            commit = file.read(_LONGEST_COMMIT).strip()
+    except (OSError, ValueError):
+        return None
+    return f"{place}/snapshots/{commit}" if _COMMIT.fullmatch(commit) else None
+
+
+def _document(path: str) -> Mapping[str, Any]:
+    """Return a JSON object of a file, empty where it cannot be read or is something else."""
+    try:
+        with open(open_read(os.path.realpath(path)), "rb") as file:
+            document = json.loads(file.read(_MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

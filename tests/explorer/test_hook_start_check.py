@@ -10,7 +10,7 @@ from targets import target_of
 
 from explorer_hooks.base import TensorMeta
 from explorer_hooks.errors import RefusedError
-from explorer_hooks.hooks.started import Start, refuse_misfit
+from explorer_hooks.hooks.started import Start, refuse_misfit, start_of
 from syncd.errors import ConfigError
 
 START = {
@@ -160,3 +160,36 @@ def test_a_directory_that_no_manifest_lists_is_compared_by_its_own_headers(bed_t
         target = dataclasses.replace(version(tmp_path, **WITHOUT_HEAD), shards=(), tensors={})
         with pytest.raises(RefusedError, match="is missing"):
             bed.open().prepare(target)
+
+
+def test_a_model_of_the_hub_is_looked_for_in_the_cache_of_this_host(bed_type, tmp_path, monkeypatch):
+    """As the hub's client leaves it: links into blobs, and a second copy of the weights under other names."""
+    monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/hub")
+    model = tmp_path / "hub/models--org--model"
+    blobs, snapshot = model / "blobs", model / "snapshots/0123abcd"
+    write_version(str(blobs), 1, shapes=START)
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("0123abcd")
+    (snapshot / "model.safetensors").symlink_to(blobs / "model-00001-of-00001.safetensors")
+    write_version(str(tmp_path / "other"), 2, shapes={"layers.0.attention.wq.weight": (2, 2)})
+    (tmp_path / "other/model-00001-of-00001.safetensors").rename(snapshot / "consolidated.safetensors")
+    with opened(bed_type, tmp_path) as bed:
+        bed.engine.started_from = "org/model"
+        bed.open().prepare(version(tmp_path))
+        with pytest.raises(RefusedError, match="value_head"):
+            bed.open().prepare(version(tmp_path, **{"value_head.scale": (1,)}))
+        index = {"weight_map": dict.fromkeys(START, "model.safetensors")}
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+        (snapshot / "consolidated.safetensors").rename(snapshot / "extra.safetensors")
+        bed.open().prepare(version(tmp_path))
+
+
+@pytest.mark.parametrize("commit", ["../../start", "", "0123abcd/../../x"])
+def test_a_cache_that_leads_elsewhere_is_not_followed(tmp_path, monkeypatch, commit):
+    monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/hub")
+    write_version(f"{tmp_path}/hub/start", 1, shapes=START)
+    (tmp_path / "hub/models--org--model/refs").mkdir(parents=True)
+    (tmp_path / "hub/models--org--model/refs/main").write_text(commit)
+    assert start_of("org/model") is None
+    assert start_of("../start") is None
