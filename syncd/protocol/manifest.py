@@ -3,6 +3,7 @@
 Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import check_seal, decode, encode, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
 from syncd.protocol.receipt import FileRecord, Receipt, records
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
+_URI_LIMIT = 4096
 
 KINDS = ("weights", "delta", "lora", "remote")
 """weights: whole tensors. delta: changes of an earlier step. lora: adapters. remote: the payload is a URI."""
@@ -152,7 +156,21 @@ def contradiction(manifest: Manifest) -> str:
         return f"step {manifest.step} is a delta of a later step, {manifest.delta.parent}"
     if (manifest.kind == "remote") != (manifest.uri is not None):
         return f"a step of kind {manifest.kind} {'with' if manifest.uri else 'without'} a URI"
+    if manifest.uri is not None:
+        return uri_problem(manifest.uri)
     return incompleteness(manifest.kind, manifest.shards, manifest.delta)
+
+
+def uri_problem(uri: str) -> str:
+    """Return what is wrong with the URI of a remote step, empty when nothing is.
+
+    It has a scheme, or is the absolute path of a directory; so no program that is given it takes it for an option.
+    """
+    if len(uri) > _URI_LIMIT or not uri.isprintable():
+        return "the URI of the payload is too long, or has characters that cannot be printed"
+    if not _URI.fullmatch(uri):
+        return f"the payload is at {uri[:80]!r}, which is neither a URI with a scheme nor an absolute path"
+    return ""
 
 
 def read_manifest(disk: Disk, step_path: str) -> Manifest:

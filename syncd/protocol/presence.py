@@ -50,6 +50,7 @@ class Presence:
         beat: Grows with every write.
         incarnation: Names this run of the module, so that a restart is told from a heartbeat.
         applied: The version that it really runs, confirmed.
+        applied_digest: The digest of that version, empty where it is not known.
         loading: The version that it is loading now.
         leases: The steps that it reads; retention never removes them while the module lives.
         asked: Grows each time an explorer asks for a sync; a trainer answers with `answered`.
@@ -78,6 +79,7 @@ class Presence:
     updated_at: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+    applied_digest: str = ""
 
 
 def path_of(directory: str, identity: str) -> str:
@@ -93,6 +95,7 @@ def write_presence(disk: Disk, directory: str, presence: Presence) -> None:
         "beat": presence.beat,
         "incarnation": presence.incarnation,
         "applied": pair_document(presence.applied),
+        "applied_digest": presence.applied_digest,
         "loading": pair_document(presence.loading),
         "leases": list(presence.leases),
         "asked": presence.asked,
@@ -132,6 +135,7 @@ def decode_presence(data: bytes, path: str) -> Presence:
         beat=fields.integer("beat"),
         incarnation=fields.text("incarnation", ""),
         applied=pair_from(fields.optional_record("applied")),
+        applied_digest=fields.text("applied_digest", ""),
         loading=pair_from(fields.optional_record("loading")),
         leases=fields.integers("leases"),
         asked=fields.optional_integer("asked") or 0,

@@ -8,7 +8,7 @@ from typing import Any
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import ACTOR, MANIFEST, parse_attempt_name, parse_step_name, shard_name
-from syncd.protocol.manifest import Manifest, missing_files, read_manifest
+from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
 from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.memory import TOLD, Place
 from syncd.protocol.receipt import Receipt, read_receipts, whole_attempt
@@ -158,6 +158,8 @@ class Publishing(Base):
         writer.seal()
 
     def _write_remote(self, step: int, uri: str) -> None:
+        if problem := uri_problem(uri):
+            raise UsageError(problem, hint="a URI such as tinker://run/weights/7, or an absolute path")
         writer = self._begun(step)
         writer.receipt(1, [])
         writer.seal(kind="remote", uri=uri)

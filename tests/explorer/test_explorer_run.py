@@ -328,7 +328,7 @@ class Engine(FakeVllm):
             if not self.restarted and self.label != "default":
                 self.boot()
                 self.restarted = True
-            step = 0 if self.label == "default" else int(self.label.partition(".")[2])
+            step = 0 if self.label == "default" else int(self.label.split(".")[1])
         ids = [step + 1] * 3
         values = {"token_logprobs": [-0.5] * 3, "tokens": ["x"] * 3}
         choice = {"text": str(step), "token_ids": ids, "logprobs": values, "finish_reason": "length"}

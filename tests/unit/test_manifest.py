@@ -51,7 +51,7 @@ def manifests(draw) -> Manifest:
         tuple(records[cut:]),
         kind,
         header if kind == "delta" else None,
-        draw(st.text()) if kind == "remote" else None,
+        "tinker://run/" + draw(st.from_regex(r"[!-~]*", fullmatch=True)) if kind == "remote" else None,
         draw(st.floats(0, 2e9)),
     )
 
@@ -227,4 +227,20 @@ def test_the_digest_does_not_make_two_manifests_differ(step):
 def test_a_manifest_that_contradicts_itself_is_corrupt(wrong):
     manifest = Manifest(12, 1, "run", (FileRecord("actor/a", 3, digest_bytes(b"abc"), 1),), **wrong)
     with pytest.raises(CorruptDataError, match=r"a step of kind|a delta of a later step"):
+        decode_manifest(encode_manifest(manifest), "manifest.json")
+
+
+@pytest.mark.parametrize("uri", ["tinker://run/7", "s3://bucket/a b", "file:/models/a", "/models/start"])
+def test_a_remote_step_is_at_a_uri_or_an_absolute_path(uri):
+    manifest = Manifest(12, 1, "run", (), kind="remote", uri=uri)
+    assert decode_manifest(encode_manifest(manifest), "manifest.json").uri == uri
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["--config=/tmp/evil", "-x", "", "weights/7", "7://a", "tinker://a\x1b[2J", "a:", "s:" + "x" * 4096],
+)
+def test_what_a_program_could_take_for_an_option_is_no_uri(uri):
+    manifest = Manifest(12, 1, "run", (), kind="remote", uri=uri)
+    with pytest.raises(CorruptDataError, match="payload"):
         decode_manifest(encode_manifest(manifest), "manifest.json")
