@@ -8,13 +8,13 @@ from trainer.experience.batch import Batch
 
 def of_rollouts(batch: Batch) -> Metrics:
     """Return figures of rewards and responses; zeros where there is no rollout."""
-    rewards = [row.reward for row in batch.experiences] or [0.0]
+    rewards = [row.reward for row in batch.firsts] or [0.0]
     lengths = [len(row.logprobs) for row in batch.experiences] or [0]
     return {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
         "reward/max": max(rewards),
         "reward/min": min(rewards),
-        "response/length_mean": statistics.fmean(lengths),
+        "response/length_mean": sum(lengths) / len(rewards),  # of a rollout, over all its segments
         "response/tokens": float(sum(lengths)),
     }
