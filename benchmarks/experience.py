@@ -1,6 +1,6 @@
 """How long batches of experiences take to make, to encode and to decode, on one core.
 
-    python -m benchmarks.experience
+    python benchmarks/experience.py
 
 It uses only what every release has, so that it runs on an older tree too and compares the two. Figures and the
 machine are in docs/experience.md.

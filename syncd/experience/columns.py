@@ -2,7 +2,8 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ def column(name: str, kind: Any, experiences: Sequence[Experience]) -> Any:
 
 def values(name: str, kind: Any, stored: Any) -> list[Any]:
     """Return a field of each experience from its column, which has nulls only where the field is optional."""
-    return [value for chunk in stored.chunks for value in _values(name, kind, chunk)]
+    return list(chain.from_iterable(_values(name, kind, chunk) for chunk in stored.chunks))
 
 
 def _values(name: str, kind: Any, chunk: Any) -> Sequence[Any]:
@@ -91,10 +92,9 @@ def _bytes(column: Any) -> memoryview:
 
 
 def _lists(values: Sequence[Any], items: Any, kind: Any) -> Any:
-    offsets = array("i", [0])
-    for value in values:
-        offsets.append(offsets[-1] + (0 if value is None else len(value)))
-    missing = pa.array([value is None for value in values], pa.bool_())
+    lengths = [0 if value is None else len(value) for value in values]
+    offsets = array("i", accumulate(lengths, initial=0))
+    missing = pa.array([value is None for value in values], pa.bool_()) if None in values else None
     starts = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
     return pa.ListArray.from_arrays(starts, items, type=kind, mask=missing)
 
@@ -108,8 +108,8 @@ def _plain(told: Sequence[Any], kind: Any) -> Any:
 
 
 def _structs(name: str, told: Sequence[Any], kind: Any) -> Any:
-    items = [item for value in told for item in value]
+    items = list(chain.from_iterable(told))
     check_items(name, len(items))
     fields = [kind.field(place) for place in range(kind.num_fields)]
-    columns = [pa.array([item[at] for item in items], field.type) for at, field in enumerate(fields)]
+    columns = [pa.array(map(itemgetter(at), items), field.type) for at, field in enumerate(fields)]
     return pa.StructArray.from_arrays(columns, fields=fields)

@@ -87,7 +87,9 @@ def _spread(
 
 
 def _takes_means(algorithm: AlgorithmSection) -> bool:
-    return algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"  # verl's sapo knows no other mode
+    return (
+        algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
+    )  # verl's sapo knows no other mode
 
 
 def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
