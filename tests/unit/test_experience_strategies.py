@@ -380,11 +380,11 @@ def _run(kind, schedule, restarts, *, commit):
                 with open(path, "r+b") as file:
                     file.truncate(40)
             else:
-                write(
-                    job,
-                    event[0],
-                    [make(f"g{group}", rollout, step=step, tag=number) for group, rollout, step in event[1]],
-                )
+                rollouts = [
+                    segmented(f"g{group}", rollout, steps=[step] * (1 + step % 3), tag=number)
+                    for group, rollout, step in event[1]
+                ]
+                write(job, event[0], [segment for rollout in rollouts for segment in rollout])
         return drawn
 
 

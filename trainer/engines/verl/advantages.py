@@ -87,9 +87,8 @@ def _spread(
 
 
 def _takes_means(algorithm: AlgorithmSection) -> bool:
-    return (
-        algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
-    )  # verl's sapo knows no other mode
+    # verl's sapo knows no other mode.
+    return algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
 
 
 def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
@@ -111,10 +110,9 @@ def _call(name: str, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _rewards(batch: Batch, mask: torch.Tensor) -> torch.Tensor:
+    """Return the reward of each rollout at its last token; one of which nothing is learnt has it for its group."""
     rewards = torch.zeros_like(mask)
-    last = (
-        mask.sum(1).long().sub(1).clamp(min=0)
-    )  # a rollout of which nothing is learnt still counts in its group
+    last = mask.sum(1).long().sub(1).clamp(min=0)
     rewards[torch.arange(len(mask)), last] = torch.tensor([one.reward for one in batch.firsts])
     return rewards
 
