@@ -244,11 +244,10 @@ def _wall(command: list[str], rounds: int) -> float:
 def _scan(path: Path, sizes: tuple[int, ...]) -> dict[str, float]:
     """Seconds of one whole examination, files in the kernel's cache: N steps of 64 shards and N explorers."""
     job, found, made = _job(path), {}, 0
-    content = shard_bytes({"w": (2, 2)})
     Path(job.explorers).mkdir(parents=True)
     for size in sizes:
         for number in range(made, size):
-            _many_shards(job, number, content)
+            _many_shards(job, number)
             write_presence(_Unsynced(), job.explorers, Presence(f"explorer-{number}", beat=1))
         made = size
         found[str(size)] = round(min(_timed(lambda: examine_all(job, SystemClock())) for _ in range(3)), 3)
@@ -266,10 +265,11 @@ class _Unsynced(LocalDisk):
         Path(path).write_bytes(data if isinstance(data, bytes) else b"".join(data))
 
 
-def _many_shards(job: Job, step: int, content: bytes) -> None:
+def _many_shards(job: Job, step: int) -> None:
     writer = StepWriter(Job(job.root, job.state, _Unsynced()), step, 64, "bench")
     writer.begin()
     for rank in range(1, 65):
+        content = shard_bytes({f"w{rank}": (2, 2)})
         writer.receipt(rank, [writer.write(f"actor/model-{rank:05d}-of-00064.safetensors", content, 1)])
     writer.seal()
 

@@ -10,7 +10,7 @@ code  meaning
 2     usage
 3     not ready: nothing published yet, or older than asked
 4     timed out
-5     lock held by another daemon
+5     another daemon leads this job, or another trainer trains it
 65    corrupt data
 74    I/O
 75    try again: a passing state, nothing was changed
@@ -66,6 +66,12 @@ class UsageError(SyncdError):
     exit_code = 2
 
 
+class AlreadySealedError(UsageError):
+    """Another save has sealed the step: what is sealed never changes, so this save ends without a step."""
+
+    code = "already_sealed"
+
+
 class NotReadyError(SyncdError):
     """Nothing has been published yet, or what there is is older than asked."""
 
@@ -81,7 +87,7 @@ class TimedOutError(SyncdError):
 
 
 class LockHeldError(SyncdError):
-    """Another daemon leads this job."""
+    """Another daemon leads this job, or another trainer trains it."""
 
     code = "lock_held"
     exit_code = 5
@@ -132,6 +138,12 @@ class FencedError(TryAgainError):
     """A newer leader has taken over; this one may no longer publish or delete."""
 
     code = "fenced"
+
+
+class SaveLostError(TryAgainError):
+    """The directory of a save was removed while its writer was paused; nothing sealed was changed."""
+
+    code = "save_lost"
 
 
 class TooOpenError(SyncdError):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from syncd.daemon import foreign
-from syncd.daemon.examine import examine_native
+from syncd.daemon.examine import examine_attempt, examine_native
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, storage_error
 from syncd.protocol.disk import MISSING, Clock
-from syncd.protocol.layout import Job, parse_step_name
+from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, Reading, read_marker
 from syncd.protocol.pin import read_pins
 from syncd.protocol.presence import TTL, Liveness, Presence, read_presences
@@ -21,6 +21,9 @@ from syncd.protocol.version import Pair, Version, read_version
 
 MODULES_EVERY = 5.0
 """Seconds between two readings of the presences; they are read anew before each removal all the same."""
+
+ARRIVING = 60.0
+"""Seconds for which a step that becomes complete below the published one may yet be named by the marker."""
 
 LIST_EVERY = 2.0
 """Seconds between two listings of the job directory when nothing woke the scanner."""
@@ -60,11 +63,13 @@ class Scanner:
             floor: The highest pair known to be published.
         """
         self._known: dict[int, _Known] = {}
+        self._attempts: dict[str, _Known] = {}
+        self._directories: dict[int, Step] = {}
         self._rejected: dict[tuple[int, str], str] = {}
         self._unsettled: frozenset[int] = frozenset()
         self._doubted: set[int] = set()
         self._marked_to: int | None = None
-        self._changed = self._moved = False
+        self._changed = self._moved = self._has_listed = False
         self._layouts = foreign.Layouts()
         self._explorers, self._trainers = Liveness(self._ttl), Liveness(self._ttl)
         self._snapshot = Snapshot()
@@ -81,7 +86,7 @@ class Scanner:
         """
         self.check_root()
         self._read_hints()
-        self._examine(self._list(), everything=True)
+        self._examine_listed(everything=True)
         self._read_modules()
         return self._finish(free=self._free())
 
@@ -99,9 +104,11 @@ class Scanner:
         self._disk.refresh(self._job.root)
         moved = self._read_hints()
         if woken or moved or now - self._listed >= LIST_EVERY:
-            self._examine(self._list(), everything=False)
+            self._examine_listed(everything=False)
         else:
             self._examine_again(self._restless())
+            if not self._examine_attempts(self._attempts):
+                self._examine_listed(everything=False)  # one has gone: it has become its step
         if now - self._modules_read >= MODULES_EVERY:
             self._read_modules()
         return self._finish(free=self._snapshot.free)
@@ -173,11 +180,14 @@ class Scanner:
             return None, error.message
 
     def _list(self) -> dict[int, str]:
-        """Return the step directories of the job: step to directory name."""
-        self._listed = self._clock.monotonic()
+        """Return the step directories of the job, step to directory name; look at the attempts beside them."""
         found: dict[int, str] = {}
+        attempts = []
         for entry in self._disk.list(self._job.root):
             if entry.kind != "directory":
+                continue
+            if parse_attempt_name(entry.name) is not None:
+                attempts.append(entry.name)
                 continue
             step = parse_step_name(entry.name)
             if step is None:
@@ -185,7 +195,31 @@ class Scanner:
             # Of two directories that name one step, the one of this protocol's own naming is it.
             if step is not None and (step not in found or parse_step_name(entry.name) is not None):
                 found[step] = entry.name
+        self._attempts = {name: known for name, known in self._attempts.items() if name in attempts}
+        self._examine_attempts(attempts)
         return found
+
+    def _examine_attempts(self, names: Iterable[str]) -> bool:
+        """Examine attempts to write a step; say whether all of them are there."""
+        gone = [name for name in tuple(names) if not self._examine_attempt(name)]
+        for name in gone:
+            self._attempts.pop(name, None)
+        return not gone
+
+    def _examine_attempt(self, name: str) -> bool:
+        number, known = parse_attempt_name(name), self._attempts.get(name)
+        assert number is not None  # by its name it was taken for an attempt
+        step = examine_attempt(self._disk, self._job.root, number, name)
+        if step is not None and (known is None or known.step != step):
+            self._attempts[name] = _Known(step, self._clock.monotonic(), name)
+        self._progress()
+        return step is not None
+
+    def _examine_listed(self, *, everything: bool) -> None:
+        """List the job and examine what it says; what fails on the way is listed again at the next look."""
+        now, self._listed = self._clock.monotonic(), float("-inf")
+        self._examine(self._list(), everything=everything)
+        self._listed, self._has_listed = now, True
 
     def _examine(self, directories: dict[int, str], *, everything: bool) -> None:
         for gone in self._known.keys() - directories.keys():
@@ -231,6 +265,7 @@ class Scanner:
             return
         if problem := self._rejected.get((number, step.digest)):
             step = replace(step, state=State.DAMAGED, problem=problem)
+        step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
         if known is None or known.step != step:
             self._known[number] = _Known(step, self._clock.monotonic(), directory)
             self._changed = True
@@ -276,9 +311,11 @@ class Scanner:
     def _finish(self, free: int | None) -> Snapshot:
         # Read first: what fails must not lose the changes that the steps below take over.
         requests, now = read_requests(self._job), self._clock.monotonic()
+        steps, rivals = _with_attempts(self._steps(now), self._attempts.values(), now)
         self._snapshot = replace(
             self._snapshot,
-            steps=self._steps(now),
+            steps=steps,
+            rivals=rivals,
             marker_stable_for=now - self._marker_since,
             floor=self._highest(),
             requests=requests,
@@ -288,15 +325,28 @@ class Scanner:
 
     def _steps(self, now: float) -> dict[int, Step]:
         # With thousands of sealed steps this is the cost of an idle tick: only what still moves is built anew.
-        steps = dict(self._snapshot.steps)
+        steps = dict(self._directories)
         if self._changed:
             steps = {number: known.step for number, known in self._known.items()}
             self._unsettled = frozenset(n for n, step in steps.items() if not _is_settled(step))
             self._changed = False
         for number in self._unsettled:
             known = self._known[number]
+            self._arrive(known, now)
             steps[number] = replace(known.step, unchanged_for=now - known.since)
+        self._directories = steps
         return steps
+
+    def _arrive(self, known: _Known, now: float) -> None:
+        """Let a step that has been complete for long count as any other."""
+        if known.step.arriving and now - known.since >= ARRIVING:
+            known.step, self._changed = replace(known.step, arriving=False), True
+
+    def _is_arriving(self, step: Step) -> bool:
+        """Say whether a step has appeared below the published one while this daemon looked."""
+        version = self._snapshot.version
+        is_below = version is not None and step.step < version.step
+        return is_below and self._has_listed and step.is_native and step.state is State.COMPLETE
 
     def _highest(self) -> Pair | None:
         """Return the highest pair known: explorers are asked only where the version file does not say."""
@@ -309,8 +359,20 @@ class Scanner:
         return self.floor
 
 
+def _with_attempts(
+    steps: dict[int, Step], attempts: Iterable[_Known], now: float
+) -> tuple[dict[int, Step], tuple[Step, ...]]:
+    """Return the steps, with the latest attempt where a step has no directory, and the other attempts."""
+    found, rivals = dict(steps), []
+    for known in sorted(attempts, key=lambda known: (-known.since, known.directory)):
+        attempt = replace(known.step, unchanged_for=now - known.since)
+        if found.setdefault(attempt.step, attempt) is not attempt:
+            rivals.append(attempt)
+    return found, tuple(rivals)
+
+
 def _is_settled(step: Step) -> bool:
-    return step.is_native and step.state is State.COMPLETE
+    return step.is_native and step.state is State.COMPLETE and not step.arriving
 
 
 def _modules(presences: dict[str, Presence], liveness: Liveness, now: float) -> dict[str, Module]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from syncd.protocol.layout import parse_attempt_name
 from syncd.protocol.marker import MISSING_MARKER, Reading
 from syncd.protocol.pin import Pin
 from syncd.protocol.presence import Presence
@@ -45,6 +46,7 @@ class Step:
         announced_by: What tells that its writer is done: itself (a manifest, a ready file), the job's marker, or
             time, when it stands still.
         unchanged_for: Seconds of the daemon's clock since any of this was seen to change.
+        arriving: It became complete lately, below what is published: its writer may be about to go back to it.
     """
 
     step: int
@@ -62,6 +64,12 @@ class Step:
     problem: str = ""
     announced_by: Literal["itself", "marker", "time"] = "itself"
     unchanged_for: float = 0.0
+    arriving: bool = False
+
+    @property
+    def is_attempt(self) -> bool:
+        """Say whether it is an attempt to write the step, in a directory of its own, that nobody has sealed."""
+        return parse_attempt_name(self.directory) is not None
 
     @property
     def is_native(self) -> bool:
@@ -83,7 +91,8 @@ class Snapshot:
     """One look at a job.
 
     Args:
-        steps: Every step directory by step.
+        steps: Every step directory by step; for a step without one, the attempt to write it that changed last.
+        rivals: The other attempts: of a step that has its directory, or that a later attempt writes.
         marker: What the marker said.
         marker_stable_for: Seconds since the marker was seen to change.
         tracker: The step of the newest full checkpoint by the trainer's tracker file.
@@ -98,6 +107,7 @@ class Snapshot:
     """
 
     steps: Mapping[int, Step] = field(default_factory=dict)
+    rivals: tuple[Step, ...] = ()
     marker: Reading = MISSING_MARKER
     marker_stable_for: float = 0.0
     tracker: int | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.completeness import incompleteness
 from syncd.protocol.delta import DeltaHeader
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk
@@ -115,7 +116,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     """Parse and check a manifest.
 
     Raises:
-        CorruptDataError: It is torn, damaged, or not a manifest.
+        CorruptDataError: It is torn, damaged, not a manifest, or the manifest of a step that nobody can load.
     """
     fields = decode(data, path)
     own = check_seal(fields)
@@ -142,7 +143,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
 
 
 def contradiction(manifest: Manifest) -> str:
-    """Return what in a manifest contradicts itself, empty when nothing does."""
+    """Return what in a manifest contradicts itself or is incomplete, empty when nothing is."""
     if (manifest.kind == "delta") != (manifest.delta is not None):
         return (
             f"a step of kind {manifest.kind} {'with' if manifest.delta else 'without'} the header of a delta"
@@ -151,7 +152,7 @@ def contradiction(manifest: Manifest) -> str:
         return f"step {manifest.step} is a delta of a later step, {manifest.delta.parent}"
     if (manifest.kind == "remote") != (manifest.uri is not None):
         return f"a step of kind {manifest.kind} {'with' if manifest.uri else 'without'} a URI"
-    return ""
+    return incompleteness(manifest.kind, manifest.shards, manifest.delta)
 
 
 def read_manifest(disk: Disk, step_path: str) -> Manifest:

@@ -13,7 +13,7 @@ from syncd.daemon.snapshot import Snapshot, State
 from syncd.lab.simulator.disk import SimDisk
 from syncd.lab.simulator.schedule import run_schedule
 from syncd.protocol import candidate, version
-from syncd.protocol.manifest import encode_manifest
+from syncd.protocol.disk import remove_tree
 from syncd.protocol.writer import StepWriter
 
 BOUND = 2500
@@ -36,15 +36,16 @@ def assert_caught(*invariants: str, first: int) -> None:
 
 
 def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
-    def examine(disk, root, number, before=None):
-        step = original(disk, root, number, before)
-        if step is None or step.state is not State.FILLING:
+    def examine(disk, root, number, directory):
+        step = original(disk, root, number, directory)
+        if step is None:
             return step
         return replace(step, state=State.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
 
-    original = scan.examine_native
-    monkeypatch.setattr(scan, "examine_native", examine)
+    original = scan.examine_attempt
+    monkeypatch.setattr(scan, "examine_attempt", examine)
     monkeypatch.setattr(service, "problems_of", lambda *_: [])
+    monkeypatch.setattr(SimDisk, "sync_directory", lambda *_: None)
     assert_caught("I1", first=1)
 
 
@@ -112,18 +113,27 @@ def test_a_generation_that_does_not_grow_at_a_rewind(monkeypatch):
 
 
 def test_writing_over_a_sealed_step(monkeypatch):
-    """A writer that takes the absence of a manifest from its host's cache."""
+    """A writer that makes room for its step, whatever is in the place."""
 
     def begin(self):
-        self.job.disk.make_directory(f"{self.path}/actor")
+        self.job.disk.make_directory(f"{self.path}/actor/.receipts")
+
+    def rename(self):
+        remove_tree(self.job.disk, self.sealed_path)
+        self.job.disk.rename(self.path, self.sealed_path)
 
     monkeypatch.setattr(StepWriter, "begin", begin)
-    monkeypatch.setattr(StepWriter, "_write_manifest", write_anyway)
-    assert_caught("I1", "I4", "I7", first=624)
+    monkeypatch.setattr(StepWriter, "_rename_onto_step", rename)
+    assert_caught("I1", "I3", "I4", "I6", "I7", first=624)
 
 
-def write_anyway(writer, manifest):
-    writer.job.disk.replace(f"{writer.path}/manifest.json", encode_manifest(manifest))
+def test_removing_an_attempt_that_is_being_written(monkeypatch):
+    monkeypatch.setattr(planning, "lost_attempts", lambda snapshot, _: tuple(attempts(snapshot)))
+    assert_caught("I3 an attempt being written stays", first=1)
+
+
+def attempts(snapshot):
+    return [step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt]
 
 
 def test_following_a_step_that_was_abandoned(monkeypatch):

@@ -14,7 +14,7 @@ from syncd.lab.simulator.server import read_json
 from syncd.lab.simulator.tree import Change, Directory, File, path_of
 from syncd.lab.simulator.world import Process, World
 from syncd.protocol.disk import is_temporary
-from syncd.protocol.layout import MANIFEST, MARKER, parse_step_name
+from syncd.protocol.layout import MANIFEST, MARKER, parse_attempt_name, parse_step_name
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.version import Pair, Version
 
@@ -156,7 +156,8 @@ class Observer:
             if change.after is None or change.before is not None:
                 self._fail("I6 only what may go is removed", f"{where}/{change.name} by a daemon")
         elif where != STATE and not where.startswith(f"{STATE}/"):
-            is_step = where == JOB and parse_step_name(change.name) is not None
+            names = parse_step_name(change.name), parse_attempt_name(change.name)
+            is_step = where == JOB and names != (None, None)
             is_state = where == JOB and change.name == ".syncd"
             if not (is_step and len(changes) > 1) and not (is_state and change.before is None):
                 self._fail("I6 only what may go is removed", f"{where}/{change.name} changed by a daemon")
@@ -174,6 +175,7 @@ class Observer:
     def _in_job(self, process: Process, change: Change, changes: tuple[Change, ...]) -> None:
         if change.name == MARKER:
             self._marked(change)
+        self._attempt_removed(process, change, changes)
         step = parse_step_name(change.name)
         if step is None or not isinstance(change.before, Directory) or change.after is not None:
             return
@@ -183,8 +185,21 @@ class Observer:
             return
         self._world.counts["prunes"] += 1
         self._check_term(int(target.removeprefix(_TRASH)), "removes")
+        self._removals.left(step)
         for rule, broken in self._removals.broken(process, step, change.before, self._published):
             self._fail(f"I3 {rule}", f"{process.name} removes step {step}: {broken}")
+
+    def _attempt_removed(self, process: Process, change: Change, changes: tuple[Change, ...]) -> None:
+        """I3: no attempt is removed that may still become its step."""
+        step = parse_attempt_name(change.name)
+        if step is None or not isinstance(change.before, Directory) or change.after is not None:
+            return
+        if path_of(changes[-1].directory).startswith(_TRASH):
+            self._world.counts["attempts removed"] += 1
+            if broken := self._removals.attempt(process, step, change.name, change.before):
+                self._fail(
+                    "I3 an attempt being written stays", f"{process.name} removes {change.name}: {broken}"
+                )
 
     def _after_power_cut(self) -> None:
         """Check that what is still announced is still whole."""

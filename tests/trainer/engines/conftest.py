@@ -49,7 +49,8 @@ def one_rank(launch, two_ranks):
     """Return what one rank of an engine found, in the directory of two ranks."""
     verl = (
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
-        "learns", "not_finite", "halves", "refused", "no_ray", "segments", "expected_segments",
+        "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
+        "through_the_engine", "keys_matter", "segments", "expected_segments",
     )  # fmt: skip
     found = {}
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st  # noqa: E402
 from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
-from trainer.engines.verl import rows  # noqa: E402
-from trainer.engines.verl.checks import read_model_config, resolve, schedule_steps  # noqa: E402
+from trainer.config.model_files import read_model_config  # noqa: E402
+from trainer.engines.verl import rows, summary  # noqa: E402
+from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
 from trainer.engines.verl.companions import companions  # noqa: E402
 from trainer.engines.verl.figures import Figures  # noqa: E402
 from trainer.engines.verl.step import prepare  # noqa: E402
@@ -133,6 +134,21 @@ def test_figures_of_all_ranks_are_weighted():
     one.top("top", -2.0)
     other.top("top", -1.0)
     assert one.over(Pair(other)) == {"unseen": 0, "sum": 3, "mean": 1.5, "top": -1, "unseen top": 0}
+
+
+def test_lengths_count_what_the_model_chose_and_a_tool_apart():
+    batch = samples.batch_of(1, sizes=(3, 3))
+    chosen = [sum(row.action_mask) for row in batch.experiences]
+    others = [sum(not chose for chose in row.action_mask) for row in batch.experiences]
+    assert sum(others) == 4, "two rows have a tool's token at each end"
+    found = summary.of_rollouts(batch)
+    assert found["response/length_mean"] == pytest.approx(sum(chosen) / 6)
+    assert found["response/tokens"] == sum(chosen)
+    assert found["response/tool_tokens_mean"] == pytest.approx(4 / 6)
+    step = prepare(resolve(AlgorithmSection()), batch, mixed=False)
+    assert found["response/tokens"] == sum(int(row.mask.sum()) for row in step.rows), "as train/tokens"
+    nothing = summary.of_rollouts(samples.batch_of(1, sizes=()))
+    assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
 
 
 def test_name_stands_for_what_the_file_does_not_say():

@@ -222,7 +222,6 @@ def not_finite(bench):
 
 
 LOSSES = (
-    "bypass_mode",
     "vanilla",
     "dppo_tv",
     "dppo_kl",
@@ -236,13 +235,16 @@ LOSSES = (
 )
 
 
+DRO = {"policy_loss": {"dro_beta": 0.1}}
+
+
 def every_algorithm(bench):
     """Return the figures of one step of each algorithm, estimator and loss."""
     from trainer.engines.verl.advantages import usable
 
     ways = [{"name": name} for name, pair in ALGORITHMS.items() if pair.loss]
     ways += [{"advantage": name} for name in usable()]
-    ways += [{"loss": name, "options": {"policy_loss": {"dro_beta": 0.1}}} for name in LOSSES]
+    ways += [{"loss": name, "options": DRO if name == "dro" else {}} for name in LOSSES]
     engine, found = bench.engine_of(algorithm=STILL), []
     for way in ways:
         learn(engine, way)
@@ -265,10 +267,11 @@ REFUSED = {
     "estimator": {"algorithm": {"advantage": "grpoo"}},
     "loss": {"algorithm": {"loss": "vanila"}},
     "mean of a micro-batch": {"algorithm": {"loss": "geo_mean"}},
+    "another loss of bypassed updates": {"algorithm": {"loss": "bypass_mode"}},
     "dro": {"algorithm": {"loss": "dro"}},
     "aggregation": {"algorithm": {"loss_agg_mode": "mean"}},
     "kl": {"algorithm": {"kl_type": "k9"}},
-    "engine option": {"engine": {"options": {"forward_prefetsh": True}}},
+    "engine option": {"engine": {"options": {"reshard_after_forwrad": True}}},
     "engine option elsewhere": {"engine": {"options": {"param_offload": True}}},
     "actor option": {"algorithm": {"options": {"clip_ratio_d": 3.0}}},
     "loss option": {"algorithm": {"options": {"policy_loss": {"dro": 3.0}}}},

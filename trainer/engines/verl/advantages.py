@@ -10,6 +10,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
 from syncd.errors import ConfigError
+from trainer.config.algorithms import ADVANTAGES, LACKING
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import known
 from trainer.experience.batch import Batch
@@ -22,7 +23,7 @@ _MEAN_OF_ROWS = "seq-mean-token-mean"
 
 def usable() -> list[str]:
     """Return the names of the estimators that need no more than rewards and groups."""
-    return sorted(name for name in ADV_ESTIMATOR_REGISTRY if not _missing(name))
+    return sorted(name for name in ADV_ESTIMATOR_REGISTRY if name in ADVANTAGES and not _missing(name))
 
 
 def check_estimator(name: str) -> None:
@@ -36,8 +37,11 @@ def check_estimator(name: str) -> None:
         hint = known("algorithm.advantage", name, names)
         raise ConfigError(f"no advantage estimator is called {name!r}", hint=hint)
     if name not in names:
+        needed = ", ".join(_missing(name)) or LACKING.get(name, "what is not supported").removeprefix(
+            "it needs "
+        )
         hint = f"algorithm.advantage is one of {', '.join(names)}"
-        raise ConfigError(f"{name} needs {', '.join(_missing(name))}, which are not computed", hint=hint)
+        raise ConfigError(f"{name} needs {needed}, which are not computed", hint=hint)
 
 
 def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
@@ -55,14 +59,13 @@ def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
         return [torch.zeros(len(mask)) for mask in masks]
     mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
     groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
+    normed = bool(algorithm.norm_advantage)
     given: dict[str, Any] = {
         "token_level_rewards": _rewards(batch, mask),
         "response_mask": mask,
         "index": np.array([str(group) for group in groups], dtype=object),
-        "norm_adv_by_std_in_grpo": algorithm.norm_advantage,
-        "config": AlgoConfig(
-            adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=algorithm.norm_advantage
-        ),
+        "norm_adv_by_std_in_grpo": normed,
+        "config": AlgoConfig(adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=normed),
     }
     return _spread(algorithm, batch, _call(algorithm.advantage, given), masks)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from syncd.errors import UsageError
 from trainer.config.algorithms import SFT
 from trainer.config.model import AlgorithmSection
+from trainer.config.options import correction
 from trainer.engines.verl.figures import Figures
 from trainer.engines.verl.rows import Part, Row, example_rows, rollout_rows, split
 from trainer.experience.batch import Batch
@@ -54,6 +55,8 @@ def prepare(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> Step:
     if not rollouts and not examples:
         raise UsageError("a batch with nothing to learn from")
     means = () if only_examples else _POLICY
+    if not only_examples and correction(algorithm.options) is not None:
+        means = (*means, "rollout/is_weight_mean")
     if only_examples or mixed or examples:
         means = (*means, "sft/loss")
     tops = () if only_examples else ("rollout/logprob_diff_max",)
