@@ -57,7 +57,7 @@ def log_probs():
 def of_section(section, split, given):
     """Return loss and gradients of the batch under an algorithm, and the rows of each micro-batch."""
     ranks, most = SPLITS[split]
-    rows, config = rollout_rows(batch().experiences), samples.configured("m", algorithm={})
+    rows, config = rollout_rows(batch()), samples.configured("m", algorithm={})
     longest = max(len(row.mask) for row in rows)
     actor = settings.actor_config(config, section, longest)
     columns = columns_of(section, rows, given)
@@ -128,7 +128,7 @@ def _corrected(given):
             table = {"rollout_is": level, "rollout_is_threshold": threshold}
             options = {"policy_loss": {"rollout_correction": table}}
             section = resolve(AlgorithmSection(options=options))
-            columns = columns_of(section, rollout_rows(batch().experiences), given)
+            columns = columns_of(section, rollout_rows(batch()), given)
             found[level, threshold] = {
                 "weights": [row.tolist() for row in columns["rollout_is_weights"].values()],
                 **{split: of_section(section, split, given) for split in SPLITS},
