@@ -374,3 +374,18 @@ def test_a_dead_trainer_and_a_dead_explorer_of_one_name_lease_nothing(job, led):
     passes(MINUTE)
     passes()
     assert steps_of(job) == [3]
+
+
+def test_an_attempt_that_cannot_be_read_costs_itself_only(job, led):
+    _, heard, _, passes = led
+    attempt = f"{job.root}/.global_step_9.{'a' * 32}"
+    os.makedirs(f"{attempt}/actor/.receipts")
+    closed(attempt, 0o700)
+    write(job, 1, 2, 3)
+    for _ in range(2):
+        passes(MINUTE)
+    assert published(job) == 3
+    assert steps_of(job) == [3]
+    assert os.path.isdir(attempt)
+    told = next(event for event in heard.of(names.STEP_FOUND) if event["step"] == 9)
+    assert is_told(told["problem"], attempt, 0o700, "chmod -R a+rX")
