@@ -46,6 +46,14 @@ def without_a_tensor(tensors):
     del tensors["model.layers.1.mlp.down_proj.weight"]
 
 
+def without_the_head(tensors):
+    del tensors["lm_head.weight"]
+
+
+def with_an_unknown_tensor(tensors):
+    tensors["value_head.scale"] = torch.ones(1)
+
+
 class TakesWeights:
     """What a real engine must show of weights that come from the hook's memory. Beds and jobs are those below."""
 
@@ -203,7 +211,9 @@ class RealEngineContract(HookContract):
             applied_next(follower, (1, 3))
             assert bed.distance(seed_of((1, 3))) < CLOSE
 
-    @pytest.mark.parametrize("change", [wrong_shape, without_a_tensor])
+    @pytest.mark.parametrize(
+        "change", [wrong_shape, without_a_tensor, without_the_head, with_an_unknown_tensor]
+    )
     @pytest.mark.parametrize("first", [True, False])
     def test_a_version_of_another_model_is_refused_before_the_engine_is_touched(
         self, bed, job, change, first
