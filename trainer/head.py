@@ -16,6 +16,7 @@ from trainer.chooser import Chooser
 from trainer.config.model import JobConfig
 from trainer.decide import Action, Finish, Idle, Situation, Train, duty, end_of
 from trainer.experience.batch import Batch, Strategy
+from trainer.experience.limits import UNLIMITED, Limits
 from trainer.resume import lead_back
 from trainer.sampling import Supervised
 from trainer.state import TrainerState
@@ -74,9 +75,10 @@ class Head:
         self._generation = FIRST_GENERATION
         self._world_size = 1
 
-    def begin(self, state: TrainerState, world_size: int) -> None:
+    def begin(self, state: TrainerState, world_size: int, limits: Limits = UNLIMITED) -> None:
         """Go on from a state: samples behind its cursor, explorers no further than its step."""
         self._world_size = world_size
+        self.strategy.limit(limits)
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
         lead_back(self.sync, state.step, self.config.model.path)

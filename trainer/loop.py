@@ -68,7 +68,8 @@ class Trainer:
             self._saved_as_hf = has_huggingface(self._context.job, state.step)
             self._log.info("resumed", step=state.step)
         self._synced = self._saved = self._cleared = state.step
-        self._on_head(lambda head: head.begin(state, self._ranks.world_size))
+        limits = self.engine.limits
+        self._on_head(lambda head: head.begin(state, self._ranks.world_size, limits))
 
     def train(self) -> int:
         """Train until the run is over; return the exit code.

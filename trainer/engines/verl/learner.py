@@ -12,6 +12,7 @@ from trainer.engines.base import Metrics
 from trainer.engines.verl import state, summary
 from trainer.engines.verl.advantages import advantages, check_estimator
 from trainer.engines.verl.batches import Budget
+from trainer.engines.verl.bounds import limits_of
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.losses import differ
 from trainer.engines.verl.models import Model, build
@@ -21,6 +22,7 @@ from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.step import Step, prepare
 from trainer.engines.verl.updates import Updates
 from trainer.experience.batch import Batch
+from trainer.experience.limits import Limits
 from trainer.ranks import Ranks
 
 
@@ -55,6 +57,13 @@ class Learner:
         """Return names of weights that repeat another one."""
         module = getattr(self.model.module, "_fsdp_wrapped_module", self.model.module)
         return tuple(module.all_tied_weights_keys)
+
+    @property
+    def limits(self) -> Limits:
+        """Return what of a row the model can take."""
+        text_config = self.model.model_config.hf_config.get_text_config()
+        budgets = [make(self.model.engine_config).tokens for make in (Budget.training, Budget.inference)]
+        return limits_of(self.model.module, text_config, budgets)
 
     def train(self, batch: Batch, number: int) -> Metrics:
         """Train on a batch as step `number`; see VerlEngine."""
