@@ -48,7 +48,7 @@ def _train(joined: Joined, stop: StopSignals, opened: ExitStack) -> int:
     job = Job.at(config.job.dir, config.job.state_dir or None)
     state = _found_state(job, ranks)
     heads: list[Head] = []
-    agreed(ranks, lambda: None if ranks.rank else heads.append(_open_head(config, job, state, opened)))
+    agreed(ranks, lambda: None if ranks.rank else _open_head(config, job, state, opened, heads))
     head = heads[0] if heads else None
     sync = head.sync if head else None
     context = EngineContext(config, job, ranks, joined.device, sync.lease if sync else nullcontext, sync)
@@ -70,10 +70,12 @@ def _found_state(job: Job, ranks: Ranks) -> TrainerState:
     return ranks.broadcast(found[0])
 
 
-def _open_head(config: JobConfig, job: Job, state: TrainerState, opened: ExitStack) -> Head:
+def _open_head(
+    config: JobConfig, job: Job, state: TrainerState, opened: ExitStack, heads: list[Head]
+) -> None:
     daemon = start_daemon(config)
     if daemon is not None:
-        opened.callback(daemon.close)
+        opened.callback(lambda: daemon.close(tidy=any(head.is_finished for head in heads)))
     state_dir = config.job.state_dir or None
     sync = Synchronizer.open(
         job.root, "trainer", config.trainer.name, state_dir=state_dir, timeout=config.sync.timeout
@@ -82,4 +84,4 @@ def _open_head(config: JobConfig, job: Job, state: TrainerState, opened: ExitSta
     screen = Screen(config, state.step)
     opened.callback(screen.close)
     tend = daemon.check if daemon is not None else lambda: None
-    return Head(config, sync, make_strategy(config, job), screen, tend=tend)
+    heads.append(Head(config, sync, make_strategy(config, job), screen, tend=tend))
