@@ -2,32 +2,19 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
+from syncd.jobfile.stages import RECORD, Record, read_record
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job
 from trainer.config.kept import Contradiction, contradictions, refuse
 from trainer.config.model import JobConfig
 from trainer.config.plan import Plan, Stage, planned, settled
 
-RECORD = "stages.json"
 Run = Callable[[JobConfig], int]
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What is known of earlier runs.
-
-    Args:
-        done: Stages whose run ended with 0, in their order.
-        models: The model that each started stage started from.
-    """
-
-    done: tuple[str, ...] = ()
-    models: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_stages(plan: Plan, run: Run, tell: Tell) -> int:
@@ -112,26 +99,6 @@ def newest_model(directory: str) -> str:
         ) from error
     whole = f"{step}/{ACTOR}/huggingface"
     return whole if os.path.isdir(whole) else f"{step}/{ACTOR}"
-
-
-def read_record(directory: str) -> Record:
-    """Return what is known of earlier runs, an empty record before the first.
-
-    Raises:
-        CorruptDataError: It is damaged.
-        StorageError: It cannot be read.
-    """
-    path = f"{directory}/{RECORD}"
-    try:
-        document = json.loads(LocalDisk().read(path))
-        return Record(tuple(map(str, document["done"])), dict(document["models"]))
-    except FileNotFoundError:
-        return Record()
-    except OSError as error:
-        raise storage_error(error, path) from error
-    except (ValueError, KeyError, TypeError) as error:
-        hint = f"move it away: stages then start again from what their directories hold: mv {path} {path}.bad"
-        raise CorruptDataError(f"not a record of stages ({error!r})", path=path, hint=hint) from error
 
 
 def _write_record(directory: str, record: Record) -> None:
