@@ -1,6 +1,7 @@
 """One rank, from its start to its exit code."""
 
 import sys
+from collections.abc import Collection
 from contextlib import ExitStack, nullcontext
 
 from syncd.errors import SyncdError
@@ -23,18 +24,19 @@ from trainer.state import TrainerState
 from trainer.stopping import StopSignals
 
 
-def run_rank(config: JobConfig, place: Place) -> int:
+def run_rank(config: JobConfig, place: Place, allowed: Collection[str] = ()) -> int:
     """Train as one rank; return its exit code.
 
     Args:
         config: The job's file, its job directory settled.
         place: Which rank this is, and where the others are.
+        allowed: Fixed keys that the user lets change, where the job directory is not settled yet.
 
     Raises:
         SyncdError: What ended the run, on the rank that tells it.
     """
     configure("warning" if place.rank else "info", sys.stderr)
-    with StopSignals() as stop, join(config, place) as joined, ExitStack() as opened:
+    with StopSignals() as stop, join(config, place, allowed) as joined, ExitStack() as opened:
         try:
             return _train(joined, stop, opened)
         except SyncdError as error:

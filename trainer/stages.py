@@ -2,14 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
 from syncd.jobfile.stages import RECORD, Record, read_record
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job
-from trainer.config.kept import Contradiction, contradictions, refuse
+from trainer.config.changes import Contradiction, split
+from trainer.config.kept import contradictions, refuse
 from trainer.config.model import JobConfig
 from trainer.config.plan import Plan, Stage, planned, settled
 
@@ -17,13 +18,14 @@ Run = Callable[[JobConfig], int]
 Tell = Callable[[str], None]
 
 
-def run_stages(plan: Plan, run: Run, tell: Tell) -> int:
+def run_stages(plan: Plan, run: Run, tell: Tell, allowed: Collection[str] = ()) -> int:
     """Run what is not done yet, in order, and return 0, or the exit code of the stage that ended with another one.
 
     Args:
         plan: The stages.
         run: Trains one configuration and returns its exit code.
         tell: Takes lines for people.
+        allowed: Fixed keys that the user lets change.
 
     Raises:
         ConfigError: A stage contradicts its directory, or the order that was begun with; nothing has been run.
@@ -33,7 +35,7 @@ def run_stages(plan: Plan, run: Run, tell: Tell) -> int:
     plan = settled(plan)
     directory = plan.whole.job.dir
     record = read_record(directory)
-    check_against(plan, record)
+    check_against(plan, record, allowed)
     for number, stage in enumerate(plan.stages):
         if stage.name in record.done:
             tell(f"stage {stage.name}: done before")
@@ -66,7 +68,7 @@ def foreseen(plan: Plan) -> Iterator[tuple[Stage, tuple[Contradiction, ...]]]:
         before = stage.name
 
 
-def check_against(plan: Plan, record: Record) -> None:
+def check_against(plan: Plan, record: Record, allowed: Collection[str] = ()) -> None:
     """Do nothing where the stages agree with what earlier runs left.
 
     Raises:
@@ -79,7 +81,8 @@ def check_against(plan: Plan, record: Record) -> None:
             path=f"{plan.whole.job.dir}/{RECORD}",
             hint="add stages at the end, or give --trainer.continue_from_checkpoint false to begin anew",
         )
-    refuse([found for stage in plan.stages for found in _contradictions(stage, record)])
+    found = [found for stage in plan.stages for found in _contradictions(stage, record)]
+    refuse(split(found, allowed)[1])
 
 
 def newest_model(directory: str) -> str:

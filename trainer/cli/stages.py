@@ -5,7 +5,14 @@ import os
 import click
 
 from syncd.errors import UsageError
-from trainer.cli.options import TAKES_KEYS, config_argument, dry_run_option, nproc_option, show
+from trainer.cli.options import (
+    TAKES_KEYS,
+    allow_change_option,
+    config_argument,
+    dry_run_option,
+    nproc_option,
+    show,
+)
 
 _LAUNCHED = ("RANK", "SLURM_PROCID")
 
@@ -14,9 +21,15 @@ _LAUNCHED = ("RANK", "SLURM_PROCID")
 @config_argument
 @dry_run_option
 @nproc_option
+@allow_change_option
 @click.pass_context
 def stages(
-    ctx: click.Context, config: str, overrides: tuple[str, ...], dry_run: bool, nproc: int | None
+    ctx: click.Context,
+    config: str,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    nproc: int | None,
+    allowed: tuple[str, ...],
 ) -> None:
     """Run the [[stages]] of CONFIG that are not done yet, each in <job.dir>/<name>.
 
@@ -27,19 +40,28 @@ def stages(
       trainer stages stages.toml
       trainer stages stages.toml --nproc 2 --trainer.save_interval 50
     """  # noqa: D301 - click's mark is one backspace
+    from trainer.config.changes import check_allowed  # noqa: PLC0415
     from trainer.config.plan import load_stages  # noqa: PLC0415
     from trainer.stages import foreseen, run_stages  # noqa: PLC0415
 
     plan = load_stages(config, overrides)
+    check_allowed(allowed)
     if dry_run:
         for stage, found in foreseen(plan):
             click.echo(f"# stage {stage.name}")
-            show(stage.config, found)
+            show(stage.config, found, allowed)
         return
     _refuse_ranks()
     from trainer.launch.train import train  # noqa: PLC0415
 
-    ctx.exit(run_stages(plan, lambda job: train(job, nproc), lambda line: click.echo(line, err=True)))
+    ctx.exit(
+        run_stages(
+            plan,
+            lambda job: train(job, nproc, allowed=allowed),
+            lambda line: click.echo(line, err=True),
+            allowed,
+        )
+    )
 
 
 def _refuse_ranks() -> None:

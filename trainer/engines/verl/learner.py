@@ -9,6 +9,7 @@ import torch
 from trainer.config.algorithms import SFT
 from trainer.config.model import JobConfig
 from trainer.engines.base import Metrics
+from trainer.engines.optimizing import adopt
 from trainer.engines.verl import state, summary
 from trainer.engines.verl.advantages import advantages, check_estimator
 from trainer.engines.verl.batches import Budget
@@ -94,6 +95,7 @@ class Learner:
     def load(self, directory: str) -> None:
         """Go on from a training state; see VerlEngine."""
         state.load(self.model, directory, self._ranks)
+        adopt(self.model.optimizer, self._config.algorithm.optimizer, self.model.lr_scheduler)
 
     def _check(self, found: Sequence[Row]) -> None:
         check_vocabulary(found, self.model.model_config.hf_config.get_text_config().vocab_size)
