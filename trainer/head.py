@@ -1,7 +1,6 @@
 """What only rank 0 does: talk to explorers and the daemon, sample, decide, and show what happens."""
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -188,10 +187,10 @@ class Head:
         whole = int(metrics.get("experience/waiting", 0)) // data.group_size
         rejected = int(metrics.get("experience/rejected", 0))
         seconds = self._waiting.seconds or 0.0
-        wait = Wait(self._path, seconds, whole, data.groups, self._living(), rejected, self.config.job.source)
-        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._waiting.since))
-        structlog.get_logger().info(_WAITING, since=since, text=wait.text())
-        self.show.note(wait.text())
+        since, living, source = self._waiting.since, self._living(), self.config.job.source
+        text = Wait(self._path, since, seconds, whole, data.groups, living, rejected, source).text()
+        structlog.get_logger().info(_WAITING, text=text)
+        self.show.note(text)
 
     def _end_wait(self) -> None:
         if self._waiting.seconds is not None:

@@ -1,5 +1,6 @@
 """What a trainer says while it waits for samples: what for, since when and from where, at once and then calmly."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,8 @@ class Wait:
 
     Args:
         path: Where samples come from.
-        seconds: For how long they have been awaited.
+        since: Since when they are awaited, in seconds since the epoch.
+        seconds: For how long that is.
         whole: Whole groups that are there.
         needed: Groups that a step takes.
         living: Explorers that live; None where that cannot be read.
@@ -69,6 +71,7 @@ class Wait:
     """
 
     path: str
+    since: float
     seconds: float
     whole: int
     needed: int
@@ -78,9 +81,9 @@ class Wait:
 
     def text(self) -> str:
         """Return one line."""
-        since = f" for {span(self.seconds)}" if self.seconds >= 1 else ""
+        since = time.strftime("%H:%M:%S", time.localtime(self.since))
         there = f"{self.whole} of {self.needed} groups are there"
-        parts = [f"waiting for experiences in {self.path}{since}: {there}"]
+        parts = [f"waiting for experiences in {self.path} since {since} ({span(self.seconds)}): {there}"]
         if self.rejected:
             parts.append(f"{self.rejected} batches were set aside in {self.path}/.rejected")
         parts.append(self._explorers())

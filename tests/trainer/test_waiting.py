@@ -1,6 +1,7 @@
 """A trainer that waits says what for, since when and from where: at once, then calmly; a step ends the wait."""
 
 import json
+import time
 
 import pytest
 
@@ -68,9 +69,17 @@ def test_a_short_wait_between_two_steps_is_not_told():
     ],
 )
 def test_a_line_says_what_is_there_and_what_to_run(fields, end):
-    known = {"path": "/job/experiences", "seconds": 125.0, "whole": 2, "needed": 8, "rejected": 0}
+    at = time.mktime((2026, 11, 22, 14, 5, 9, 0, 0, -1))
+    known = {
+        "path": "/job/experiences",
+        "since": at,
+        "seconds": 125.0,
+        "whole": 2,
+        "needed": 8,
+        "rejected": 0,
+    }
     text = Wait(**known | {"file": "/a/grpo.toml"} | fields).text()
-    assert text.startswith("waiting for experiences in /job/experiences for 2:05: ")
+    assert text.startswith("waiting for experiences in /job/experiences since 14:05:09 (2:05): ")
     assert text.endswith(end)
 
 
@@ -84,11 +93,10 @@ def test_a_trainer_without_explorers_says_so_in_log_terminal_and_status(tmp_path
             made.train()
         lines = [note for note in shown.notes if note.startswith("waiting")]
         assert len(lines) >= 3
-        assert f"waiting for experiences in {tmp_path}/experiences for " in lines[0]
+        assert f"waiting for experiences in {tmp_path}/experiences since " in lines[0]
         assert "0 of 2 groups are there; no explorer is alive" in lines[0]
         said = capsys.readouterr().out
         assert said.count("waiting for experiences") == len(lines)
-        assert "since=2" in said
         assert syncd(["status", str(tmp_path), "--json"]) in (0, 3)
         told = json.loads(capsys.readouterr().out)["trainers"][0]["waiting"]
         assert (told["for"], told["path"]) == ("experiences", f"{tmp_path}/experiences")
