@@ -32,7 +32,7 @@ class Finished:
 
 
 def mark_finished(job: Job, end: Finished) -> None:
-    """Leave word that the job is finished, durably.
+    """Mark the job as finished, durably.
 
     Raises:
         OSError: It cannot be written.
@@ -42,7 +42,7 @@ def mark_finished(job: Job, end: Finished) -> None:
 
 
 def clear_finished(job: Job) -> None:
-    """Take the word of an earlier end back: training goes on.
+    """Remove the mark of an earlier end: training continues.
 
     Raises:
         OSError: It cannot be removed.

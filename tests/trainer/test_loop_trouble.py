@@ -1,4 +1,4 @@
-"""What explorers, storage and rank 0 do wrong: a run goes on, or ends with what it has on disk."""
+"""What explorers, storage and rank 0 do wrong: a run continues, or ends with its last step on disk."""
 
 import contextlib
 import errno

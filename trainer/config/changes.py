@@ -118,7 +118,7 @@ def _user() -> str:
 
 
 def _step(directory: str) -> int | None:
-    """Return the newest full checkpoint, from which this start goes on."""
+    """Return the newest full checkpoint, from which this start resumes."""
     job = Job.at(directory)
     try:
         return read_marker(job.disk, job.tracker).step

@@ -45,7 +45,7 @@ def test_nothing_changes_where_nothing_was_changed():
     assert stepped(*new, 6) == stepped(*old, 6)
 
 
-def test_a_changed_rate_goes_on_along_the_schedule():
+def test_a_changed_rate_continues_along_the_schedule():
     _, new = resumed(OptimizerSection(lr=0.07), OptimizerSection(lr=0.7))
     assert new[0].param_groups[0]["lr"] == pytest.approx(0.7 * 4 / 7)
     assert new[1].get_last_lr() == [new[0].param_groups[0]["lr"]]
