@@ -31,6 +31,7 @@ class DaemonConfig:
         keep_last: Newest sync steps to keep, at least 1.
         keep_every: Keep each sync step that is a multiple of this; 0 for none.
         keep_full: Newest full checkpoints to keep; 0 for all.
+        keep_previous: Keep the version published before, even if it is a full checkpoint beyond `keep_full`.
         max_bytes: Byte budget of all steps together (`"500GiB"` or a number); 0 for none.
         partial_grace: How long a step that nobody will finish must stand still before it goes.
         prune: Whether anything is removed.
@@ -58,6 +59,7 @@ class DaemonConfig:
     keep_last: int = 2
     keep_every: int = 0
     keep_full: int = 0
+    keep_previous: bool = True
     max_bytes: int = 0
     partial_grace: float = 3600.0
     prune: bool = True

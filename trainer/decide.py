@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from syncd.errors import SyncdError
 from syncd.synchronizer.styles import trainer_needs_sync
+from trainer.config.algorithms import SFT
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 
@@ -48,11 +49,15 @@ class Finish:
         reason: Why, in a few words.
         error: What went wrong, None where nothing did.
         again: Whether a later start shall go on.
+        intact: Whether the samples' state is known to be whole, so that a checkpoint may be saved despite the error.
+        is_done: Whether the run has reached all that it was started for.
     """
 
     reason: str
     error: SyncdError | None = None
     again: bool = False
+    intact: bool = True
+    is_done: bool = False
 
 
 Action = Train | Sync | Save | Idle | Finish
@@ -71,6 +76,7 @@ class Situation:
         ending: Why no further step will be trained, empty while there will.
         interrupted: Whether the run ends only for now.
         explorer_asks: Whether an explorer waits for weights.
+        is_watched: Whether anybody follows the versions, or may do so unseen.
     """
 
     step: int
@@ -81,6 +87,7 @@ class Situation:
     ending: str = ""
     interrupted: bool = False
     explorer_asks: bool = False
+    is_watched: bool = True
 
 
 def end_of(config: JobConfig, step: int, over: str) -> str:
@@ -99,7 +106,13 @@ def need_sync(config: JobConfig, now: Situation) -> bool:
     """Say whether the weights are due."""
     sync = config.sync
     due = trainer_needs_sync(sync.style, now.step, now.synced, sync.interval, explorer_asks=now.explorer_asks)
-    return now.step > 0 and due
+    return now.step > 0 and now.is_watched and due
+
+
+def looks_for_watchers(config: JobConfig) -> bool:
+    """Say whether weights are published only while an explorer lives, apart from full checkpoints."""
+    unwatched = config.sync.unwatched
+    return unwatched == "skip" or (unwatched == "auto" and config.algorithm.name == SFT)
 
 
 def need_save(config: JobConfig, now: Situation) -> bool:

@@ -1,20 +1,22 @@
 """The loop: each turn rank 0 decides what comes next, and all ranks do it."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import structlog
 
+from syncd.errors import SyncdError
 from syncd.synchronizer.styles import SyncMethod
 from trainer.checkpoints import has_huggingface
 from trainer.decide import Action, Finish, Idle, Save, Situation, Sync, Train, need_save, need_sync
-from trainer.engines.agreeing import PASSING, agreed, raise_on_all
+from trainer.engines.agreeing import PASSING, agreed, is_known, raise_on_all
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
 from trainer.head import Head
 from trainer.state import TrainerState
 from trainer.stopping import StopSignals
+from trainer.transports.finite import NonFiniteError
 
 INTERRUPTED = 75
 """Exit code of a run that was asked to stop: start it again and it goes on."""
@@ -45,6 +47,7 @@ class Trainer:
         self._synced = self._saved = self._tried = self._cleared = 0
         self._waiting_since: float | None = None
         self._saved_as_hf = self._in_flight = False
+        self._intact = True  # no step of training is half done, and the samples' state is whole
         self._failures = 0
         self._record: Metrics = {}
         self._last: Batch | None = None
@@ -68,7 +71,8 @@ class Trainer:
             self._saved_as_hf = has_huggingface(self._context.job, state.step)
             self._log.info("resumed", step=state.step)
         self._synced = self._saved = self._cleared = state.step
-        self._on_head(lambda head: head.begin(state, self._ranks.world_size))
+        limits = self.engine.limits
+        self._on_head(lambda head: head.begin(state, self._ranks.world_size, limits))
 
     def train(self) -> int:
         """Train until the run is over; return the exit code.
@@ -76,11 +80,15 @@ class Trainer:
         Raises:
             SyncdError: The run cannot go on; the last good state is on disk.
         """
-        while True:
-            action = self.next_action()
-            if isinstance(action, Finish):
-                return self._finish(action)
-            self._carry_out(action)
+        try:
+            while True:
+                action = self.next_action()
+                if isinstance(action, Finish):
+                    return self._finish(action)
+                self._carry_out(action)
+        except Exception as error:
+            self._end_with(error)
+            raise
 
     def next_action(self) -> Action:
         """Return what all ranks do next."""
@@ -92,10 +100,9 @@ class Trainer:
         decided = head.decide(now, [signal for signal, _ in told]) if head else None
         action = self._ranks.broadcast(decided)
         assert action is not None
-        if head is not None:
-            head.commit(self.engine.saved_step)
-            if not isinstance(action, Sync | Save):
-                self._flush(head)
+        self._aside(lambda head: head.commit(self.engine.saved_step))
+        if not isinstance(action, Sync | Save):
+            self._aside(self._flush)
         return action
 
     def situation(self) -> Situation:
@@ -118,11 +125,12 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> Metrics:
         """Train one step."""
+        self._intact = False
         with self._timed("time/train_step"):
             metrics = self.engine.train_step(batch)
+        self._intact = True
         self._record.update(metrics)
-        if self.head is not None:
-            self._record.update(self.head.strategy.metrics())
+        self._aside(lambda head: self._record.update(head.strategy.metrics()))
         self._last = batch
         return metrics
 
@@ -248,13 +256,61 @@ class Trainer:
         if finish.error is None:
             self._in_flight = False
             self.engine.wait_for_save()
-        if self.head is not None:
-            self.head.commit(self.engine.saved_step)
-            self._flush(self.head)
+        self._aside(lambda head: head.commit(self.engine.saved_step))
+        self._aside(self._flush)
         self._log.info("finished", step=self.train_step_num, reason=finish.reason)
-        if finish.error is not None:
-            raise_on_all(finish.error)
-        return INTERRUPTED if finish.again else 0
+        self._intact = self._intact and finish.intact
+        error = finish.error or self._ranks.broadcast(self.head.failure if self.head else None)
+        if error is not None:
+            raise_on_all(error)
+        if finish.again:
+            return INTERRUPTED
+        self._on_head(lambda head: head.finish(self.train_step_num, finish.reason, is_done=finish.is_done))
+        return 0
+
+    def _end_with(self, error: Exception) -> None:
+        """Save what was trained before the run ends with an error, where every rank holds it whole; say which."""
+        reason = self._not_whole(error) or self._last_save()
+        if reason:
+            self._tell_unsaved(reason)
+
+    def _not_whole(self, error: Exception) -> str:
+        """Return why what the ranks hold must not be saved, empty where it may."""
+        if not self._intact:
+            return "the error came from inside a step: weights, optimizer or samples may be half changed"
+        if isinstance(error, NonFiniteError):
+            return "the weights are not finite"
+        if self._ranks.world_size > 1 and not is_known(error):
+            return "not all ranks have met the error: some may not answer"
+        return ""
+
+    def _last_save(self) -> str:
+        """Save a full checkpoint of this step unless there is one; return why there is none, empty where there is."""
+        step, self._in_flight = self.train_step_num, False
+        with contextlib.suppress(SyncdError):  # a save in flight: it is done, or tried once more below
+            self.engine.wait_for_save()
+        try:
+            if self._ranks.broadcast(self.engine.saved_step) == step:
+                return ""
+            state = self.head.state_at(step) if self.head else {}
+            self._clear_way(step)
+            self.engine.save_checkpoint(state, block_until_saved=True)
+        except Exception as error:  # noqa: BLE001 - the first error is the one to raise
+            return f"it could not be saved: {error}"
+        self._log.warning("saved_after_error", step=step)
+        self._note(f"step {step}: full checkpoint, saved because of an error")
+        return ""
+
+    def _tell_unsaved(self, reason: str) -> None:
+        newest, step = self.engine.saved_step, self.train_step_num
+        if self.head is not None and newest < step:
+            self._log.error("not_saved", step=step, newest_full_checkpoint=newest or None, reason=reason)
+            self._note(f"step {step} is not saved: {reason}; newest full checkpoint: {newest or 'none'}")
+
+    def _aside(self, work: Callable[[Head], None]) -> None:
+        """Do what only rank 0 does besides training."""
+        if self.head is not None:
+            self.head.attempt(work)
 
     def _note(self, text: str) -> None:
         if self.head is not None:
@@ -270,7 +326,7 @@ class Trainer:
             head.show.preview(self._last, step)
         self._record, self._last = {}, None
 
-    @contextmanager
+    @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         try:

@@ -1,6 +1,7 @@
 """One rank, from its start to its exit code."""
 
 import sys
+from collections.abc import Collection
 from contextlib import ExitStack, nullcontext
 
 from syncd.errors import SyncdError
@@ -24,18 +25,19 @@ from trainer.state import TrainerState
 from trainer.stopping import StopSignals
 
 
-def run_rank(config: JobConfig, place: Place) -> int:
+def run_rank(config: JobConfig, place: Place, allowed: Collection[str] = ()) -> int:
     """Train as one rank; return its exit code.
 
     Args:
         config: The job's file, its job directory settled.
         place: Which rank this is, and where the others are.
+        allowed: Fixed keys that the user lets change, where the job directory is not settled yet.
 
     Raises:
         SyncdError: What ended the run, on the rank that tells it.
     """
     configure("warning" if place.rank else "info", sys.stderr)
-    with StopSignals() as stop, join(config, place) as joined, ExitStack() as opened:
+    with StopSignals() as stop, join(config, place, allowed) as joined, ExitStack() as opened:
         try:
             return _train(joined, stop, opened)
         except SyncdError as error:
@@ -53,9 +55,7 @@ def _train(joined: Joined, stop: StopSignals, opened: ExitStack) -> int:
     )
     state = _found_state(job, ranks)
     heads: list[Head] = []
-    agreed(
-        ranks, lambda: None if ranks.rank else heads.append(_open_head(config, job, locks[0], state, opened))
-    )
+    agreed(ranks, lambda: None if ranks.rank else _open_head(config, job, locks[0], state, opened, heads))
     head = heads[0] if heads else None
     sync = head.sync if head else None
     fence = ranks.broadcast(sync.fence if sync else "")
@@ -80,11 +80,16 @@ def _found_state(job: Job, ranks: Ranks) -> TrainerState:
 
 
 def _open_head(
-    config: JobConfig, job: Job, lock: TrainerLock, state: TrainerState, opened: ExitStack
-) -> Head:
+    config: JobConfig,
+    job: Job,
+    lock: TrainerLock,
+    state: TrainerState,
+    opened: ExitStack,
+    heads: list[Head],
+) -> None:
     daemon = start_daemon(config)
     if daemon is not None:
-        opened.callback(daemon.close)
+        opened.callback(lambda: daemon.close(tidy=any(head.is_finished for head in heads)))
     state_dir = config.job.state_dir or None
     sync = Synchronizer.open(
         job.root, "trainer", config.trainer.name, state_dir=state_dir, timeout=config.sync.timeout
@@ -99,4 +104,4 @@ def _open_head(
         if daemon is not None:
             daemon.check()
 
-    return Head(config, sync, make_strategy(config, job), screen, tend=tend)
+    heads.append(Head(config, sync, make_strategy(config, job), screen, tend=tend))

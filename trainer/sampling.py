@@ -11,6 +11,7 @@ from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch, Strategy
 from trainer.experience.cursor import fields_of
 from trainer.experience.fifo import Fifo, Sampling
+from trainer.experience.limits import Limits
 from trainer.experience.mix import Mix
 from trainer.experience.replay import Replay
 from trainer.experience.sft import Examples, read_examples, stored_tokens
@@ -36,6 +37,10 @@ class Supervised:
     def over(self) -> bool:
         """Say whether all epochs are done."""
         return 0 < self._epochs * len(self._examples) <= self._examples.taken
+
+    def limit(self, limits: Limits) -> None:
+        """Refuse examples that the model cannot take."""
+        self._examples.check(limits)
 
     def sample(self, step: int, *, generation: int) -> Batch | None:  # noqa: ARG002 - examples have no age
         """Return the next examples, None once all epochs are done."""

@@ -2,41 +2,30 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
+from syncd.jobfile.stages import RECORD, Record, read_record
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job
-from trainer.config.kept import Contradiction, contradictions, refuse
+from trainer.config.changes import Contradiction, split
+from trainer.config.kept import contradictions, refuse
 from trainer.config.model import JobConfig
 from trainer.config.plan import Plan, Stage, planned, settled
 
-RECORD = "stages.json"
 Run = Callable[[JobConfig], int]
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What is known of earlier runs.
-
-    Args:
-        done: Stages whose run ended with 0, in their order.
-        models: The model that each started stage started from.
-    """
-
-    done: tuple[str, ...] = ()
-    models: Mapping[str, str] = field(default_factory=dict)
-
-
-def run_stages(plan: Plan, run: Run, tell: Tell) -> int:
+def run_stages(plan: Plan, run: Run, tell: Tell, allowed: Collection[str] = ()) -> int:
     """Run what is not done yet, in order, and return 0, or the exit code of the stage that ended with another one.
 
     Args:
         plan: The stages.
         run: Trains one configuration and returns its exit code.
         tell: Takes lines for people.
+        allowed: Fixed keys that the user lets change.
 
     Raises:
         ConfigError: A stage contradicts its directory, or the order that was begun with; nothing has been run.
@@ -46,7 +35,7 @@ def run_stages(plan: Plan, run: Run, tell: Tell) -> int:
     plan = settled(plan)
     directory = plan.whole.job.dir
     record = read_record(directory)
-    check_against(plan, record)
+    check_against(plan, record, allowed)
     for number, stage in enumerate(plan.stages):
         if stage.name in record.done:
             tell(f"stage {stage.name}: done before")
@@ -94,7 +83,7 @@ def pending(plan: Plan) -> Iterator[Stage]:
             yield replace(stage, config=_with_model(stage.config, known))
 
 
-def check_against(plan: Plan, record: Record) -> None:
+def check_against(plan: Plan, record: Record, allowed: Collection[str] = ()) -> None:
     """Do nothing where the stages agree with what earlier runs left.
 
     Raises:
@@ -107,7 +96,8 @@ def check_against(plan: Plan, record: Record) -> None:
             path=f"{plan.whole.job.dir}/{RECORD}",
             hint="add stages at the end, or give --trainer.continue_from_checkpoint false to begin anew",
         )
-    refuse([found for stage in plan.stages for found in _contradictions(stage, record)])
+    found = [found for stage in plan.stages for found in _contradictions(stage, record)]
+    refuse(split(found, allowed)[1])
 
 
 def newest_model(directory: str) -> str:
@@ -127,26 +117,6 @@ def newest_model(directory: str) -> str:
         ) from error
     whole = f"{step}/{ACTOR}/huggingface"
     return whole if os.path.isdir(whole) else f"{step}/{ACTOR}"
-
-
-def read_record(directory: str) -> Record:
-    """Return what is known of earlier runs, an empty record before the first.
-
-    Raises:
-        CorruptDataError: It is damaged.
-        StorageError: It cannot be read.
-    """
-    path = f"{directory}/{RECORD}"
-    try:
-        document = json.loads(LocalDisk().read(path))
-        return Record(tuple(map(str, document["done"])), dict(document["models"]))
-    except FileNotFoundError:
-        return Record()
-    except OSError as error:
-        raise storage_error(error, path) from error
-    except (ValueError, KeyError, TypeError) as error:
-        hint = f"move it away: stages then start again from what their directories hold: mv {path} {path}.bad"
-        raise CorruptDataError(f"not a record of stages ({error!r})", path=path, hint=hint) from error
 
 
 def _write_record(directory: str, record: Record) -> None:

@@ -7,16 +7,20 @@ import click
 @click.argument("config", metavar="CONFIG")
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
 @click.option("--name", metavar="NAME", help="The explorer's identity, whatever explorer.name says.")
+@click.option(
+    "--stage", metavar="NAME", help="The one of the file's [[stages]] to explore; it is waited for."
+)
 @click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
-def run(config: str, overrides: tuple[str, ...], name: str | None, dry_run: bool) -> None:
+def run(config: str, overrides: tuple[str, ...], name: str | None, stage: str | None, dry_run: bool) -> None:
     """Explore as CONFIG says, with any key of it overridden by --section.key value.
 
-    Ends with 0 once the trainer has gone, the tasks are done, or on SIGTERM and Ctrl-C.
+    Ends with 0 once the job is finished, the trainer has gone, the tasks are done, or on SIGTERM and Ctrl-C.
 
     \b
     Examples:
       explorer run grpo.toml --name e0
       explorer run grpo.toml --name e1 --explorer.engine.kind vllm --explorer.engine.address http://127.0.0.1:8000
+      explorer run stages.toml --stage grpo --name e0
       explorer run grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.explorer.load import load_file  # noqa: PLC0415
@@ -24,10 +28,18 @@ def run(config: str, overrides: tuple[str, ...], name: str | None, dry_run: bool
     if not config or config.startswith("--"):
         raise click.BadParameter(f"{config!r} is no file; CONFIG comes before --section.key value")
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
-    file = load_file(config, named)
+    file = load_file(config, named, stage)
     if dry_run:
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
+    if stage is not None:
+        from explorer_hooks.explorer.stages import wait_for  # noqa: PLC0415
+
+        begun = wait_for(file, stage)
+        if begun.file is None:
+            click.echo(f"explorer ended: {begun.reason}", err=True)
+            return
+        file = begun.file
     from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
 
     click.echo(f"explorer ended: {explore(file)}", err=True)

@@ -20,6 +20,7 @@ from explorer_hooks.explorer.sources import Source
 from explorer_hooks.follower import Outcome
 from explorer_hooks.policy import asks
 from syncd.errors import TimedOutError
+from syncd.jobfile.finished import finished
 from syncd.synchronizer.styles import SyncStyle
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _LOOK = 0.25
 """Seconds between two looks for a version while groups are being made."""
 
 _LAST = 30.0
-"""Seconds in which an engine that is being started again may still take the last version."""
+"""Seconds in which an engine that is being started again may still take the last version, and a daemon publish it."""
 
 _LOG = structlog.get_logger()
 
@@ -89,6 +90,8 @@ class Explorer:
         self._synced_at = ledger.cursor.batches
         self._looked = self._progress = self._seen_trainer = time.monotonic()
         self._published: Pair | None = None
+        self._asked_end = float("-inf")
+        self._end_since: float | None = None
         self._waited = 0.0
 
     def equip(self, batches: Batches, evaluation: Evaluation | None) -> None:
@@ -256,7 +259,23 @@ class Explorer:
             return "max_batches"
         if batches.is_over:
             return "all tasks are done"
+        if end := self._end_of_job():
+            return f"the job is finished: {end}"
         return "the trainer has gone" if self._trainer_has_gone() else ""
+
+    def _end_of_job(self) -> str:
+        """Return what the job has reached once its last version is published, whatever presence files say."""
+        now = time.monotonic()
+        if now - self._asked_end < TURN:
+            return ""
+        self._asked_end, end = now, finished(self._source.sync.job)
+        if end is None:
+            self._end_since = None
+            return ""
+        self._end_since = self._end_since or now
+        newest = self._source.newest()
+        is_published = newest is not None and newest[1] >= end.step
+        return end.reason if is_published or now - self._end_since >= _LAST else ""
 
     def _trainer_has_gone(self) -> bool:
         sync = self._source.sync

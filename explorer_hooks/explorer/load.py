@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import BUILT_IN
+from explorer_hooks.explorer.stages import placed_in, stage_layers
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.keys import Keys
 from syncd.jobfile.layers import command_layer, layer_of, placed, read_toml, validated
@@ -34,15 +35,20 @@ HINT = "explorer config docs"
 _REQUIRED_TABLES = ("job", "model", "explorer")
 
 
-def load_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
+def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None) -> ExplorerFile:
     """Return what a file says to explorers, with the command line's `--section.key value` on top.
+
+    Args:
+        path: The file.
+        overrides: Of the command line.
+        stage: The one of its [[stages]] to explore, in its own directory; its model is known once it begins.
 
     Raises:
         ConfigError: The file cannot be read or is not TOML; else everything that is wrong with it, in one error.
         UsageError: The overrides are not `--section.key value`.
     """
     table, _ = read_toml(path)
-    layers = [layer_of(table, path), command_layer(overrides, KEYS)]
+    layers = [*stage_layers(layer_of(table, path), stage), command_layer(overrides, KEYS)]
     made, problems = validated(KEYS, layers, _REQUIRED_TABLES)
     file = cast("ExplorerFile | None", made)
     if file is not None:
@@ -50,7 +56,8 @@ def load_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
     if file is None or problems:
         raise error_of(problems, HINT)
     job = file.job.model_copy(update={"source": os.path.abspath(path)})
-    return file.model_copy(update={"job": job})
+    file = file.model_copy(update={"job": job})
+    return placed_in(file, stage) if stage is not None else file
 
 
 def documentation() -> str:

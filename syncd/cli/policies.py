@@ -24,6 +24,11 @@ _POLICY = (
     click.option("--keep-last", type=int, help="Newest sync steps to keep (2)."),
     click.option("--keep-every", type=int, help="Keep every sync step that is a multiple of this."),
     click.option("--keep-full", type=int, help="Newest full checkpoints to keep (0: all)."),
+    click.option(
+        "--keep-previous/--no-keep-previous",
+        default=None,
+        help="Whether the version before the newest stays if it is a full checkpoint beyond --keep-full (it does).",
+    ),
     click.option("--max-bytes", help="Byte budget of all steps, such as 500GiB."),
     click.option(
         "--partial-grace", type=float, help="Seconds after which an unfinished old step goes (3600)."

@@ -15,6 +15,7 @@ class Retention:
         keep_last: Newest sync steps to keep, at least 1.
         keep_every: Keep each sync step that is a multiple of this; 0 for none.
         keep_full: Newest full checkpoints to keep; 0 for all.
+        keep_previous: Keep the version published before, even if it is a full checkpoint beyond `keep_full`.
         max_bytes: Remove the oldest of what only `keep_last` and `keep_every` keep while all steps together
             are larger than this; 0 for no limit.
         partial_grace: Seconds without a change after which a step that will not be finished (a newer one is
@@ -26,6 +27,7 @@ class Retention:
     keep_full: int = 0
     max_bytes: int = 0
     partial_grace: float = 3600.0
+    keep_previous: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ class Policy:
 def policy_of(config: "DaemonConfig") -> Policy:
     """Return the policy that a configuration asks for."""
     retention = Retention(
-        config.keep_last, config.keep_every, config.keep_full, config.max_bytes, config.partial_grace
+        config.keep_last,
+        config.keep_every,
+        config.keep_full,
+        config.max_bytes,
+        config.partial_grace,
+        config.keep_previous,
     )
     return Policy(retention, config.prune, config.prune_foreign, config.rewind_settle, config.settle)

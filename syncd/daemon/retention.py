@@ -127,7 +127,11 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
         yield step.full and step.step in full, "full_checkpoint", _full_detail(policy.retention)
         if step.step in going:
             return
-        yield step.step == previous, "previous_version", ""
+        yield (
+            step.step == previous and (policy.retention.keep_previous or not step.full),
+            "previous_version",
+            "",
+        )
         yield (
             step.state is State.FILLING and not _is_stale(step, newest, policy),
             "being_written",

@@ -131,6 +131,8 @@ class SyncSection(Section):
     """Steps between two syncs; ages of experiences count in it."""
     offset: Count = 0
     """Steps that explorers go ahead."""
+    unwatched: Literal["auto", "publish", "skip"] = "auto"
+    """While no explorer lives: publish all the same, or skip all but full checkpoints; auto: skip with sft only."""
     timeout: Seconds = 3600.0
     """Seconds that a side waits for the other one."""
     mode: Literal["background", "stream"] = "background"

@@ -67,21 +67,21 @@ class Following(Leasing):
 
     @public
     def describe(self, fields: Mapping[str, Any], *, now: bool = True) -> None:
-        """Publish what else people should see of this explorer, in the `info` of its presence.
+        """Publish what else people should see of this explorer or trainer, in the `info` of its presence.
 
         Args:
             fields: Values that JSON has, by name; None takes a field away. The others stay.
             now: Whether it is written at once; else with whatever is written next, a heartbeat at the latest.
         """
-        explorer = self._as("explorer", "describe")
-        merged = {**explorer.presence.info, **fields}
+        member = self._as("trainer" if self.role == "trainer" else "explorer", "describe")
+        merged = {**member.presence.info, **fields}
         info = {name: value for name, value in merged.items() if value is not None}
-        if info == explorer.presence.info:
+        if info == member.presence.info:
             return
         if now:
-            explorer.change(info=info)
+            member.change(info=info)
         else:
-            explorer.note(info=info)
+            member.note(info=info)
 
     def waiting_for_new(
         self,

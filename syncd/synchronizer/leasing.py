@@ -68,7 +68,8 @@ class Leasing(Base):
     def _resolve(self, version: int | Pair | Version) -> Version:
         if isinstance(version, Version):
             return version
-        newest = self._newest()
+        # A trainer leases the step that it writes, whatever the version file holds until the daemon replaces it.
+        newest = self._glance() if self.role == "trainer" else self._newest()
         if isinstance(version, int):
             return self._standing(version, newest)
         known = self._versions.get(version[1]) or self._unpublished(version[1], newest)

@@ -1,17 +1,22 @@
 """A look as plain data: what `status --json` prints. docs/json.md documents every field."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from syncd.daemon.report import lag_of
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
 from syncd.daemon.symptoms import symptoms
 from syncd.observe.hostfile import HostFile
+from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.trouble import MountState
 from syncd.protocol.version import Version, pair_document
 from syncd.views.look import Heart, Look
 
 Document = dict[str, Any]
+
+_LONGEST = 4096
+"""Characters of what a presence says that are shown."""
 
 
 def status(look: Look) -> Document:
@@ -167,7 +172,22 @@ def _explorer(look: Look, name: str) -> Document:
 
 def _trainer(look: Look, name: str) -> Document:
     module = look.snapshot.trainers[name]
-    return {**_module(look, module, look.hearts[f"trainer/{name}"]), "step": module.presence.step}
+    return {
+        **_module(look, module, look.hearts[f"trainer/{name}"]),
+        "step": module.presence.step,
+        "waiting": _waiting(module.presence),
+    }
+
+
+def _waiting(trainer: Presence) -> Document | None:
+    """Return what a trainer says it waits for, None where it says nothing usable."""
+    told = trainer.info.get("waiting")
+    if trainer.status is RunningStatus.STOPPED or not isinstance(told, Mapping):
+        return None
+    what, path, since = told.get("for"), told.get("path"), told.get("since")
+    if not isinstance(what, str) or not isinstance(path, str) or not isinstance(since, int | float):
+        return None
+    return {"for": what[:_LONGEST], "path": path[:_LONGEST], "since": float(since)}
 
 
 def _daemon(look: Look) -> Document | None:

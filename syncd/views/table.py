@@ -191,8 +191,13 @@ def _trainers(trainers: Iterable[Document]) -> Table:
     table = _table("trainer", "heartbeat", "status", "step", "host")
     for item in trainers:
         step = "" if item["step"] is None else str(item["step"])
-        table.add_row(item["id"], _heart(item), item["status"], step, _where(item))
+        table.add_row(item["id"], _heart(item), _doing(item), step, _where(item))
     return table
+
+
+def _doing(trainer: Document) -> str:
+    waiting = trainer["waiting"]
+    return f"{trainer['status']}, waits for {_plain(waiting['for'])}" if waiting else str(trainer["status"])
 
 
 def _attention(explorer: Document) -> tuple[bool, int, str]:

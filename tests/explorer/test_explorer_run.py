@@ -15,11 +15,13 @@ from cli import environment
 from fake_engines import FakeVllm
 from synchronizers import LONG, Threads, World
 
+from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.explorer import places as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
 from syncd.experience import places
 from syncd.experience.table import decode_batch
+from syncd.jobfile.finished import Finished, mark_finished
 from syncd.protocol.presence import RunningStatus
 from syncd.synchronizer import Synchronizer
 
@@ -393,3 +395,43 @@ def test_killed_and_stopped_anywhere_no_task_is_lost_or_done_twice(world, file, 
     tasks = len((Path(load_file(file).explorer.tasks)).read_text().splitlines())
     assert positions == [number % tasks for number in range(len(positions))]
     assert len({one.task for one in groups[:tasks]}) == min(tasks, len(groups))
+
+
+@pytest.mark.parametrize(
+    ("told", "left"), [("finished.json", "stopped"), ("progress", "stopped"), ("progress", "running")]
+)
+def test_an_explorer_on_a_finished_job_ends_whatever_the_trainers_file_says(world, weights, file, told, left):
+    """The trainer stopped before, or was killed after its last full checkpoint: its file says that it runs."""
+    with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
+        sync.set_trainer_status(RunningStatus.RUNNING)
+        sync.set_model_state_dict(weights(4), 4)
+        sync.wait_for(lambda: sync.get_latest_version() is not None)
+        path = f"{world.root}/.syncd/trainers/{sync.identity}.json"
+        running = Path(path).read_text()
+    if left == "running":
+        Path(path).write_text(running)
+    if told == "progress":
+        Path(f"{world.root}/config.toml").write_text("[trainer]\ntotal_steps = 4\n")
+        Path(f"{world.root}/latest_checkpointed_iteration.txt").write_text("4")
+    else:
+        mark_finished(world.job, Finished(4, "total_steps 4 reached"))
+    why = explore(file, "e0", "--sync.timeout", "15")
+    assert why == "the job is finished: total_steps 4 reached"
+    assert world.explorer("e0").applied == (1, 4)
+
+
+def test_a_stage_is_explored_in_its_own_directory(world, weights, file, directory, tmp_path, capsys):
+    stages = (
+        Path(file).read_text().replace('dir = "job"', f'dir = "{tmp_path}"').replace("/model", "/nowhere")
+    )
+    Path(file).write_text(
+        f'{stages}[[stages]]\nname = "first"\n[[stages]]\nname = "job"\nsync.interval = 1\n'
+    )
+    record = {"done": ["first"], "models": {"first": "start", "job": f"{directory}/model"}}
+    (tmp_path / "stages.json").write_text(json.dumps(record))
+    trainer = Trainer(world, weights, steps=2, interval=1)
+    assert command_line(["run", file, "--stage", "job", "--name", "e0"]) == 0
+    trainer.end()
+    assert "explorer ended: the trainer has gone" in capsys.readouterr().err
+    assert steps_of(world, "e0")[:2] == [[0], [1]]
+    assert not (tmp_path / "experiences").exists()

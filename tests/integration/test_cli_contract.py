@@ -189,7 +189,7 @@ def test_status_is_as_documented(shell, published):
     assert set(document["version"]) == fields("status", 1)
     module = fields("status", 2)
     (explorer_shown,), (trainer_shown,) = document["explorers"], document["trainers"]
-    assert set(explorer_shown) == module - {"step"}
+    assert set(explorer_shown) == module - {"step", "waiting"}
     assert set(trainer_shown) == module - {"applied", "loading", "lag", "leases"}
     for name in ("marker", "steps", "daemon", "disk"):
         assert set(document[name]) == inner("status", name), name

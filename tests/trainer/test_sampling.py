@@ -7,6 +7,7 @@ from trainers import small_config, write_experiences
 
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job
+from trainer.experience.limits import Limits
 from trainer.sampling import Encoder, make_strategy
 
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}{% endif %}"
@@ -224,3 +225,14 @@ def test_a_row_that_is_no_example_is_named(job):
     config = small_config(job, algorithm={"name": "sft"}, data={"sft_path": str(job / "rows.jsonl")})
     with pytest.raises(ConfigError, match="row 2"):
         make_strategy(config, Job.at(job))
+
+
+@pytest.mark.parametrize("sections", [{"algorithm": {"name": "sft"}}, {"data": {"sft_ratio": 0.5}}])
+def test_a_data_set_that_the_model_cannot_take_is_refused_with_the_row(job, sections):
+    data = {"sft_path": examples(job), **sections.get("data", {})}
+    strategy = make_strategy(
+        small_config(job, data=data, algorithm=sections.get("algorithm", {})), Job.at(job)
+    )
+    strategy.limit(Limits(vocabulary=6))
+    with pytest.raises(ConfigError, match=r"example 6 .* token 5 for a model of 5 tokens"):
+        strategy.limit(Limits(vocabulary=5))

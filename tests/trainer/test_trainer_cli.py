@@ -46,7 +46,7 @@ def module(monkeypatch):
     def put(path, name, answer=None):
         calls = []
 
-        def called(*arguments):
+        def called(*arguments, **_options):
             calls.append(arguments)
             if isinstance(answer, Exception):
                 raise answer

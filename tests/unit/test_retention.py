@@ -233,3 +233,14 @@ def test_every_step_is_decided_once_and_the_newest_complete_ones_stay(looked, re
     decisions = decide(looked, Policy(retention))
     assert [decision.step for decision in decisions] == sorted(looked.steps)
     assert all(decision.rule for decision in decisions)
+
+
+def test_the_end_of_a_job_keeps_no_full_checkpoint_beyond_its_policy():
+    """A previous version that is a sync step stays in any case; a reader's lease keeps the other one, too."""
+    looked = job(*numbered(1, 3, full=True), complete(2), newest=3, previous=1)
+    assert rules(looked, keep_full=1)[1] == "previous_version"
+    assert rules(looked, keep_full=1, keep_previous=False)[1] == "-keep_full"
+    leased = job(*numbered(1, 3, full=True), newest=3, previous=1, explorers={"e": explorer(1)})
+    assert rules(leased, keep_full=1, keep_previous=False)[1] == "leased"
+    synced = job(*numbered(1, 2, 3, 4), newest=4, previous=1)
+    assert rules(synced, keep_last=1, keep_previous=False)[1] == "previous_version"

@@ -1,12 +1,12 @@
 """What the verbs that take a file share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from trainer.config.kept import Contradiction
+    from trainer.config.changes import Contradiction
     from trainer.config.model import JobConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,14 +33,21 @@ def dry_run_option(command: F) -> F:
     return click.option("--dry-run", is_flag=True, help=text)(command)
 
 
-def show(config: "JobConfig", found: "Sequence[Contradiction]") -> None:
+def allow_change_option(command: F) -> F:
+    """Add `--allow-change`."""
+    text = "Let a key differ from what the job was started with, and record it. May be given several times."
+    return click.option("--allow-change", "allowed", multiple=True, metavar="KEY", help=text)(command)
+
+
+def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
     """Print a resolved configuration, and on stderr its job directory and what contradicts the job there."""
     from trainer.config.text import to_toml  # noqa: PLC0415
 
     click.echo(to_toml(config), nl=False)
     click.echo(f"job directory: {config.job.dir}", err=True)
     for contradiction in found:
-        click.echo(f"contradiction: {contradiction}", err=True)
+        kind = "change" if contradiction.key in allowed else "contradiction"
+        click.echo(f"{kind}: {contradiction}", err=True)
 
 
 def _file(_: click.Context, __: click.Parameter, value: str) -> str:

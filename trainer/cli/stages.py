@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 import click
 
 from syncd.errors import UsageError
-from trainer.cli.options import TAKES_KEYS, config_argument, dry_run_option, nproc_option, show
+from trainer.cli.options import (
+    TAKES_KEYS,
+    allow_change_option,
+    config_argument,
+    dry_run_option,
+    nproc_option,
+    show,
+)
 
 if TYPE_CHECKING:
     from trainer.config.model import JobConfig
@@ -18,9 +25,15 @@ _LAUNCHED = ("RANK", "SLURM_PROCID")
 @config_argument
 @dry_run_option
 @nproc_option
+@allow_change_option
 @click.pass_context
 def stages(
-    ctx: click.Context, config: str, overrides: tuple[str, ...], dry_run: bool, nproc: int | None
+    ctx: click.Context,
+    config: str,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    nproc: int | None,
+    allowed: tuple[str, ...],
 ) -> None:
     """Run the [[stages]] of CONFIG that are not done yet, each in <job.dir>/<name>.
 
@@ -31,15 +44,17 @@ def stages(
       trainer stages stages.toml
       trainer stages stages.toml --nproc 2 --trainer.save_interval 50
     """  # noqa: D301 - click's mark is one backspace
+    from trainer.config.changes import check_allowed  # noqa: PLC0415
     from trainer.config.model_files import check_model  # noqa: PLC0415
     from trainer.config.plan import load_stages  # noqa: PLC0415
     from trainer.stages import foreseen, pending, run_stages  # noqa: PLC0415
 
     plan = load_stages(config, overrides)
+    check_allowed(allowed)
     if dry_run:
         for stage, found in foreseen(plan):
             click.echo(f"# stage {stage.name}")
-            show(stage.config, found)
+            show(stage.config, found, allowed)
     else:
         _refuse_ranks()
     for stage in pending(plan):
@@ -50,9 +65,9 @@ def stages(
 
     def run(job: "JobConfig") -> int:
         check_model(job)  # of a stage that follows another it was not there before
-        return train(job, nproc)
+        return train(job, nproc, allowed=allowed)
 
-    ctx.exit(run_stages(plan, run, lambda line: click.echo(line, err=True)))
+    ctx.exit(run_stages(plan, run, lambda line: click.echo(line, err=True), allowed))
 
 
 def _refuse_ranks() -> None:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -10,10 +9,10 @@ import structlog
 
 from syncd.errors import ConfigError, storage_error
 from syncd.jobfile.keys import Key
-from syncd.jobfile.problems import shown
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.kept import modes_in, read_config_file
 from syncd.protocol.layout import STATE
+from trainer.config.changes import Contradiction, check_allowed, flags, note, split
 from trainer.config.keys import keys
 from trainer.config.load import FIRST_LINE, read_table
 from trainer.config.model import JobConfig
@@ -25,35 +24,28 @@ _HEAD = f"""{FIRST_LINE}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """A key of which the job says one thing and this start another."""
-
-    key: str
-    kept: Any
-    now: Any
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.key}: {shown(self.kept)} in {self.path}, {shown(self.now)} now"
-
-
 def kept_path(directory: str) -> str:
     """Return where a job directory keeps its configuration."""
     return f"{directory}/config.toml"
 
 
-def enter_job_dir(config: JobConfig) -> JobConfig:
+def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig:
     """Make or take the job directory, keep the configuration there, and return it as it holds from now on.
 
     One process of a job calls this, before any other uses the job directory.
 
+    Args:
+        config: This start's configuration.
+        allowed: Fixed keys that a person lets change.
+
     Raises:
         ConfigError: It contradicts the job that is there, or another config.toml is in the way.
+        UsageError: A key that is let change cannot.
         StorageError: The directory cannot be made or written.
     """
+    check_allowed(allowed)
     settled = settle_job_dir(config)
-    keep(settled)
+    keep(settled, allowed)
     return settled
 
 
@@ -136,23 +128,30 @@ def refuse(found: Sequence[Contradiction]) -> None:
     """
     if found:
         lines = "".join(f"\n  {contradiction}" for contradiction in found)
+        allowing = f", allow it with {allowing}" if (allowing := flags(found)) else ""
         raise ConfigError(
             f"the job that is there was started otherwise:{lines}",
-            hint="put it back, or give --trainer.continue_from_checkpoint false for a new directory beside it",
+            hint=f"put it back{allowing}, or give --trainer.continue_from_checkpoint false for a new directory"
+            " beside it",
         )
 
 
-def keep(config: JobConfig) -> None:
-    """Write the copy, durably, unless this start contradicts the one that is there.
+def keep(config: JobConfig, allowed: Collection[str] = ()) -> None:
+    """Write the copy, durably, unless this start contradicts the one that is there; record what is let change.
 
     Raises:
-        ConfigError: It does, or the trainer did not write the config.toml that is there.
+        ConfigError: It contradicts in a key that may not change, or the trainer did not write the config.toml
+            that is there.
         StorageError: The job directory cannot be read or written.
     """
     path = kept_path(config.job.dir)
     before, after = _read(path), (_HEAD + to_toml(config)).encode()
-    refuse(contradictions(config))
+    changed, refused = split(contradictions(config), allowed)
+    refuse(refused)
     try:
+        note(_disk(config), config.job.dir, changed)
+        for one in changed:
+            structlog.get_logger().warning("config.changed", key=one.key, old=one.kept, new=one.now)
         if before is not None and not _is_ours(before):
             _set_aside(path, before, config.job.source)
         if before != after:

@@ -35,8 +35,8 @@ class EngineSection(Section):
     """Where it computes; auto takes GPUs where there are some."""
     compute_dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", json_schema_extra=FIXED)
     """Of activations and gathered parameters (FSDP mixed precision)."""
-    micro_batch_size: Positive = Field(default=8, json_schema_extra=FIXED)
-    """Rows of one forward and backward pass on one rank."""
+    micro_batch_size: Positive = 8
+    """Rows of one forward and backward pass on one rank; the result depends on it by rounding alone."""
     infer_micro_batch_size: Positive = 16
     """Rows of one forward pass without gradients on one rank."""
     offload_params: bool = False

@@ -19,6 +19,7 @@ from syncd.synchronizer import Synchronizer
 from syncd.synchronizer.styles import SyncMethod
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
+from trainer.experience.limits import UNLIMITED, Limits
 from trainer.ranks import Ranks
 
 GROUP = "trainer.engines"
@@ -83,6 +84,11 @@ class TrainEngineWrapper(ABC):
         Raises:
             ConfigError: The configuration asks for what the engine cannot do here.
         """
+
+    @property
+    def limits(self) -> Limits:
+        """Return what of a row the model can take, once it is built: the loop sets other batches aside."""
+        return UNLIMITED
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from syncd.experience.model import Experience
 from trainer.experience.cursor import Origin
+from trainer.experience.limits import Limits
 from trainer.experience.sft import Example
 
 
@@ -45,6 +46,13 @@ class Batch:
 
 class Strategy(Protocol):
     """Chooses what is trained on. Given its state and the files that are there, what it returns is determined."""
+
+    def limit(self, limits: Limits) -> None:
+        """Let nothing through from now on that the model cannot take; called before a state is loaded.
+
+        Raises:
+            ConfigError: A data set of the user's own holds such a row.
+        """
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
         """Return the samples for the step after `step`, None while there are not enough.

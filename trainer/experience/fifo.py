@@ -9,6 +9,7 @@ from syncd.errors import ConfigError
 from syncd.protocol.version import Pair
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import File, Origin, cursor_from, fields_of
+from trainer.experience.limits import Limits
 from trainer.experience.pool import Group, Pool, files_of, group_document, load_groups
 from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
@@ -55,6 +56,10 @@ class Fifo:
         self._pool = Pool(sampling.group_size, self.counts)
         self._ages: list[int] = []
         self._unproven = 0
+
+    def limit(self, limits: Limits) -> None:
+        """Set batches aside from now on that the model cannot take."""
+        self.reader.limits = limits
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
         """Return the oldest whole groups, None while there are not enough."""

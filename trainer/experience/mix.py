@@ -7,6 +7,7 @@ from typing import Any
 from syncd.errors import ConfigError
 from trainer.experience.batch import Batch, Strategy
 from trainer.experience.cursor import fields_of
+from trainer.experience.limits import Limits
 from trainer.experience.sft import Examples
 
 
@@ -28,6 +29,11 @@ class Mix:
         if not 0 < ratio < 1:
             raise ConfigError(f"ratio {ratio} of SFT examples is not between 0 and 1")
         self._strategy, self._examples, self._ratio = strategy, examples, ratio
+
+    def limit(self, limits: Limits) -> None:
+        """Refuse examples and set batches aside that the model cannot take."""
+        self._examples.check(limits)
+        self._strategy.limit(limits)
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
         """Return the other strategy's batch with examples, None while it has none."""

@@ -8,6 +8,7 @@ from syncd.errors import ConfigError
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import fields_of
 from trainer.experience.fifo import Fifo
+from trainer.experience.limits import Limits
 from trainer.experience.pool import Group, files_of, group_document, load_groups
 
 
@@ -36,6 +37,10 @@ class Replay:
         self._fresh, self._capacity, self._share, self._seed = fresh, capacity, share, seed
         self._buffer: list[Group] = []
         self._draws = 0
+
+    def limit(self, limits: Limits) -> None:
+        """Set batches aside from now on that the model cannot take."""
+        self._fresh.limit(limits)
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
         """Return fresh groups and drawn ones after them, None while there are not enough fresh ones."""

@@ -14,6 +14,7 @@ import structlog
 
 from syncd.errors import ConfigError, storage_error
 from trainer.experience.cursor import fields_of
+from trainer.experience.limits import Limits
 
 Encode = Callable[[Mapping[str, Any]], tuple[Sequence[int], int]]
 """Makes a row into tokens and prompt length; only the trainer has a tokenizer."""
@@ -108,6 +109,17 @@ class Examples:
     def taken(self) -> int:
         """Return how many examples have been taken, over all epochs."""
         return self._epoch * len(self._examples) + self._at
+
+    def check(self, limits: Limits) -> None:
+        """Refuse a data set with a row that the model cannot take.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        for number, example in enumerate(self._examples, 1):
+            if problem := limits.problem_of(example.tokens):
+                hint = "make the rows with the tokenizer of model.path, or a lower data.max_length"
+                raise ConfigError(f"example {number} of the SFT data set: {problem}", hint=hint)
 
     def take(self, count: int) -> tuple[Example, ...]:
         """Return the next examples."""

@@ -19,12 +19,17 @@ from syncd.experience.table import MAX_BYTES, decode_batch
 from syncd.protocol.disk import MISSING, Clock, SystemClock
 from syncd.protocol.layout import Job
 from trainer.experience.cursor import Cursor, File
+from trainer.experience.limits import UNLIMITED, Limits
 from trainer.experience.retire import Consumed, retire, set_aside
 
 SETTLE = 60.0
 """Seconds for which a number may be missing or unreadable while later ones are there: as long as caches last."""
 
 _BAD = (CorruptDataError, ProtocolTooNewError)
+
+
+class _UntrainableError(CorruptDataError):
+    """A batch holds what could only fail inside the model."""
 
 
 class Loaded(NamedTuple):
@@ -48,6 +53,7 @@ class ExperienceReader:
         self, job: Job, clock: Clock | None = None, *, consumed: Consumed = "delete", settle: float = SETTLE
     ) -> None:
         self.job, self.clock = job, clock or SystemClock()
+        self.limits: Limits = UNLIMITED
         self.cursor = Cursor()
         self.counts: Counter[str] = Counter()
         self.waiting_files = 0
@@ -82,10 +88,12 @@ class ExperienceReader:
     def load(self, file: File) -> tuple[Experience, ...] | None:
         """Return the experiences of a batch that was taken in before, None if it is gone."""
         try:
-            return self._read(file)
+            return self._checked(file)
+        except _UntrainableError as error:
+            self._reject(file.explorer, f"{file.seq}{places.SUFFIX}", error.message)
         except (OSError, *_BAD) as error:
             self._note("lost", explorer=file.explorer, seq=file.seq, reason=str(error))
-            return None
+        return None
 
     def commit(self, through: dict[str, int], keep: AbstractSet[File]) -> int:
         """Let go of the batches that a durably saved state covers and does not name; return how many."""
@@ -142,7 +150,7 @@ class ExperienceReader:
             self._step_over(file, seqs)
             return None
         try:
-            loaded = Loaded(file, self._read(file))
+            loaded = Loaded(file, self._checked(file))
         except _BAD as error:
             self._reject(explorer, f"{file.seq}{places.SUFFIX}", error.message)
         except OSError as error:
@@ -156,6 +164,12 @@ class ExperienceReader:
             return loaded
         self._took(file, seqs)
         return None
+
+    def _checked(self, file: File) -> tuple[Experience, ...]:
+        experiences = self._read(file)
+        if problem := self.limits.problem(experiences):
+            raise _UntrainableError(problem, path=places.batch(self.job, *file))
+        return experiences
 
     def _read(self, file: File) -> tuple[Experience, ...]:
         try:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from signal import SIGTERM
+from typing import BinaryIO
 
 import structlog
 
@@ -33,6 +34,9 @@ SETTLED = 60.0
 PUBLISHING = 60.0
 """Seconds that the last step has to be published in."""
 
+TIDYING = 300.0
+"""Seconds that the end of a finished job may take to remove what is not kept, and to empty the trash."""
+
 _STOPPING = 30.0
 _LOG_BYTES = 8 << 20
 
@@ -48,20 +52,25 @@ def start_daemon(config: JobConfig, clock: Clock | None = None) -> "DaemonProces
     """
     if not config.trainer.start_daemon:
         return None
-    daemon = DaemonProcess(
-        Job.at(config.job.dir, config.job.state_dir or None), options(config), clock or SystemClock()
-    )
+    job = Job.at(config.job.dir, config.job.state_dir or None)
+    daemon = DaemonProcess(job, options(config), clock or SystemClock(), policy_options(config))
     daemon.check()
     return daemon
 
 
 def options(config: JobConfig) -> list[str]:
     """Return the options of `syncd watch` that the job's `[daemon]` table does not give."""
+    found = policy_options(config)
+    if "log_level" not in config.daemon:
+        found += ["--log-level", "warning"]  # all events are in events.jsonl, which is bounded
+    return found
+
+
+def policy_options(config: JobConfig) -> list[str]:
+    """Return those of them that name the job and say what is kept."""
     found = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
     if "keep_full" not in config.daemon and config.trainer.max_checkpoints_to_keep:
         found += ["--keep-full", str(config.trainer.max_checkpoints_to_keep)]
-    if "log_level" not in config.daemon:
-        found += ["--log-level", "warning"]  # all events are in events.jsonl, which is bounded
     return found
 
 
@@ -72,11 +81,13 @@ class DaemonProcess:
         job: The job.
         options: Options of `syncd watch`.
         clock: This host's clock.
+        policy: Those of them that `syncd prune` takes.
     """
 
-    def __init__(self, job: Job, options: Sequence[str], clock: Clock) -> None:
+    def __init__(self, job: Job, options: Sequence[str], clock: Clock, policy: Sequence[str] = ()) -> None:
         self._job, self._clock = job, clock
         self._command = [sys.executable, "-m", "syncd", "watch", job.root, *options]
+        self._kept = policy
         self._candidate = Candidate(job, clock)
         self._process: subprocess.Popen[bytes] | None = None
         self._due = self._started = float("-inf")
@@ -98,8 +109,12 @@ class DaemonProcess:
         with contextlib.suppress(OSError, SyncdError):
             self._look(now)
 
-    def close(self) -> None:
-        """End our daemon once the newest step is published, or the time for it is over; `check` does nothing then."""
+    def close(self, *, tidy: bool = False) -> None:
+        """End our daemon once the newest step is published, or the time for it is over; `check` does nothing then.
+
+        Args:
+            tidy: If our daemon led, remove afterwards what retention does not keep, and the trash.
+        """
         ends, self._due = self._clock.monotonic() + PUBLISHING, float("-inf")
         while self._process is not None and not self._is_published():
             if self._clock.monotonic() >= ends:
@@ -107,7 +122,27 @@ class DaemonProcess:
                 break
             self.check()
             self._clock.sleep(0.1)
+        led = self._process is not None
         self._stop()
+        if tidy and led:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Prune once and wait until the trash is empty, within bounds."""
+        command = [sys.executable, "-m", "syncd", "prune", self._job.root, "--no-keep-previous", *self._kept]
+        try:
+            with self._open_log() as log:
+                code = subprocess.run(  # noqa: S603 - our own command
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, timeout=TIDYING
+                ).returncode
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self._tell_untidy(str(error))
+            return
+        if code:
+            self._tell_untidy(f"exit code {code}, see {self._job.state}/daemon.log")
+
+    def _tell_untidy(self, reason: str) -> None:
+        self._log.warning("not_tidied", reason=reason, hint=f"syncd prune {self._job.root}")
 
     def _look(self, now: float) -> None:
         if self.pid is not None:
@@ -129,12 +164,7 @@ class DaemonProcess:
         )
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        os.stat(self._job.root)  # what is not mounted must not be made
-        self._job.disk.make_directory(self._job.state)
-        path = f"{self._job.state}/daemon.log"
-        if os.path.lexists(path) and os.lstat(path).st_size > _LOG_BYTES:
-            os.replace(path, f"{path}.1")
-        with open(open_append(path, self._job.disk.adopt), "ab") as log:
+        with self._open_log() as log:
             # In a session of its own: Ctrl-C and whoever ends our process group leave it to us.
             return subprocess.Popen(  # noqa: S603 - our own command
                 tethered(SIGTERM, self._command),
@@ -143,6 +173,14 @@ class DaemonProcess:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _open_log(self) -> BinaryIO:
+        os.stat(self._job.root)  # what is not mounted must not be made
+        self._job.disk.make_directory(self._job.state)
+        path = f"{self._job.state}/daemon.log"
+        if os.path.lexists(path) and os.lstat(path).st_size > _LOG_BYTES:
+            os.replace(path, f"{path}.1")
+        return open(open_append(path, self._job.disk.adopt), "ab")
 
     def _is_published(self) -> bool:
         try:

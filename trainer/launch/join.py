@@ -1,7 +1,7 @@
 """What a rank does first and last: takes its device, meets the others, agrees on the job, and leaves them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,7 @@ class Joined:
 
 
 @contextlib.contextmanager
-def join(config: JobConfig, place: Place) -> Iterator[Joined]:
+def join(config: JobConfig, place: Place, allowed: Collection[str] = ()) -> Iterator[Joined]:
     """Join the ranks for as long as the block lasts.
 
     Raises:
@@ -38,6 +38,6 @@ def join(config: JobConfig, place: Place) -> Iterator[Joined]:
     device = pick_device(config.engine.device, place.local_rank)
     ranks = open_ranks(place, device, config.engine.collective_timeout)
     try:
-        yield Joined(settle_together(config, place, ranks), device, ranks)
+        yield Joined(settle_together(config, place, ranks, allowed), device, ranks)
     finally:
         ranks.close()

@@ -1,5 +1,6 @@
 """Settles where the job lives and keeps its resolved configuration: once for all ranks, before they use either."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from syncd.errors import SyncdError, storage_error
@@ -11,17 +12,23 @@ if TYPE_CHECKING:
     from trainer.ranks import Ranks  # imports torch, which whoever starts ranks does without
 
 
-def settle(config: JobConfig) -> JobConfig:
+def settle(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig:
     """Return the configuration with the job directory that this run uses, and keep it there.
+
+    Args:
+        config: What the user wrote.
+        allowed: Fixed keys that the user lets change.
 
     Raises:
         ConfigError: The run contradicts the one of that directory.
         StorageError: The directory cannot be made or written.
     """
-    return enter_job_dir(config)
+    return enter_job_dir(config, allowed)
 
 
-def settle_together(config: JobConfig, place: Place, ranks: "Ranks") -> JobConfig:
+def settle_together(
+    config: JobConfig, place: Place, ranks: "Ranks", allowed: Collection[str] = ()
+) -> JobConfig:
     """Return the settled configuration on all ranks; rank 0 settles it, unless whoever started us has.
 
     Raises:
@@ -29,7 +36,7 @@ def settle_together(config: JobConfig, place: Place, ranks: "Ranks") -> JobConfi
     """
     if place.origin == "trainer":
         return config
-    outcome = ranks.broadcast(_attempt(config) if ranks.rank == 0 else None)
+    outcome = ranks.broadcast(_attempt(config, allowed) if ranks.rank == 0 else None)
     if isinstance(outcome, SyncdError):
         raise outcome if ranks.rank == 0 else SystemExit(outcome.exit_code)
     if outcome is None:
@@ -37,9 +44,9 @@ def settle_together(config: JobConfig, place: Place, ranks: "Ranks") -> JobConfi
     return outcome
 
 
-def _attempt(config: JobConfig) -> JobConfig | SyncdError:
+def _attempt(config: JobConfig, allowed: Collection[str]) -> JobConfig | SyncdError:
     try:
-        return settle(config)
+        return settle(config, allowed)
     except SyncdError as error:
         return error
     except OSError as error:

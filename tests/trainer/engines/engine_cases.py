@@ -75,6 +75,7 @@ def contract(bench):
     }
     found |= {"tied": sorted(engine.tied), "companions": dict(engine.companions())}
     found["log_probs"] = engine.log_probs(samples.batch_of(9))
+    found["limits"] = engine.limits
     engine.shutdown()
     return found
 

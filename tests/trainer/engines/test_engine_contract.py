@@ -40,6 +40,10 @@ def test_every_rank_exports_the_same_in_the_same_order(ranks, engine):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_says_what_of_a_row_its_model_can_take(ranks, engine):
+    assert [found["limits"].vocabulary for found in ranks] == [64 if engine == "tests.tiny" else 61] * 2
+
+
 def test_tied_names_are_names_of_the_export(ranks, engine):
     found = ranks[0]
     assert set(found["tied"]) < set(found["end"])

@@ -17,6 +17,8 @@ from torch.nn.functional import log_softmax
 
 from syncd.errors import ConfigError, CorruptDataError
 from trainer.engines.files import FileEngine
+from trainer.engines.optimizing import adopt
+from trainer.experience.limits import Limits
 
 OPTIONS = {"vocab": 64, "width": 8, "pause": 0.0}
 
@@ -54,8 +56,15 @@ class TinyEngine(FileEngine):
         )
         torch.manual_seed(config.job.seed * 1000 + self.context.ranks.rank)
 
+    @property
+    def limits(self):
+        return Limits(self.options["vocab"])
+
     def train(self, batch, step):
         time.sleep(self.options["pause"])
+        largest = max((max(row.tokens) for row in (*batch.experiences, *batch.examples)), default=0)
+        if largest >= self.options["vocab"]:
+            raise CorruptDataError(f"token {largest} for a model of {self.options['vocab']} tokens")
         samples = rows(batch)
         tokens = sum(int(mask.sum()) for _, _, mask, _ in samples)
         loss = torch.zeros(())
@@ -89,6 +98,7 @@ class TinyEngine(FileEngine):
         state = self._agreed(f"{directory}/{self._state_name()}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        adopt(self.optimizer, self.context.config.algorithm.optimizer)
         torch.set_rng_state(state["rng"])
 
     def _agreed(self, path):
@@ -120,7 +130,7 @@ class TinyEngine(FileEngine):
 
     def _response(self, ids, prompt):
         """Return the log-probs of the tokens after the prompt."""
-        ids = torch.tensor(ids) % self.options["vocab"]
+        ids = torch.tensor(ids)
         found = log_softmax(self.model(ids[:-1]), -1).gather(-1, ids[1:, None])[:, 0]
         return found[prompt - 1 :]
 

@@ -14,6 +14,7 @@ from trainer.engines.files import FileEngine
 from trainer.engines.verl.checks import check
 from trainer.engines.verl.companions import companions
 from trainer.experience.batch import Batch
+from trainer.experience.limits import Limits
 
 if TYPE_CHECKING:
     from trainer.engines.verl.learner import Learner
@@ -39,6 +40,11 @@ class VerlEngine(FileEngine):
                 platform.install()
             from trainer.engines.verl.learner import Learner  # noqa: PLC0415 -- after the platform
         self._learner = Learner(context.config, context.ranks, context.device)
+
+    @property
+    def limits(self) -> Limits:
+        """Return what of a row the model can take."""
+        return self._learner.limits
 
     def train(self, batch: Batch, step: int) -> Metrics:
         """Train on the whole batch, the same on all ranks.

@@ -10,9 +10,11 @@ from trainer.config.algorithms import SFT
 from trainer.config.model import JobConfig
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
+from trainer.engines.optimizing import adopt
 from trainer.engines.verl import state, summary
 from trainer.engines.verl.advantages import advantages, check_estimator
 from trainer.engines.verl.batches import Budget
+from trainer.engines.verl.bounds import limits_of
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.corrections import weights
 from trainer.engines.verl.losses import differ
@@ -23,6 +25,7 @@ from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.step import Step, prepare
 from trainer.engines.verl.updates import Updates
 from trainer.experience.batch import Batch
+from trainer.experience.limits import Limits
 from trainer.ranks import Ranks
 
 
@@ -58,6 +61,13 @@ class Learner:
         module = getattr(self.model.module, "_fsdp_wrapped_module", self.model.module)
         return tuple(module.all_tied_weights_keys)
 
+    @property
+    def limits(self) -> Limits:
+        """Return what of a row the model can take."""
+        text_config = self.model.model_config.hf_config.get_text_config()
+        budgets = [make(self.model.engine_config).tokens for make in (Budget.training, Budget.inference)]
+        return limits_of(self.model.module, text_config, budgets)
+
     def train(self, batch: Batch, number: int) -> Metrics:
         """Train on a batch as step `number`; see VerlEngine."""
         step = prepare(self._algorithm, batch, mixed=self._config.data.sft_ratio > 0)
@@ -87,6 +97,7 @@ class Learner:
     def load(self, directory: str) -> None:
         """Go on from a training state; see VerlEngine."""
         state.load(self.model, directory, self._ranks)
+        adopt(self.model.optimizer, self._config.algorithm.optimizer, self.model.lr_scheduler)
 
     def _check(self, found: Sequence[Row]) -> None:
         check_vocabulary(found, self.model.model_config.hf_config.get_text_config().vocab_size)

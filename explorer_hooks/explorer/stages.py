@@ -1,0 +1,136 @@
+"""Exploring one stage of a file with [[stages]]: its keys, its directory, and the wait until it begins."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.stopping import Stop
+from syncd.errors import ConfigError, TimedOutError
+from syncd.jobfile.layers import Layer
+from syncd.jobfile.stages import RECORD, Record, read_record
+from syncd.observe import log
+from syncd.protocol.disk import Clock, SystemClock
+
+TURN = 0.5
+"""Seconds between two looks whether a stage has begun."""
+
+EVERY = 60.0
+"""Seconds between two lines that say what is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What came of the wait for a stage.
+
+    Args:
+        file: What to explore; None where there is nothing to.
+        reason: Why there is nothing.
+    """
+
+    file: ExplorerFile | None
+    reason: str = ""
+
+
+def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
+    """Return the layers of a file, or of one stage of it.
+
+    Raises:
+        ConfigError: The file has stages and none is named, or not this one.
+    """
+    entries = list(_entries(whole.table.get("stages")))
+    names = [str(entry["name"]) for entry in entries]
+    if stage is None and not names:
+        return [whole]
+    if stage is None:
+        commands = ", or ".join(f"explorer run {whole.where} --stage {name}" for name in names)
+        raise ConfigError("this file has [[stages]], and --stage names none", path=whole.where, hint=commands)
+    if stage not in names:
+        hint = (
+            f"--stage is one of {', '.join(names)}" if names else "leave --stage out: there are no [[stages]]"
+        )
+        raise ConfigError(f"no stage is called {stage!r}", path=whole.where, hint=hint)
+    common = {name: part for name, part in whole.table.items() if name != "stages"}
+    own = {name: part for name, part in entries[names.index(stage)].items() if name != "name"}
+    return [
+        Layer(common, whole.where, whole.directory),
+        Layer(own, f"{whole.where}, stage {stage!r}", whole.directory),
+    ]
+
+
+def placed_in(file: ExplorerFile, stage: str) -> ExplorerFile:
+    """Return a stage's file with the directories that `trainer stages` gives it."""
+    job = file.job
+    state_dir = f"{job.state_dir}/{stage}" if job.state_dir else ""
+    return file.model_copy(
+        update={"job": job.model_copy(update={"dir": f"{job.dir}/{stage}", "state_dir": state_dir})}
+    )
+
+
+def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Begun:
+    """Wait until a stage has begun, and return its file with the model that it started from.
+
+    Says what it waits for, at once and each minute.
+
+    Args:
+        file: The stage's file, in the stage's directory.
+        stage: Its name.
+        clock: This host's clock.
+
+    Raises:
+        TimedOutError: It has not begun within `sync.timeout`.
+        CorruptDataError: The record of the stages is damaged.
+        StorageError: It cannot be read.
+    """
+    log.configure(file.explorer.log, sys.stderr)
+    clock, directory = clock or SystemClock(), os.path.dirname(file.job.dir)
+    begin, told = clock.monotonic(), float("-inf")
+    with Stop().heard() as stop:
+        while not stop():
+            record = read_record(directory)
+            if stage in record.done:
+                return Begun(None, f"stage {stage} is done")
+            if stage in record.models and os.path.isdir(file.job.dir):
+                return Begun(_with_model(file, record.models[stage]))
+            waited = clock.monotonic() - begin
+            if waited >= file.sync.timeout:
+                raise _late(file, stage, directory)
+            if clock.monotonic() - told >= EVERY:
+                told = clock.monotonic()
+                _tell(stage, record, directory, waited)
+            clock.sleep(TURN)
+    return Begun(None, "told to stop")
+
+
+def _entries(entries: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the stages that have a name; what else is wrong with them is for `trainer stages` to say."""
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            yield entry
+
+
+def _with_model(file: ExplorerFile, path: str) -> ExplorerFile:
+    return file.model_copy(update={"model": file.model.model_copy(update={"path": path})})
+
+
+def _tell(stage: str, record: Record, directory: str, waited: float) -> None:
+    structlog.get_logger().warning(
+        "waiting_for_stage",
+        stage=stage,
+        path=f"{directory}/{RECORD}",
+        waited=round(waited, 1),
+        begun=[name for name in record.models if name not in record.done],
+        done=list(record.done),
+    )
+
+
+def _late(file: ExplorerFile, stage: str, directory: str) -> TimedOutError:
+    return TimedOutError(
+        f"stage {stage} has not begun within {file.sync.timeout:g} s",
+        path=f"{directory}/{RECORD}",
+        hint=f"trainer stages {file.job.source}, or give a longer --sync.timeout",
+    )

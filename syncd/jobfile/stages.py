@@ -1,0 +1,43 @@
+"""The stages of a file, as trainer and explorers find them: who is done, and what each one started from."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from syncd.errors import CorruptDataError, storage_error
+from syncd.protocol.disk import LocalDisk
+
+RECORD = "stages.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of earlier runs.
+
+    Args:
+        done: Stages whose run ended with 0, in their order.
+        models: The model that each started stage started from.
+    """
+
+    done: tuple[str, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_record(directory: str) -> Record:
+    """Return what is known of earlier runs, an empty record before the first.
+
+    Raises:
+        CorruptDataError: It is damaged.
+        StorageError: It cannot be read.
+    """
+    path = f"{directory}/{RECORD}"
+    try:
+        document = json.loads(LocalDisk().read(path))
+        return Record(tuple(map(str, document["done"])), dict(document["models"]))
+    except FileNotFoundError:
+        return Record()
+    except OSError as error:
+        raise storage_error(error, path) from error
+    except (ValueError, KeyError, TypeError) as error:
+        hint = f"move it away: stages then start again from what their directories hold: mv {path} {path}.bad"
+        raise CorruptDataError(f"not a record of stages ({error!r})", path=path, hint=hint) from error

@@ -1,0 +1,116 @@
+"""A trainer that waits says what for, since when and from where: at once, then calmly; a step ends the wait."""
+
+import json
+import time
+
+import pytest
+
+pytest.importorskip("torch", reason="the trainer needs torch")
+
+from trainers import make_trainer, small_config, write_experiences
+
+from syncd.cli.main import run as syncd
+from syncd.errors import TimedOutError
+from syncd.protocol.disk import SystemClock
+from syncd.synchronizer import Synchronizer
+from trainer.waiting import EVERY, QUIET, Wait, Waiting
+
+
+class Clock(SystemClock):
+    """A clock of which each look takes a while."""
+
+    def __init__(self, step=0.0):
+        self.now, self.step = 1000.0, step
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+def test_the_first_wait_of_a_start_is_told_at_once_and_then_each_interval():
+    clock = Clock()
+    waiting = Waiting(clock)
+    told = []
+    for _ in range(400):
+        waiting.begin()
+        if waiting.is_due():
+            told.append(waiting.seconds)
+        clock.now += 1
+    assert told == [0.0, EVERY, 2 * EVERY, 3 * EVERY, 4 * EVERY, 5 * EVERY, 6 * EVERY]
+
+
+def test_a_short_wait_between_two_steps_is_not_told():
+    clock = Clock()
+    waiting = Waiting(clock)
+    waiting.end()
+    for _ in range(5):
+        waiting.begin()
+        clock.now += QUIET - 1
+        assert not waiting.is_due()
+        waiting.end()
+        assert waiting.seconds is None
+    waiting.begin()
+    clock.now += QUIET
+    assert waiting.is_due()
+    assert waiting.seconds == QUIET
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({"living": 0}, "2 of 8 groups are there; no explorer is alive: explorer run /a/grpo.toml"),
+        ({"living": 0, "file": ""}, "no explorer is alive: explorer run CONFIG"),
+        ({"living": 3}, "3 explorers alive"),
+        ({"living": None}, "explorers cannot be seen"),
+        (
+            {"living": 1, "rejected": 4},
+            "4 batches were set aside in /job/experiences/.rejected; 1 explorer alive",
+        ),
+    ],
+)
+def test_a_line_says_what_is_there_and_what_to_run(fields, end):
+    at = time.mktime((2026, 11, 22, 14, 5, 9, 0, 0, -1))
+    known = {
+        "path": "/job/experiences",
+        "since": at,
+        "seconds": 125.0,
+        "whole": 2,
+        "needed": 8,
+        "rejected": 0,
+    }
+    text = Wait(**known | {"file": "/a/grpo.toml"} | fields).text()
+    assert text.startswith("waiting for experiences in /job/experiences since 14:05:09 (2:05): ")
+    assert text.endswith(end)
+
+
+def test_a_trainer_without_explorers_says_so_in_log_terminal_and_status(tmp_path, capsys):
+    write_experiences(tmp_path, 1)
+    config = small_config(tmp_path, data={"wait_timeout": 200.0})
+    with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
+        made, shown = make_trainer(config, sync, clock=Clock(step=1.0))
+        made.prepare()
+        with pytest.raises(TimedOutError):
+            made.train()
+        lines = [note for note in shown.notes if note.startswith("waiting")]
+        assert len(lines) >= 3
+        assert f"waiting for experiences in {tmp_path}/experiences since " in lines[0]
+        assert "0 of 2 groups are there; no explorer is alive" in lines[0]
+        said = capsys.readouterr().out
+        assert said.count("waiting for experiences") == len(lines)
+        assert syncd(["status", str(tmp_path), "--json"]) in (0, 3)
+        told = json.loads(capsys.readouterr().out)["trainers"][0]["waiting"]
+        assert (told["for"], told["path"]) == ("experiences", f"{tmp_path}/experiences")
+        syncd(["status", str(tmp_path)])
+        assert "waits for experiences" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_step_ends_the_wait_in_the_presence(tmp_path):
+    with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
+        made, shown = make_trainer(small_config(tmp_path, trainer={"total_steps": 2}), sync)
+        made.prepare()
+        made._carry_out(made.next_action())
+        assert [note[:23] for note in shown.notes] == ["waiting for experiences"]
+        assert sync._member.presence.info["waiting"]["path"] == f"{tmp_path}/experiences"
+        write_experiences(tmp_path, 2)
+        assert made.train() == 0
+        assert "waiting" not in sync._member.presence.info

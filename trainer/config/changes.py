@@ -1,0 +1,126 @@
+"""What a person may change between two starts of one job, and the record of such changes: `JOB/changes.json`."""
+
+import getpass
+import socket
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from syncd.errors import SyncdError, UsageError
+from syncd.jobfile.problems import shown
+from syncd.protocol.disk import MISSING, Disk, SystemClock
+from syncd.protocol.documents import encode, read_document
+from syncd.protocol.layout import Job
+from syncd.protocol.marker import read_marker
+from trainer.config.keys import KEYS, keys
+
+RECORD = "changes.json"
+
+UNSOUND = {
+    "job.seed": "the order of the samples that a resume continues follows from it",
+    "model.path": "weights and optimizer come from the checkpoint, which belongs to that model",
+    "model.dtype": "the checkpoint holds weights and optimizer in that dtype",
+    "engine.name": "the checkpoint holds the training state in that engine's format",
+    "engine.strategy": "the checkpoint holds the training state in that strategy's format",
+    "algorithm.name": "the state of the samples belongs to it; algorithm.advantage and algorithm.loss may change",
+    "algorithm.temperature": "experiences that wait were sampled at the old one",
+    "data.group_size": "groups that wait were made with the old size",
+    "data.replay.capacity": "the checkpoint holds a buffer of the old size",
+    "data.sft_path": "the checkpoint names a place in the old data set",
+    "data.sft_ratio": "the checkpoint's state of the samples is with examples, or without",
+    "data.max_length": "the checkpoint names a place in the data set as it was cut",
+    "sync.interval": "the ages of experiences that wait are counted in it",
+    "sync.dtype": "the engines of explorers hold weights of that dtype",
+}
+"""Keys that no start may change, each with the reason. All other fixed keys may be changed when a person says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A key of which the job says one thing and this start another."""
+
+    key: str
+    kept: Any
+    now: Any
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {shown(self.kept)} in {self.path}, {shown(self.now)} now"
+
+
+def check_allowed(names: Iterable[str]) -> None:
+    """Refuse what `--allow-change` cannot mean.
+
+    Raises:
+        UsageError: A key that is unknown, may change anyway, or may not change at all.
+    """
+    for name in names:
+        if name not in keys():
+            near = KEYS.nearest(name)
+            hint = f"did you mean {near}?" if near else "trainer config docs"
+            raise UsageError(f"--allow-change {name}: there is no such key", hint=hint)
+        if not keys()[name].fixed:
+            raise UsageError(f"--allow-change {name}: it may change anyway", hint="leave the option out")
+        if name in UNSOUND:
+            hint = "give --trainer.continue_from_checkpoint false for a new directory beside it"
+            raise UsageError(f"--allow-change {name}: it cannot change: {UNSOUND[name]}", hint=hint)
+
+
+def flags(found: Iterable[Contradiction]) -> str:
+    """Return the options that allow those of some changes that can be allowed, empty where none can."""
+    return " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
+
+
+def note(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
+    """Add changes to the record, durably: before the configuration is replaced, so that none is lost.
+
+    Raises:
+        SyncdError: The record is damaged.
+        OSError: It cannot be written.
+    """
+    if not found:
+        return
+    who = {
+        "at": SystemClock().time(),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "step": _step(directory),
+    }
+    added = [{**who, "key": one.key, "old": one.kept, "new": one.now} for one in found]
+    changes = [*read(disk, directory), *added]
+    disk.replace(f"{directory}/{RECORD}", encode({"protocol": 1, "changes": changes}))
+
+
+def read(disk: Disk, directory: str) -> list[Any]:
+    """Return the changes so far, oldest first.
+
+    Raises:
+        SyncdError: The record is damaged.
+    """
+    try:
+        return list(read_document(disk, f"{directory}/{RECORD}").items("changes"))
+    except MISSING:
+        return []
+
+
+def split(
+    found: Sequence[Contradiction], allowed: Collection[str]
+) -> tuple[list[Contradiction], list[Contradiction]]:
+    """Return the contradictions that are allowed, and the others."""
+    return [one for one in found if one.key in allowed], [one for one in found if one.key not in allowed]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""  # a user id without a name
+
+
+def _step(directory: str) -> int | None:
+    """Return the newest full checkpoint, from which this start resumes."""
+    job = Job.at(directory)
+    try:
+        return read_marker(job.disk, job.tracker).step
+    except (OSError, SyncdError):
+        return None

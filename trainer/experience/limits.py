@@ -1,0 +1,53 @@
+"""What a model can take of an experience: rows beyond it could only fail inside the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncd.experience.model import Experience
+
+MOST = 1e18
+"""The largest magnitude of a reward or log-prob: losses and norms square them, and float32 ends at 3.4e38."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of an engine's model.
+
+    Args:
+        vocabulary: Token ids are below this; None where the engine knows no bound.
+        tokens: Tokens of the longest row; None where the engine knows no bound.
+        tokens_from: What bounds the length, for people.
+    """
+
+    vocabulary: int | None = None
+    tokens: int | None = None
+    tokens_from: str = "the model"
+
+    def problem(self, experiences: Sequence[Experience]) -> str:
+        """Return why a batch of experiences cannot be trained on, empty where it can."""
+        for number, experience in enumerate(experiences):
+            if found := self.problem_of(experience.tokens) or _number_problem(experience):
+                return f"row {number}: {found}"
+        return ""
+
+    def problem_of(self, tokens: Sequence[int]) -> str:
+        """Return why a row of tokens cannot be trained on, empty where it can."""
+        if self.tokens is not None and len(tokens) > self.tokens:
+            return f"{len(tokens)} tokens where {self.tokens_from} takes {self.tokens} at most"
+        largest = max(tokens, default=0) if self.vocabulary is not None else 0
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            return f"token {largest} for a model of {self.vocabulary} tokens"
+        return ""
+
+
+UNLIMITED = Limits()
+"""Of an engine that knows no bounds."""
+
+
+def _number_problem(experience: Experience) -> str:
+    if abs(experience.reward) > MOST:
+        return f"reward {experience.reward:g} is too large for float32 arithmetic"
+    least, most = min(experience.logprobs), max(experience.logprobs)
+    if max(-least, most) > MOST:
+        return f"log-prob {least if -least > MOST else most:g} is too large for float32 arithmetic"
+    return ""
