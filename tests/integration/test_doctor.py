@@ -120,9 +120,9 @@ def test_two_processes_measure_together(job):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_doctor_leaves_nothing(job, number):
-    process = start(job, "--peer", "--wait", "60", *FAST)
+    process = start(job, "--peer", "--wait", "120", *FAST)
     meeting = job / ".syncd-doctor-peer"
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not meeting.exists() and time.monotonic() < end:
         time.sleep(0.02)
     time.sleep(0.1)

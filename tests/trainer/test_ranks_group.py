@@ -55,7 +55,7 @@ def test_port_that_is_taken_is_said(listener):
     listener.listen()
     place = Place(0, 0, 2, 2, "127.0.0.1", listener.getsockname()[1], "slurm")
     with pytest.raises(TryAgainError, match="another process does") as caught:
-        open_ranks(place, CPU, 5.0)
+        open_ranks(place, CPU, 60.0)
     assert "MASTER_PORT" in caught.value.hint
 
 

@@ -43,7 +43,7 @@ def experiences(draw):
 
 
 @given(st.lists(experiences(), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_written_comes_back(batch):
     assert decode_batch(encode_batch(batch), "x") == tuple(batch)
 
