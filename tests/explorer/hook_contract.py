@@ -340,6 +340,7 @@ class HookContract:
             self.assert_serves(bed, other, target)
 
     @pytest.mark.parametrize("how", ["gone", "hung"])
+    @pytest.mark.slow
     def test_an_engine_that_does_not_answer_is_unreachable_within_the_time_out(self, bed, hook, served, how):
         needs(bed, how)
         target = bed.target((1, 11))

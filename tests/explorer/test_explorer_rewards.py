@@ -175,6 +175,7 @@ def places(tmp_path):
     return [str(tmp_path)]
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
     scores = scorer("own_reward:score", timeout=6.0, workers=2, places=places)
     try:

@@ -15,6 +15,8 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.synchronizer import Synchronizer
 
+pytestmark = pytest.mark.slow
+
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ENGINES = 8
 STEPS = 3

@@ -146,7 +146,19 @@ exit $rc
 
 @pytest.mark.beds
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "locks"), [("vers=4.2", "excludes"), ("vers=3,nolock", "both acquire")])
+@pytest.mark.parametrize(
+    ("options", "locks"),
+    [
+        pytest.param(
+            "vers=4.2",
+            "excludes",
+            marks=pytest.mark.skipif(
+                os.environ.get("SYNCD_NFS") != "full", reason="make test-faults has it (SYNCD_NFS=full)"
+            ),
+        ),
+        ("vers=3,nolock", "both acquire"),
+    ],
+)
 def test_on_nfs_it_finds_what_nfs_does(nfs_bed, tmp_path, record_line, options, locks):
     script = tmp_path / "script.sh"
     script.write_text(ON_NFS.format(root=ROOT, python=sys.executable, command=COMMAND))

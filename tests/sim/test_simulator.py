@@ -6,6 +6,8 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
+import pytest
+
 from syncd.lab.simulator import schedule
 from syncd.lab.simulator.run import REPLAY, Summary, main, run_seeds
 
@@ -24,6 +26,7 @@ def run(first: int, count: int) -> Summary:
     return summary
 
 
+@pytest.mark.slow
 def test_all_invariants_hold(record_line):
     summary = run(1, SCHEDULES)
     failed = [(REPLAY.format(seed=outcome.seed), outcome.failure) for outcome in summary.failures]

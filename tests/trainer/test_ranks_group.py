@@ -15,6 +15,8 @@ from trainer.launch.place import Place  # noqa: E402
 from trainer.launch.process_group import open_ranks, pick_device  # noqa: E402
 from trainer.ranks import Alone  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 
