@@ -10,6 +10,8 @@ from syncd.daemon import plan as planning
 from syncd.daemon import retention, scan, service
 from syncd.daemon.act import Actor
 from syncd.daemon.snapshot import Snapshot, State
+from syncd.lab.simulator import explorer, follower
+from syncd.lab.simulator.deeds import Deed
 from syncd.lab.simulator.disk import SimDisk
 from syncd.lab.simulator.schedule import run_schedule
 from syncd.protocol import candidate, version
@@ -19,16 +21,17 @@ from syncd.protocol.writer import StepWriter
 BOUND = 2500
 
 
-def assert_caught(*invariants: str, first: int) -> None:
+def assert_caught(*invariants: str, first: int, deeds: frozenset[Deed] = frozenset()) -> None:
     """Run schedules until one of these invariants fails; others may fail before.
 
     Args:
         *invariants: How their texts begin.
         first: The seed that caught it the last time, only to save time: all are tried if it does no more.
+        deeds: What the schedules contain beyond faults of single calls.
     """
     seen = Counter()
     for seed in (first, *range(1, BOUND + 1)):
-        failure = run_schedule(seed).failure
+        failure = run_schedule(seed, deeds=deeds).failure
         if failure is not None and failure[0].startswith(invariants):
             return
         seen[failure] += 1
@@ -161,3 +164,38 @@ def unsynced(self, path, data):
         self._tree.write(made[0], made[0].data + part)
     if "global_step_" not in path:
         made[0].durable = made[0].data
+
+
+def test_an_attempt_that_writes_where_another_one_is_sealed(monkeypatch):
+    """Shards that have the names of the step itself, whoever writes them."""
+
+    def write(self, name, data, tensors=0):
+        content = data if isinstance(data, bytes) else b"".join(data)
+        place = f"{self.path}/{name}"
+        self.job.disk.make_directory(place.rpartition("/")[0])
+        self.job.disk.replace(place, content)
+        return original(self, name, content, tensors)
+
+    original = StepWriter.write
+    monkeypatch.setattr(StepWriter, "write", write)
+    assert_caught("I9 what is sealed does not change", first=13, deeds=frozenset({Deed.ZOMBIE}))
+
+
+class Anything(str):
+    """A digest that every other one equals."""
+
+    __slots__ = ()
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+    __hash__ = str.__hash__
+
+
+def test_a_reader_that_does_not_compare_digests(monkeypatch):
+    for reader in (explorer, follower):
+        monkeypatch.setattr(reader, "digest_bytes", lambda _: Anything())
+    assert_caught("I4 confirmed bytes", first=1, deeds=frozenset({Deed.CORRUPT_READS}))
