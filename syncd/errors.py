@@ -66,6 +66,12 @@ class UsageError(SyncdError):
     exit_code = 2
 
 
+class AlreadySealedError(UsageError):
+    """Another save has sealed the step: what is sealed never changes, so this save ends without a step."""
+
+    code = "already_sealed"
+
+
 class NotReadyError(SyncdError):
     """Nothing has been published yet, or what there is is older than asked."""
 
@@ -132,6 +138,12 @@ class FencedError(TryAgainError):
     """A newer leader has taken over; this one may no longer publish or delete."""
 
     code = "fenced"
+
+
+class SaveLostError(TryAgainError):
+    """The directory of a save was removed while its writer was paused; nothing sealed was changed."""
+
+    code = "save_lost"
 
 
 class TooOpenError(SyncdError):

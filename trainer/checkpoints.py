@@ -1,17 +1,20 @@
 """How a step becomes a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
 
-First `training/`, which the engine's ranks write, with the loop's state in it; then `actor/huggingface/` where it is
-asked for; then `.full_checkpoint`, and now it counts; last the tracker and a copy of the state in the job directory.
+The engine's ranks write the training state into a directory of this save inside the sealed step, `.training.SAVE`.
+One rename makes it `training/`; then comes `actor/huggingface/` where it is asked for; then `.full_checkpoint`: now the
+checkpoint counts; last the tracker and a copy of the state in the job directory. What a rank of an earlier start writes
+late goes into a directory that is no longer there.
 """
 
 import contextlib
 import os
 import shutil
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from syncd.errors import SyncdError, storage_error
-from syncd.protocol.disk import Disk, list_if_there, remove_tree, temporary_name
+from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
@@ -21,6 +24,7 @@ TRAINING = "training"
 HUGGINGFACE = "huggingface"
 META = "trainer_meta.json"
 _STATE = "trainer.json"
+_STAGED = f".{TRAINING}."
 
 
 def training_directory(job: Job, step: int) -> str:
@@ -28,13 +32,30 @@ def training_directory(job: Job, step: int) -> str:
     return f"{job.step(step)}/{TRAINING}"
 
 
-def clear_training(job: Job, step: int) -> str:
-    """Make the empty directory for an engine's training state, whatever an earlier attempt left there."""
-    directory = training_directory(job, step)
-    if list_if_there(job.disk, directory):
-        remove_tree(job.disk, directory)
-    job.disk.make_directory(directory)
-    return directory
+def begin_training(job: Job, step: int, save: str) -> str:
+    """Make the empty directory of one save of an engine's training state, and remove what earlier ones left.
+
+    Args:
+        job: The job.
+        step: A sealed step.
+        save: A name that no other save has.
+
+    Raises:
+        StorageError: The step is not there, or cannot be written to.
+    """
+    try:
+        for entry in job.disk.list(job.step(step)):
+            if entry.name.startswith(_STAGED):
+                remove_tree(job.disk, f"{job.step(step)}/{entry.name}")
+        job.disk.make_directory(staged_directory(job, step, save))
+    except OSError as error:
+        raise storage_error(error, job.step(step)) from error
+    return staged_directory(job, step, save)
+
+
+def staged_directory(job: Job, step: int, save: str) -> str:
+    """Return where one save of the training state of a step is written."""
+    return f"{job.step(step)}/{_STAGED}{save}"
 
 
 def sync_tree(job: Job, directory: str) -> None:
@@ -52,21 +73,47 @@ def sync_tree(job: Job, directory: str) -> None:
         raise storage_error(error, directory) from error
 
 
-def complete(job: Job, step: int, state: Mapping[str, Any], *, as_hf: bool) -> None:
+def complete(
+    job: Job, step: int, state: Mapping[str, Any], *, save: str = "", as_hf: bool = False, fence: str = ""
+) -> None:
     """Make a sealed step with its training state a full checkpoint. May be called again, to add `huggingface/`.
+
+    Args:
+        job: The job.
+        step: The step.
+        state: The loop's state.
+        save: The save of the training state that is to become `training/`; empty where it is there already.
+        as_hf: Whether to add `actor/huggingface/`.
+        fence: The directory through which marks and tracker are renamed; a trainer that was replaced has lost it.
 
     Raises:
         SyncdError: Something could not be written; what was a full checkpoint still is.
     """
+    disk, path, via = job.disk, job.step(step), fence or None
     try:
-        job.disk.replace(f"{training_directory(job, step)}/{_STATE}", encode(state))
+        if save:
+            disk.replace(f"{staged_directory(job, step, save)}/{_STATE}", encode(state))
+            _become_training(disk, path, staged_directory(job, step, save))
+        else:
+            disk.replace(f"{training_directory(job, step)}/{_STATE}", encode(state), via=via)
         if as_hf:
-            _link_huggingface(job.disk, f"{job.step(step)}/{ACTOR}")
-        job.disk.replace(f"{job.step(step)}/{FULL_CHECKPOINT}", encode({"protocol": 1, "step": step}))
-        job.disk.replace(job.tracker, f"{step}".encode("ascii"))
-        job.disk.replace(f"{job.root}/{META}", encode(state))
+            _link_huggingface(disk, f"{path}/{ACTOR}")
+        disk.replace(f"{path}/{FULL_CHECKPOINT}", encode({"protocol": 1, "step": step}), via=via)
+        disk.replace(job.tracker, f"{step}".encode("ascii"), via=via)
+        disk.replace(f"{job.root}/{META}", encode(state), via=via)
     except OSError as error:
-        raise storage_error(error, job.step(step)) from error
+        raise storage_error(error, path) from error
+
+
+def _become_training(disk: Disk, path: str, staged: str) -> None:
+    """Give the training state its name; what a save before it left there unmarked goes."""
+    target = f"{path}/{TRAINING}"
+    aside = f"{path}/{_STAGED}replaced-{uuid.uuid4().hex}"
+    with contextlib.suppress(*MISSING):
+        disk.rename(target, aside)
+    disk.rename(staged, target)
+    disk.sync_directory(path)
+    remove_tree(disk, aside)
 
 
 def has_huggingface(job: Job, step: int) -> bool:

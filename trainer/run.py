@@ -14,6 +14,7 @@ from trainer.head import Head
 from trainer.launch.daemon import start_daemon
 from trainer.launch.join import Joined, join
 from trainer.launch.place import Place
+from trainer.lock import TrainerLock
 from trainer.loop import Trainer
 from trainer.ranks import Ranks
 from trainer.resume import FRESH, find_state
@@ -46,12 +47,20 @@ def run_rank(config: JobConfig, place: Place) -> int:
 def _train(joined: Joined, stop: StopSignals, opened: ExitStack) -> int:
     config, ranks = joined.config, joined.ranks
     job = Job.at(config.job.dir, config.job.state_dir or None)
+    locks: list[TrainerLock] = []
+    agreed(
+        ranks, lambda: None if ranks.rank else locks.append(opened.enter_context(TrainerLock.acquire(job)))
+    )
     state = _found_state(job, ranks)
     heads: list[Head] = []
-    agreed(ranks, lambda: None if ranks.rank else heads.append(_open_head(config, job, state, opened)))
+    agreed(
+        ranks, lambda: None if ranks.rank else heads.append(_open_head(config, job, locks[0], state, opened))
+    )
     head = heads[0] if heads else None
     sync = head.sync if head else None
-    context = EngineContext(config, job, ranks, joined.device, sync.lease if sync else nullcontext, sync)
+    fence = ranks.broadcast(sync.fence if sync else "")
+    lease = sync.lease if sync else nullcontext
+    context = EngineContext(config, job, ranks, joined.device, lease, sync, fence)
     trainer = Trainer(make_engine(context), context, stop, state, head)
     trainer.prepare()
     code = trainer.train()
@@ -70,7 +79,9 @@ def _found_state(job: Job, ranks: Ranks) -> TrainerState:
     return ranks.broadcast(found[0])
 
 
-def _open_head(config: JobConfig, job: Job, state: TrainerState, opened: ExitStack) -> Head:
+def _open_head(
+    config: JobConfig, job: Job, lock: TrainerLock, state: TrainerState, opened: ExitStack
+) -> Head:
     daemon = start_daemon(config)
     if daemon is not None:
         opened.callback(daemon.close)
@@ -78,8 +89,14 @@ def _open_head(config: JobConfig, job: Job, state: TrainerState, opened: ExitSta
     sync = Synchronizer.open(
         job.root, "trainer", config.trainer.name, state_dir=state_dir, timeout=config.sync.timeout
     )
+    sync.fence = lock.fence
     opened.enter_context(sync)
     screen = Screen(config, state.step)
     opened.callback(screen.close)
-    tend = daemon.check if daemon is not None else lambda: None
+
+    def tend() -> None:
+        lock.check()
+        if daemon is not None:
+            daemon.check()
+
     return Head(config, sync, make_strategy(config, job), screen, tend=tend)

@@ -70,9 +70,10 @@ class Actor:
             if current and current.pair >= stamped.pair:
                 raise FencedError(f"version {current.generation}.{current.step} is published already")
         if version.layout == NATIVE:
-            # Its writer may have died between the rename of the manifest and the sync of that name: what is
-            # announced must outlast a power cut that the announcement outlasts.
-            self._job.disk.sync_directory(self._job.step(version.step))
+            # Its writer may have died between a rename and the sync of that name: what is announced must outlast
+            # a power cut that the announcement outlasts.
+            for directory in (self._job.step(version.step), self._job.root):
+                self._job.disk.sync_directory(directory)
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
 
@@ -93,6 +94,8 @@ class Actor:
         Raises:
             FencedError: A newer leader has taken over.
         """
+        if step.is_attempt:
+            return None if self.remove_attempt(step) else "it is there no longer"
         if reason := self._claimed(step, f"{self._job.root}/{step.directory}", dead):
             return reason
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
@@ -107,6 +110,22 @@ class Actor:
         if reason and self._put_back(name, step.directory):
             return reason
         return None
+
+    def remove_attempt(self, attempt: Step) -> bool:
+        """Move an attempt that nobody will seal to the trash; say whether it was still there.
+
+        Nobody reads one, so it is deleted when the trash is emptied next, without a grace time.
+
+        Raises:
+            FencedError: A newer leader has taken over.
+        """
+        name = f"attempt-{uuid.uuid4().hex}"
+        self._trashed_at[name] = float("-inf")
+        try:
+            self._term.take(f"{self._job.root}/{attempt.directory}", name)
+        except MISSING:
+            return False  # it has become the step, or its writer has removed it
+        return True
 
     def answer(self, answer: Answer) -> None:
         """Take a request away that is done or refused.

@@ -36,8 +36,43 @@ def examine_native(disk: Disk, root: str, step: int, before: Step | None = None)
         return None
     receipts = list_if_there(disk, receipts_directory(path)) if payload else []
     present, expected = count_receipts(receipts)
-    problem = f"{present} of {expected} writers are done" if expected else "no writer is done yet"
-    return Step(step, directory, present=present, expected=expected, full=full, problem=problem)
+    return Step(
+        step,
+        directory,
+        present=present,
+        expected=expected,
+        full=full,
+        problem=_progress(present, expected),
+    )
+
+
+def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | None:
+    """Return the state of an attempt to write a step, None for one that is gone.
+
+    Its size is that of what is written so far, so an attempt that makes progress is seen to change.
+
+    Args:
+        disk: The file system.
+        root: The job directory.
+        step: The step that it is to become.
+        directory: The name of its directory.
+    """
+    path = f"{root}/{directory}"
+    if not list_if_there(disk, path):
+        return None
+    present, expected = count_receipts(list_if_there(disk, receipts_directory(path)))
+    return Step(
+        step,
+        directory,
+        present=present,
+        expected=expected,
+        size=tree_size(disk, path),
+        problem=_progress(present, expected),
+    )
+
+
+def _progress(present: int, expected: int | None) -> str:
+    return f"{present} of {expected} writers are done" if expected else "no writer is done yet"
 
 
 def count_receipts(entries: Iterable[Entry]) -> tuple[int, int | None]:

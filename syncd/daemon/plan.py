@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant
+from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts
 from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.daemon.symptoms import LASTING, symptoms
 from syncd.protocol.request import Request
@@ -43,6 +43,7 @@ class Plan:
         answers: Requests that are done or refused once the version is published.
         decisions: What happens to each step after that.
         problems: What is worth saying, each state once: (stable name, detail).
+        lost: Attempts to write a step that will not become one, to be removed.
         due_in: Seconds after which another look may publish though nothing changes, None when time does nothing.
     """
 
@@ -52,6 +53,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     problems: tuple[tuple[str, str], ...]
     due_in: float | None = None
+    lost: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         decisions=decisions,
         problems=tuple(symptoms(snapshot)),
         due_in=min(_settling(after, policy), default=None),
+        lost=lost_attempts(after, policy),
     )
 
 

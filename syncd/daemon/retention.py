@@ -33,6 +33,9 @@ class Decision:
 
 Rule = Callable[[Step], Decision | None]
 
+RIVAL_GRACE = 60.0
+"""Seconds without a change after which an attempt to write a step gives way to a later one of the same step."""
+
 
 def decide(snapshot: Snapshot, policy: Policy) -> tuple[Decision, ...]:
     """Return a decision for each step of a snapshot, by step."""
@@ -51,6 +54,22 @@ def decide(snapshot: Snapshot, policy: Policy) -> tuple[Decision, ...]:
 def removable(decisions: Iterable[Decision]) -> list[Decision]:
     """Return the decisions that remove, oldest step first."""
     return [decision for decision in decisions if not decision.keep]
+
+
+def lost_attempts(snapshot: Snapshot, policy: Policy) -> tuple[Step, ...]:
+    """Return the attempts that will not become their step: another save has sealed it, or a later one is writing it.
+
+    No reader ever reads an attempt, so no lease protects one. Whoever still writes it is told by its next call.
+    """
+    return tuple(
+        attempt
+        for attempt in snapshot.rivals
+        if policy.prune and _is_lost(attempt, snapshot.steps[attempt.step])
+    )
+
+
+def _is_lost(attempt: Step, other: Step) -> bool:
+    return other.state is State.COMPLETE or attempt.unchanged_for >= RIVAL_GRACE
 
 
 def is_abandoned(step: Step, snapshot: Snapshot) -> bool:

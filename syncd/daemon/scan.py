@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from syncd.daemon import foreign
-from syncd.daemon.examine import examine_native
+from syncd.daemon.examine import examine_attempt, examine_native
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, storage_error
 from syncd.protocol.disk import MISSING, Clock
-from syncd.protocol.layout import Job, parse_step_name
+from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, Reading, read_marker
 from syncd.protocol.pin import read_pins
 from syncd.protocol.presence import TTL, Liveness, Presence, read_presences
@@ -60,6 +60,8 @@ class Scanner:
             floor: The highest pair known to be published.
         """
         self._known: dict[int, _Known] = {}
+        self._attempts: dict[str, _Known] = {}
+        self._directories: dict[int, Step] = {}
         self._rejected: dict[tuple[int, str], str] = {}
         self._unsettled: frozenset[int] = frozenset()
         self._doubted: set[int] = set()
@@ -102,6 +104,8 @@ class Scanner:
             self._examine(self._list(), everything=False)
         else:
             self._examine_again(self._restless())
+            if not self._examine_attempts(self._attempts):
+                self._examine(self._list(), everything=False)  # one has gone: it has become its step
         if now - self._modules_read >= MODULES_EVERY:
             self._read_modules()
         return self._finish(free=self._snapshot.free)
@@ -173,11 +177,15 @@ class Scanner:
             return None, error.message
 
     def _list(self) -> dict[int, str]:
-        """Return the step directories of the job: step to directory name."""
+        """Return the step directories of the job, step to directory name; look at the attempts beside them."""
         self._listed = self._clock.monotonic()
         found: dict[int, str] = {}
+        attempts = []
         for entry in self._disk.list(self._job.root):
             if entry.kind != "directory":
+                continue
+            if parse_attempt_name(entry.name) is not None:
+                attempts.append(entry.name)
                 continue
             step = parse_step_name(entry.name)
             if step is None:
@@ -185,7 +193,25 @@ class Scanner:
             # Of two directories that name one step, the one of this protocol's own naming is it.
             if step is not None and (step not in found or parse_step_name(entry.name) is not None):
                 found[step] = entry.name
+        self._attempts = {name: known for name, known in self._attempts.items() if name in attempts}
+        self._examine_attempts(attempts)
         return found
+
+    def _examine_attempts(self, names: Iterable[str]) -> bool:
+        """Examine attempts to write a step; say whether all of them are there."""
+        gone = [name for name in tuple(names) if not self._examine_attempt(name)]
+        for name in gone:
+            self._attempts.pop(name, None)
+        return not gone
+
+    def _examine_attempt(self, name: str) -> bool:
+        number, known = parse_attempt_name(name), self._attempts.get(name)
+        assert number is not None  # by its name it was taken for an attempt
+        step = examine_attempt(self._disk, self._job.root, number, name)
+        if step is not None and (known is None or known.step != step):
+            self._attempts[name] = _Known(step, self._clock.monotonic(), name)
+        self._progress()
+        return step is not None
 
     def _examine(self, directories: dict[int, str], *, everything: bool) -> None:
         for gone in self._known.keys() - directories.keys():
@@ -276,9 +302,11 @@ class Scanner:
     def _finish(self, free: int | None) -> Snapshot:
         # Read first: what fails must not lose the changes that the steps below take over.
         requests, now = read_requests(self._job), self._clock.monotonic()
+        steps, rivals = _with_attempts(self._steps(now), self._attempts.values(), now)
         self._snapshot = replace(
             self._snapshot,
-            steps=self._steps(now),
+            steps=steps,
+            rivals=rivals,
             marker_stable_for=now - self._marker_since,
             floor=self._highest(),
             requests=requests,
@@ -288,7 +316,7 @@ class Scanner:
 
     def _steps(self, now: float) -> dict[int, Step]:
         # With thousands of sealed steps this is the cost of an idle tick: only what still moves is built anew.
-        steps = dict(self._snapshot.steps)
+        steps = dict(self._directories)
         if self._changed:
             steps = {number: known.step for number, known in self._known.items()}
             self._unsettled = frozenset(n for n, step in steps.items() if not _is_settled(step))
@@ -296,6 +324,7 @@ class Scanner:
         for number in self._unsettled:
             known = self._known[number]
             steps[number] = replace(known.step, unchanged_for=now - known.since)
+        self._directories = steps
         return steps
 
     def _highest(self) -> Pair | None:
@@ -307,6 +336,18 @@ class Scanner:
             pairs += [module.presence.applied for module in modules if module.presence.applied is not None]
         self.floor = max(pairs, default=None)
         return self.floor
+
+
+def _with_attempts(
+    steps: dict[int, Step], attempts: Iterable[_Known], now: float
+) -> tuple[dict[int, Step], tuple[Step, ...]]:
+    """Return the steps, with the latest attempt where a step has no directory, and the other attempts."""
+    found, rivals = dict(steps), []
+    for known in sorted(attempts, key=lambda known: (-known.since, known.directory)):
+        attempt = replace(known.step, unchanged_for=now - known.since)
+        if found.setdefault(attempt.step, attempt) is not attempt:
+            rivals.append(attempt)
+    return found, tuple(rivals)
 
 
 def _is_settled(step: Step) -> bool:

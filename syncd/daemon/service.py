@@ -223,6 +223,7 @@ class Daemon:
         for answer in self.plan.answers:
             self._answer(actor, answer)
         self._prune(actor)
+        self._remove_attempts(actor)
         self._forget(actor)
         self._empty_trash(actor)
 
@@ -304,6 +305,12 @@ class Daemon:
         self.snapshot = replace(
             self.snapshot, steps={n: step for n, step in self.snapshot.steps.items() if n not in set(removed)}
         )
+
+    def _remove_attempts(self, actor: Actor) -> None:
+        for attempt in self.plan.lost:
+            self._beat()
+            if actor.remove_attempt(attempt):
+                self.tell(names.ATTEMPT_REMOVED, _INFO, **describe(attempt), path=attempt.directory)
 
     def _dead(self) -> dict[str, Beat]:
         """Return the modules whose leases are void, each with its last heartbeat."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from syncd.protocol.layout import parse_attempt_name
 from syncd.protocol.marker import MISSING_MARKER, Reading
 from syncd.protocol.pin import Pin
 from syncd.protocol.presence import Presence
@@ -64,6 +65,11 @@ class Step:
     unchanged_for: float = 0.0
 
     @property
+    def is_attempt(self) -> bool:
+        """Say whether it is an attempt to write the step, in a directory of its own, that nobody has sealed."""
+        return parse_attempt_name(self.directory) is not None
+
+    @property
     def is_native(self) -> bool:
         """Say whether this protocol's writer wrote it."""
         return self.layout == NATIVE
@@ -83,7 +89,8 @@ class Snapshot:
     """One look at a job.
 
     Args:
-        steps: Every step directory by step.
+        steps: Every step directory by step; for a step without one, the attempt to write it that changed last.
+        rivals: The other attempts: of a step that has its directory, or that a later attempt writes.
         marker: What the marker said.
         marker_stable_for: Seconds since the marker was seen to change.
         tracker: The step of the newest full checkpoint by the trainer's tracker file.
@@ -98,6 +105,7 @@ class Snapshot:
     """
 
     steps: Mapping[int, Step] = field(default_factory=dict)
+    rivals: tuple[Step, ...] = ()
     marker: Reading = MISSING_MARKER
     marker_stable_for: float = 0.0
     tracker: int | None = None

@@ -32,6 +32,7 @@ _NAME_LIMIT = 255
 
 _STEP = re.compile(rf"{STEP_PREFIX}(0|[1-9][0-9]{{0,15}})", re.ASCII)
 _IDENTITY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
+_ATTEMPT = re.compile(rf"\.({STEP_PREFIX}[0-9]+)\.({_IDENTITY.pattern})", re.ASCII)
 
 
 def step_name(step: int) -> str:
@@ -46,6 +47,17 @@ def parse_step_name(name: str) -> int | None:
         return None
     step = int(match[1])
     return step if step <= MAX_STEP else None
+
+
+def attempt_name(step: int, attempt: str) -> str:
+    """Return the directory name of one attempt to write a step. Tools that look for steps pass over it."""
+    return f".{step_name(step)}.{attempt}"
+
+
+def parse_attempt_name(name: str) -> int | None:
+    """Return the step that an attempt's directory is to become, None for any name that is not an attempt's."""
+    match = _ATTEMPT.fullmatch(name)
+    return parse_step_name(match[1]) if match else None
 
 
 def shard_name(writer: int, world_size: int) -> str:
@@ -104,6 +116,10 @@ class Job:
         """Return the path of a step's directory."""
         return f"{self.root}/{step_name(step)}"
 
+    def attempt(self, step: int, attempt: str) -> str:
+        """Return the path of the directory in which one attempt writes a step."""
+        return f"{self.root}/{attempt_name(step, attempt)}"
+
     @property
     def marker(self) -> str:
         return f"{self.root}/{MARKER}"
@@ -119,6 +135,11 @@ class Job:
     @property
     def lock(self) -> str:
         return f"{self.state}/daemon.lock"
+
+    @property
+    def trainer_lock(self) -> str:
+        """What a trainer publishes is renamed from here, so it is on the job's own file system."""
+        return f"{self.root}/{STATE}/trainer.lock"
 
     @property
     def explorers(self) -> str:

@@ -58,6 +58,6 @@ def read_marker(disk: Disk, path: str) -> Reading:
         return Reading(None, problem=error.message)
 
 
-def write_marker(disk: Disk, path: str, step: int) -> None:
-    """Replace the marker, durably."""
-    disk.replace(path, f"{step}".encode("ascii"))
+def write_marker(disk: Disk, path: str, step: int, *, via: str | None = None) -> None:
+    """Replace the marker, durably; the temporary file is in the directory `via`, as `Disk.replace` has it."""
+    disk.replace(path, f"{step}".encode("ascii"), via=via)

@@ -1,7 +1,8 @@
-"""How a step is written: shards, receipt, manifest, marker, in this order and each one durable before the next.
+"""How a step is written: shards, receipts and manifest in a directory of the attempt, which then becomes the step.
 
-A crash at any instant leaves either no step or a whole one. Several writers share one step; whoever finds all their
-receipts seals it.
+Each attempt to write a step has a directory that no other attempt uses, `.global_step_N.ATTEMPT` beside the step.
+Sealing is one rename of that directory onto the step's name, which the file system refuses where a sealed step is. So
+nothing that another attempt does, however late, changes a sealed step. A crash leaves no step or a whole one.
 
     writer = StepWriter(job, step=120, world_size=4, attempt=run_id)
     writer.begin()
@@ -12,20 +13,46 @@ receipts seals it.
 """
 
 import contextlib
+import errno
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 
-from syncd.errors import CorruptDataError, UsageError
+from syncd.errors import (
+    AlreadySealedError,
+    CorruptDataError,
+    FencedError,
+    SaveLostError,
+    SyncdError,
+    UsageError,
+)
 from syncd.protocol.delta import DeltaHeader
 from syncd.protocol.digest import DEFAULT, Hasher, hasher
-from syncd.protocol.disk import MISSING, Clock, Data, SystemClock, list_if_there, temporary_name
-from syncd.protocol.layout import ACTOR, MANIFEST, MAX_STEP, Job, is_relative_name
+from syncd.protocol.disk import (
+    MISSING,
+    Clock,
+    Data,
+    Disk,
+    SystemClock,
+    list_if_there,
+    remove_tree,
+    temporary_name,
+)
+from syncd.protocol.layout import (
+    ACTOR,
+    MANIFEST,
+    MAX_STEP,
+    RECEIPTS,
+    Job,
+    check_identity,
+    is_relative_name,
+)
 from syncd.protocol.manifest import (
     Manifest,
     contradiction,
-    decode_manifest,
     encode_manifest,
     from_receipts,
     missing_files,
+    read_manifest,
 )
 from syncd.protocol.marker import write_marker
 from syncd.protocol.receipt import (
@@ -36,6 +63,9 @@ from syncd.protocol.receipt import (
     whole_attempt,
     write_receipt,
 )
+
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+"""What a rename onto a directory that is not empty fails with."""
 
 
 class StepWriter:
@@ -48,9 +78,11 @@ class StepWriter:
         attempt: A name that the writers of this save share and no other save has.
         clock: Dates the receipts.
         digest: Name of the digest of the files.
+        fence: A directory through which the seal and the marker are renamed. Whoever removes it makes both fail,
+            which is how a trainer that has been replaced is fenced; empty for writers that nobody replaces.
 
     Raises:
-        UsageError: The step or the world size is out of range.
+        UsageError: The step, the world size or the attempt is out of range.
     """
 
     def __init__(
@@ -61,40 +93,44 @@ class StepWriter:
         attempt: str,
         clock: Clock | None = None,
         digest: str = DEFAULT,
+        fence: str = "",
     ) -> None:
         if not 0 <= step <= MAX_STEP or world_size < 1:
             raise UsageError(f"step {step} with {world_size} writers is out of range")
-        self.job, self.step, self.world_size, self.attempt = job, step, world_size, attempt
+        self.job, self.step, self.world_size, self.attempt = job, step, world_size, check_identity(attempt)
         self._clock = clock or SystemClock()
-        self._digest = digest
+        self._digest, self._fence = digest, fence
 
     @property
     def path(self) -> str:
-        """Return the step's directory."""
+        """Return the directory in which this attempt writes."""
+        return self.job.attempt(self.step, self.attempt)
+
+    @property
+    def sealed_path(self) -> str:
+        """Return the step's directory, which is there once the step is sealed."""
         return self.job.step(self.step)
 
     def begin(self) -> None:
-        """Create the step's directory.
+        """Create the attempt's directory.
 
         Raises:
-            UsageError: The step is sealed already; what is sealed never changes.
+            AlreadySealedError: Another save has sealed the step.
+            UsageError: Another framework's files are in the place of the step.
             StorageError: The job directory is not there.
         """
-        # This host may remember an absence that is no longer true, or the directory that was here before: a stat
-        # is not enough to know that nothing sealed would be written over.
+        # This host may remember an absence that is no longer true: an early answer, the rename decides.
         self.job.disk.refresh(self.job.root)
-        self._check_unsealed()
-        # Their directory comes first: by it the step is known as one of this protocol from the first byte on.
-        self.job.disk.make_directory(receipts_directory(self.path))
-        # A step that was being removed may have been put back meanwhile. Now that the directory is not empty,
-        # none is any more.
-        self._check_unsealed()
-
-    def _check_unsealed(self) -> None:
-        if MANIFEST in {entry.name for entry in list_if_there(self.job.disk, self.path)}:
+        names = self._names(self.sealed_path)
+        if MANIFEST in names:
+            raise self._already_sealed()
+        if names and not self._is_unsealed_in_place(names):
             raise UsageError(
-                f"step {self.step} is complete already", path=self.path, hint="publish a higher step"
+                f"files that syncd did not write are in the place of step {self.step}",
+                path=self.sealed_path,
+                hint=f"ls -la {self.sealed_path}",
             )
+        self.job.disk.make_directory(receipts_directory(self.path))
 
     def write(self, name: str, data: Data, tensors: int = 0) -> FileRecord:
         """Write one file of the step durably, hashing it in the same pass.
@@ -106,10 +142,12 @@ class StepWriter:
 
         Raises:
             UsageError: The name leaves the step's directory.
+            AlreadySealedError: Another save has sealed the step meanwhile.
+            SaveLostError: The attempt's directory was removed meanwhile.
         """
-        path = self._path_of(name)
         pieces = _Pieces(data, hasher(self._digest))
-        self.job.disk.replace(path, pieces)
+        with self._explained():
+            self.job.disk.replace(self._path_of(name), pieces)
         return FileRecord(name, pieces.length, f"{self._digest}:{pieces.state.hexdigest()}", tensors)
 
     def place(self, name: str, fill: Callable[[str], tuple[int, str]], tensors: int = 0) -> FileRecord:
@@ -123,11 +161,15 @@ class StepWriter:
         Raises:
             UsageError: The name leaves the step's directory.
         """
-        path, disk = self._path_of(name), self.job.disk
-        directory, _, last = path.rpartition("/")
+        with self._explained():
+            size, content = self._placed(self._path_of(name), fill)
+        return FileRecord(name, size, content, tensors)
+
+    def _placed(self, path: str, fill: Callable[[str], tuple[int, str]]) -> tuple[int, str]:
+        disk, (directory, _, last) = self.job.disk, path.rpartition("/")
         temporary = f"{directory}/{temporary_name(last)}"
         try:
-            size, content = fill(temporary)
+            filled = fill(temporary)
             disk.adopt(temporary)
             disk.rename(temporary, path)
         except BaseException:
@@ -135,79 +177,215 @@ class StepWriter:
                 disk.unlink(temporary)
             raise
         disk.sync_directory(directory)
-        return FileRecord(name, size, content, tensors)
+        return filled
 
     def receipt(self, writer: int, shards: Iterable[FileRecord], files: Iterable[FileRecord] = ()) -> Receipt:
-        """Leave this writer's receipt: its files are durable. Writers count from 1."""
+        """Leave this writer's receipt: its files are durable. Writers count from 1.
+
+        Raises:
+            AlreadySealedError: Another save has sealed the step meanwhile.
+            SaveLostError: The attempt's directory was removed meanwhile.
+        """
         receipt = Receipt(
             self.step, self.attempt, writer, self.world_size, tuple(shards), tuple(files), self._clock.time()
         )
-        write_receipt(self.job.disk, self.path, receipt)
+        with self._explained():
+            self._check_there()
+            write_receipt(self.job.disk, self.path, receipt)
         return receipt
 
     def seal(
         self, *, kind: str = "weights", delta: DeltaHeader | None = None, uri: str | None = None
     ) -> Manifest | None:
-        """Write the manifest if all writers of this attempt have left their receipts; safe to call from all of them.
+        """Seal the step if all writers of this attempt have left their receipts; safe to call from all of them.
 
         Returns:
             The manifest, or None while receipts are missing.
 
         Raises:
-            CorruptDataError: A file is not what its receipt says, or the step is sealed with other content.
+            AlreadySealedError: Another save has sealed the step.
+            SaveLostError: The attempt's directory was removed.
+            FencedError: Another trainer has taken over, or the lock of this one was removed.
+            CorruptDataError: A file is not what its receipt says.
             UsageError: The kind, the delta header and the URI contradict each other.
         """
+        place = self._place()
+        if place is None:
+            return self.sealed()
         receipts = [
-            receipt for receipt in read_receipts(self.job.disk, self.path) if receipt.attempt == self.attempt
+            receipt for receipt in read_receipts(self.job.disk, place) if receipt.attempt == self.attempt
         ]
         whole = whole_attempt(receipts)
         if whole is None:
             return None
         manifest = from_receipts(whole, kind=kind, delta=delta, uri=uri)
         if problem := contradiction(manifest):
-            raise UsageError(problem, path=self.path)
-        if wrong := missing_files(self.job.disk, self.path, manifest):
-            raise CorruptDataError(f"step {self.step} cannot be sealed: {wrong[0]}", path=self.path)
-        self._write_manifest(manifest)
+            raise UsageError(problem, path=place)
+        try:
+            self._write_manifest(place, manifest)
+            self._become_step()
+        except MISSING:
+            self._check_fence()
+            return self.sealed()  # another writer of this attempt renamed the directory meanwhile
+        return manifest
+
+    def sealed(self) -> Manifest | None:
+        """Return the manifest of the step if this attempt has become it, None while the attempt is being written.
+
+        Raises:
+            AlreadySealedError: Another save has sealed the step.
+            SaveLostError: Neither the attempt's directory nor the step is there.
+            FencedError: Another trainer has taken over, or the lock of this one was removed.
+        """
+        is_written = self._place() is not None
+        # Looked at after the attempt: what is no longer there may have become the step just now.
+        self.job.disk.refresh(self.job.root)
+        try:
+            manifest = read_manifest(self.job.disk, self.sealed_path)
+        except MISSING:
+            if is_written:
+                return None
+            raise self._lost() from None
+        if manifest.attempt != self.attempt:
+            raise self._already_sealed()
         return manifest
 
     def announce(self) -> None:
-        """Replace the marker: this step is the newest. The step must be sealed."""
-        write_marker(self.job.disk, self.job.marker, self.step)
+        """Replace the marker: this step is the newest. The step must be sealed.
+
+        Raises:
+            FencedError: Another trainer has taken over, or the lock of this one was removed.
+        """
+        try:
+            write_marker(self.job.disk, self.job.marker, self.step, via=self._fence or None)
+        except MISSING:
+            self._check_fence()
+            raise
+
+    def discard(self) -> None:
+        """Remove what this attempt has written and will not seal; what cannot be removed is left for the daemon."""
+        with contextlib.suppress(OSError):
+            remove_tree(self.job.disk, self.path)
 
     def _path_of(self, name: str) -> str:
         if not is_relative_name(name):
             raise UsageError(f"not a name inside a step: {name!r}")
+        self._check_there()
         path = f"{self.path}/{name}"
         self.job.disk.make_directory(path.rpartition("/")[0])
         return path
 
-    def _write_manifest(self, manifest: Manifest) -> None:
-        path, disk = f"{self.path}/{MANIFEST}", self.job.disk
+    def _write_manifest(self, place: str, manifest: Manifest) -> None:
+        disk = self.job.disk
+        if wrong := missing_files(disk, place, manifest):
+            disk.list(place)  # another writer may have renamed the directory between two of these looks
+            raise CorruptDataError(f"step {self.step} cannot be sealed: {wrong[0]}", path=place)
+        _remove_strays(disk, place, manifest)
         # Another writer may have created these and died before it synced their names.
-        for directory in (f"{self.path}/{ACTOR}", self.path, self.job.root):
+        for directory in (f"{place}/{ACTOR}", place):
             disk.sync_directory(directory)
+        disk.replace(f"{place}/{MANIFEST}", encode_manifest(manifest))
+
+    def _become_step(self) -> None:
+        """Rename the attempt's directory onto the step's name."""
+        disk = self.job.disk
+        if self._fence:
+            with contextlib.suppress(*MISSING):  # another writer of this attempt was faster
+                disk.rename(self.path, self._staged)
         try:
-            sealed = decode_manifest(disk.read(path), path)
+            self._rename_onto_step()
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+            if not self._set_partial_aside():
+                raise self._already_sealed() from error
+            self._rename_onto_step()
+        disk.sync_directory(self.job.root)
+
+    def _rename_onto_step(self) -> None:
+        self.job.disk.rename(self._staged if self._fence else self.path, self.sealed_path)
+
+    def _set_partial_aside(self) -> bool:
+        """Move aside a step that an older release began in place and never sealed; the daemon removes it."""
+        disk, aside = self.job.disk, self.job.attempt(self.step, f"unsealed-{uuid.uuid4().hex}")
+        names = self._names(self.sealed_path)
+        if MANIFEST in names or (names and not self._is_unsealed_in_place(names)):
+            return False
+        disk.rename(self.sealed_path, aside)
+        if MANIFEST not in self._names(aside):
+            return True
+        disk.rename(aside, self.sealed_path)
+        return False
+
+    def _is_unsealed_in_place(self, names: set[str]) -> bool:
+        """Say whether a directory in the place of the step is one that an older release of syncd began to write."""
+        inside = self._names(f"{self.sealed_path}/{ACTOR}")
+        return RECEIPTS in inside or (names == {ACTOR} and not inside)
+
+    @property
+    def _staged(self) -> str:
+        return f"{self._fence}/{self.attempt}"
+
+    def _place(self) -> str | None:
+        """Return where the attempt's directory is, None where it is no longer: it has become the step, or is gone."""
+        self.job.disk.refresh(self.job.root)
+        places = [self.path, *([self._staged] if self._fence else [])]
+        return next((place for place in places if self._names(place)), None)
+
+    def _names(self, path: str) -> set[str]:
+        return {entry.name for entry in list_if_there(self.job.disk, path)}
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say why the attempt's directory is not there, where that is what made an operation fail."""
+        try:
+            yield
         except MISSING:
-            self._remove_strays(manifest)
-            disk.replace(path, encode_manifest(manifest))
-        else:
-            if sealed != manifest:
-                raise CorruptDataError(f"step {self.step} is sealed with other content", path=path)
+            self._check_there()
+            raise
 
-    def _remove_strays(self, manifest: Manifest) -> None:
-        """Remove the shards that a crashed save left: an engine that loads the directory would take them too."""
-        named = {record.name for record in (*manifest.shards, *manifest.files)}
-        for entry in self.job.disk.list(f"{self.path}/{ACTOR}"):
-            name = f"{ACTOR}/{entry.name}"
-            if entry.kind == "file" and name not in named and _is_loaded(entry.name):
-                with contextlib.suppress(FileNotFoundError):
-                    self.job.disk.unlink(f"{self.path}/{name}")
+    def _check_there(self) -> None:
+        if not self._names(self.path):
+            self.sealed()
+            raise self._already_sealed()
+
+    def _check_fence(self) -> None:
+        if self._fence and not self._names(self._fence):
+            raise FencedError(
+                "this trainer's lock is gone: another trainer has taken over, or .syncd was removed",
+                path=self.job.root,
+                hint=f"syncd status {self.job.root}",
+            )
+
+    def _lost(self) -> SyncdError:
+        self._check_fence()
+        return SaveLostError(
+            f"the directory of this save of step {self.step} was removed while its writer was paused",
+            path=self.path,
+            hint=f"syncd ls {self.job.root}",
+        )
+
+    def _already_sealed(self) -> AlreadySealedError:
+        with contextlib.suppress(*MISSING, CorruptDataError):
+            by = f" by another save ({read_manifest(self.job.disk, self.sealed_path).attempt})"
+            return self._already_sealed_error(by)
+        return self._already_sealed_error("")
+
+    def _already_sealed_error(self, by: str) -> AlreadySealedError:
+        return AlreadySealedError(
+            f"step {self.step} is complete already{by}: this save ({self.attempt}) changes nothing in it",
+            path=self.sealed_path,
+            hint="publish a higher step",
+        )
 
 
-def _is_loaded(name: str) -> bool:
-    return name.endswith((".safetensors", ".safetensors.index.json"))
+def _remove_strays(disk: Disk, place: str, manifest: Manifest) -> None:
+    """Remove what no receipt of the attempt names: an engine that loads the directory would take it too."""
+    named = {record.name for record in (*manifest.shards, *manifest.files)}
+    for entry in disk.list(f"{place}/{ACTOR}"):
+        if entry.kind != "directory" and f"{ACTOR}/{entry.name}" not in named:
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(f"{place}/{ACTOR}/{entry.name}")
 
 
 class _Pieces:

@@ -65,6 +65,8 @@ class Base:
     ) -> None:
         self.job, self.role, self.clock, self.pace, self.timeout = job, role, clock, pace, timeout
         self.trainers, self.explorers = rosters
+        self.fence = ""
+        """A directory through which steps are announced (`StepWriter`): who loses it announces nothing any more."""
         self._member = member
         self._announcing = threading.Lock()
         self._group: Offer | None = None

@@ -221,7 +221,9 @@ class Heartbeat:
 def held(identity: str, path: str) -> UsageError:
     """Return the error for an identity that another process holds."""
     return UsageError(
-        f"{identity!r} is held by another process that lives", path=path, hint="give another identity"
+        f"{identity!r} is held by another process that lives",
+        path=path,
+        hint="stop that process, or give this one a name of its own if both are to take part",
     )
 
 

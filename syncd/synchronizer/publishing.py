@@ -7,7 +7,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.disk import MISSING, list_if_there
-from syncd.protocol.layout import ACTOR, MANIFEST, parse_step_name, shard_name
+from syncd.protocol.layout import ACTOR, MANIFEST, parse_attempt_name, parse_step_name, shard_name
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest
 from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.memory import TOLD, Place
@@ -161,7 +161,7 @@ class Publishing(Base):
         writer.seal(kind="remote", uri=uri)
 
     def _begun(self, step: int) -> StepWriter:
-        writer = StepWriter(self.job, step, 1, uuid.uuid4().hex, self.clock)
+        writer = StepWriter(self.job, step, 1, uuid.uuid4().hex, self.clock, fence=self.fence)
         writer.begin()
         return writer
 
@@ -171,7 +171,7 @@ class Publishing(Base):
             named = read_marker(self.job.disk, self.job.marker).step
             if named is not None and named > step and not rewind:
                 return named
-            write_marker(self.job.disk, self.job.marker, step)
+            write_marker(self.job.disk, self.job.marker, step, via=self.fence or None)
             self._announced = step, manifest.digest
         if self._member is not None and self.role == "trainer":
             self._member.settle(**self._position())
@@ -200,8 +200,9 @@ class Publishing(Base):
         return self._member.presence.info if self._member else {}
 
     def _receipts(self, step: int) -> list[Receipt]:
-        self.job.disk.refresh(self.job.root)
-        return read_receipts(self.job.disk, self.job.step(step))
+        names = [entry.name for entry in self.job.disk.list(self.job.root)]
+        places = [name for name in names if step in (parse_step_name(name), parse_attempt_name(name))]
+        return [one for name in places for one in read_receipts(self.job.disk, f"{self.job.root}/{name}")]
 
     def _newest_directory(self) -> int | None:
         return max(self._step_directories(), default=None)
@@ -209,5 +210,6 @@ class Publishing(Base):
     def _step_directories(self) -> Iterator[int]:
         for entry in self.job.disk.list(self.job.root):
             step = parse_step_name(entry.name)
+            step = parse_attempt_name(entry.name) if step is None else step
             if step is not None and entry.kind == "directory":
                 yield step

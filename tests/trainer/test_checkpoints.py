@@ -5,10 +5,10 @@ import os
 import pytest
 from jobs import write_step
 
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, StorageError
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
-from trainer.checkpoints import clear_training, complete, full_checkpoints, has_huggingface, read_state
+from trainer.checkpoints import begin_training, complete, full_checkpoints, has_huggingface, read_state
 from trainer.resume import FRESH, find_state
 from trainer.state import TrainerState
 
@@ -36,8 +36,8 @@ def state_at(step):
 
 def save(job, step, *, as_hf=False, disk=None):
     write_step(job, step)
-    clear_training(job, step)
-    complete(disk or job, step, state_at(step).document(), as_hf=as_hf)
+    begin_training(job, step, "a")
+    complete(disk or job, step, state_at(step).document(), save="a", as_hf=as_hf)
 
 
 @pytest.fixture
@@ -63,16 +63,17 @@ def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_counts(job, liv
     save(job, 2)
     mortal = Job(job.root, job.state, Mortal(lives))
     write_step(job, 4)
-    clear_training(job, 4)
+    begin_training(job, 4, "a")
     killed = False
     try:
-        complete(mortal, 4, state_at(4).document(), as_hf=True)
+        complete(mortal, 4, state_at(4).document(), save="a", as_hf=True)
     except Killed:
         killed = True
     assert killed is (lives < 4)
     # The tracker is the third of the four files: before it, the run goes on from step 2.
     assert find_state(job).step == (4 if lives >= 3 else 2)
-    complete(job, 4, state_at(4).document(), as_hf=True)
+    begin_training(job, 4, "b")
+    complete(job, 4, state_at(4).document(), save="b", as_hf=True)
     assert find_state(job) == state_at(4)
     assert has_huggingface(job, 4)
 
@@ -130,8 +131,33 @@ def test_a_lost_tracker_is_no_loss(job):
     assert find_state(job) == state_at(4)
 
 
-def test_what_an_earlier_attempt_left_is_cleared(job):
-    directory = clear_training(job, 3)
+def test_what_an_earlier_save_left_is_removed(job):
+    write_step(job, 3)
+    directory = begin_training(job, 3, "a")
     with open(f"{directory}/rank_7.pt", "wb"):
         pass
-    assert os.listdir(clear_training(job, 3)) == []
+    assert os.listdir(begin_training(job, 3, "b")) == []
+    assert not os.path.exists(directory)
+
+
+def test_a_rank_of_an_earlier_start_cannot_write_into_a_checkpoint(job):
+    """It was paused while it wrote; the step was taken away and written again meanwhile."""
+    write_step(job, 3)
+    late = begin_training(job, 3, "a")
+    os.rename(job.step(3), f"{job.root}/vacated")
+    save(job, 3)
+    with pytest.raises(FileNotFoundError), open(f"{late}/rank_0.pt", "wb"):
+        pass
+    with pytest.raises(StorageError):
+        complete(job, 3, state_at(99).document(), save="a")
+    assert read_state(job, 3) == state_at(3)
+
+
+def test_a_trainer_that_was_replaced_marks_no_checkpoint(job, tmp_path):
+    fence = tmp_path / "fence"
+    write_step(job, 3)
+    begin_training(job, 3, "a")
+    with pytest.raises(StorageError):
+        complete(job, 3, state_at(3).document(), save="a", fence=str(fence))
+    assert full_checkpoints(job) == []
+    assert not os.path.exists(job.tracker)

@@ -39,6 +39,7 @@ class EngineContext:
         device: The device of this rank, `cpu` or `cuda:<n>`.
         lease: Keeps a step from being removed while files are added to it.
         sync: The trainer's synchronizer; None on all ranks but the first.
+        fence: The directory through which this trainer seals and announces; it is gone once another has taken over.
     """
 
     config: JobConfig
@@ -47,6 +48,7 @@ class EngineContext:
     device: torch.device
     lease: Callable[[int], AbstractContextManager[object]] = nullcontext
     sync: Synchronizer | None = None
+    fence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

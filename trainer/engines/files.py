@@ -13,10 +13,15 @@ from typing import Any
 import torch
 
 from syncd.errors import SyncdError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer.styles import SyncMethod
-from trainer.checkpoints import clear_training, complete, sync_tree, training_directory
+from trainer.checkpoints import (
+    begin_training,
+    complete,
+    staged_directory,
+    sync_tree,
+    training_directory,
+)
 from trainer.engines.agreeing import agreed
 from trainer.engines.base import EngineContext, Metrics, Sent, TrainEngineWrapper
 from trainer.engines.copies import Copies
@@ -24,7 +29,6 @@ from trainer.experience.batch import Batch
 from trainer.transports.filesystem import StepSaver
 from trainer.transports.memory import Copy
 from trainer.transports.nccl import Broadcaster, Options
-from trainer.transports.outcome import settle
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
 
@@ -98,6 +102,7 @@ class FileEngine(TrainEngineWrapper):
             tied=self.tied,
             check_finite=sync.check_finite,
             timeout=sync.save_timeout,
+            fence=self.context.fence,
         )
         self._saver.prepare(self.export)
         if sync.method in (SyncMethod.NCCL, SyncMethod.AUTO):
@@ -181,15 +186,12 @@ class FileEngine(TrainEngineWrapper):
     def save_checkpoint(
         self, state: Mapping[str, Any], *, block_until_saved: bool = False, save_as_hf: bool = False
     ) -> None:
-        """Save all that a resume needs; the weights go out behind the writing of the training state."""
+        """Publish the weights, and save all that a resume needs beside them."""
         self.save_state_dict()
-        if self._saved != self._step:
-            self._save_training()
-        if self.context.ranks.rank == 0:
-            task = partial(self._complete, self._step, self._attempt, state, as_hf=save_as_hf)
-            self._finishing = self._step, _behind(task)
-        else:
-            self._finishing = self._step, _behind(lambda: None)
+        self._wait_for_weights()  # what is added to a step comes after its seal
+        save = self._save_training() if self._saved != self._step else ""
+        task = partial(self._complete, self._step, save, state, as_hf=save_as_hf)
+        self._finishing = self._step, _behind(task if self.context.ranks.rank == 0 else lambda: None)
         if block_until_saved:
             self.wait_for_save()
 
@@ -227,7 +229,14 @@ class FileEngine(TrainEngineWrapper):
         except SyncdError:
             self._handed = self._finishing = None
             self._withdraw()
+            self._discard()
             raise
+
+    def _discard(self) -> None:
+        """Remove what a save that failed on all ranks has written: where the disk is full, its space is needed."""
+        if self.context.ranks.rank == 0 and self._attempt:
+            world_size = self.context.ranks.world_size
+            StepWriter(self.context.job, self._step, world_size, self._attempt).discard()
 
     def _withdraw(self) -> None:
         """Tell explorers that hold this attempt's weights that it will not be a step."""
@@ -264,6 +273,7 @@ class FileEngine(TrainEngineWrapper):
             with contextlib.suppress(SyncdError):
                 self._wait_for_weights()
             self._withdraw()
+            self._discard()
             raise
         self._handed = self._step
 
@@ -272,26 +282,19 @@ class FileEngine(TrainEngineWrapper):
         self._files = self._files or self.companions()
         self._saver.save(self._step, self._attempt, self.export, self._files, copy)
 
-    def _save_training(self) -> None:
-        job, ranks, step = self.context.job, self.context.ranks, self._step
-        if ranks.rank == 0:
-            agreed(ranks, lambda: clear_training(job, step))
-        else:
-            agreed(ranks, lambda: None)
-        directory = training_directory(job, step)
+    def _save_training(self) -> str:
+        """Write the training state into a directory of this save, and return the save's name."""
+        job, ranks, step, save = self.context.job, self.context.ranks, self._step, self._new_attempt()
+        agreed(ranks, lambda: begin_training(job, step, save) if ranks.rank == 0 else None)
+        directory = staged_directory(job, step, save)
         agreed(ranks, lambda: self.save_training_state(directory))
         # Only now: until a rank is done it may take files away again that it needed, and this walks over all of them.
         agreed(ranks, lambda: sync_tree(job, directory))
+        return save
 
-    def _complete(self, step: int, attempt: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
-        job, world_size = self.context.job, self.context.ranks.world_size
-        if attempt:
-            clock = SystemClock()
-            settle(
-                StepWriter(job, step, world_size, attempt), 0, clock, self.context.config.sync.save_timeout
-            )
+    def _complete(self, step: int, save: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
         with self.context.lease(step):
-            complete(job, step, state, as_hf=as_hf)
+            complete(self.context.job, step, state, save=save, as_hf=as_hf, fence=self.context.fence)
 
 
 def _behind(work: Callable[[], None]) -> Future[None]:

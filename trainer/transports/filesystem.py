@@ -28,7 +28,7 @@ from trainer.transports.direct import THREADS, Way, choose
 from trainer.transports.export import Export, Walk, can_repeat
 from trainer.transports.headers import Layout, encode_index
 from trainer.transports.memory import Copy
-from trainer.transports.outcome import as_ours, clear_temporaries, conclude, leave_note, settle
+from trainer.transports.outcome import as_ours, conclude, leave_note, settle
 from trainer.transports.shard import ChangedError, Ring, Shard, pour, put_all
 
 Mode = Literal["background", "stream"]
@@ -77,6 +77,7 @@ class StepSaver:
         timeout: Seconds to wait for the other ranks once this one is done.
         way: How files are written; found by trying unless given.
         clock: Time.
+        fence: The directory through which steps are sealed and announced (`StepWriter`).
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class StepSaver:
         timeout: float = 600.0,
         way: Way | None = None,
         clock: Clock | None = None,
+        fence: str = "",
     ) -> None:
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} of {world_size} is out of range")
         self._job, self._rank, self._world_size = job, rank, world_size
         self._mode, self._dtype, self._tied = mode, dtype, frozenset(tied)
         self._timeout, self._way, self._clock = timeout, way, clock or SystemClock()
-        self._check = check_finite
+        self._check, self._fence = check_finite, fence
         self._writers = ThreadPoolExecutor(THREADS, "save-write")
         self._behind = ThreadPoolExecutor(1, "save")
         self._memory = Kept()
@@ -157,7 +159,7 @@ class StepSaver:
             SyncdError: The save before this one failed, on any rank; or this one did.
         """
         self.wait()
-        writer = StepWriter(self._job, step, self._world_size, attempt, self._clock)
+        writer = StepWriter(self._job, step, self._world_size, attempt, self._clock, fence=self._fence)
         save = _Save(writer, companions or {}, copy, self._clock.monotonic())
         if self._mode == "stream":
             self._stream(save, tensors)
@@ -272,7 +274,6 @@ class StepSaver:
         writer, number = save.writer, self._rank + 1
         name = shard_name(number, self._world_size)
         writer.begin()
-        clear_temporaries(writer, self._rank)
         if self._way is None:
             self._way = choose(f"{writer.path}/{ACTOR}", name=name)
         shard = writer.place(f"{ACTOR}/{name}", fill)

@@ -7,10 +7,9 @@ never come. A rank that was killed leaves nothing; then the wait ends after its 
 import contextlib
 
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError, storage_error
-from syncd.protocol.disk import MISSING, Clock, is_temporary, list_if_there
+from syncd.protocol.disk import MISSING, Clock, list_if_there
 from syncd.protocol.documents import encode, read_document
-from syncd.protocol.layout import ACTOR, MANIFEST, receipt_name, shard_name
-from syncd.protocol.manifest import decode_manifest
+from syncd.protocol.layout import receipt_name
 from syncd.protocol.receipt import receipts_directory
 from syncd.protocol.writer import StepWriter
 
@@ -36,14 +35,6 @@ def leave_note(writer: StepWriter, rank: int, error: BaseException) -> None:
         disk.replace(f"{receipts_directory(writer.path)}/{name}", note)
 
 
-def clear_temporaries(writer: StepWriter, rank: int) -> None:
-    """Remove what an earlier attempt of this rank left half written."""
-    mine = f".{shard_name(rank + 1, writer.world_size)}."
-    for entry in list_if_there(writer.job.disk, f"{writer.path}/{ACTOR}"):
-        if entry.name.startswith(mine) and is_temporary(entry.name):
-            writer.job.disk.unlink(f"{writer.path}/{ACTOR}/{entry.name}")
-
-
 def conclude(writer: StepWriter) -> bool:
     """Seal and announce the step if all receipts are there; safe to call from every rank."""
     sealed = writer.seal() is not None
@@ -58,6 +49,7 @@ def settle(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
     Raises:
         SaveFailedError: A rank says that it could not write its part.
         TimedOutError: Some rank has said nothing for `timeout` seconds.
+        SyncdError: Another save has sealed the step, or this one's directory is gone.
     """
     deadline, pause = clock.monotonic() + timeout, _SHORT
     while not _is_whole(writer, rank):
@@ -73,19 +65,10 @@ def settle(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
 
 
 def _is_whole(writer: StepWriter, rank: int) -> bool:
-    path, disk = f"{writer.path}/{MANIFEST}", writer.job.disk
     # Whoever left the last receipt has sealed the step, unless it was killed right then: so rank 0 tries too.
     if rank == 0 and conclude(writer):
         return True
-    if MANIFEST not in {entry.name for entry in list_if_there(disk, writer.path)}:
-        return False
-    try:
-        found = decode_manifest(disk.read(path), path)
-    except MISSING:
-        return False
-    if found.attempt != writer.attempt:
-        raise CorruptDataError(f"step {writer.step} was sealed by another save", path=path)
-    return True
+    return writer.sealed() is not None
 
 
 def _raise_note(writer: StepWriter) -> None:

@@ -1,0 +1,301 @@
+"""Attempts to write a step: whatever one that was paused does later, what another has sealed stays as it is.
+
+"Paused" is exact here: the disk of one writer stops at its k-th call, the others do all of theirs, and then it
+continues. Every k is tried.
+"""
+
+import os
+import uuid
+
+import pytest
+from jobs import ManualClock, shard_bytes, start, write_step
+
+from syncd.errors import AlreadySealedError, FencedError, SaveLostError, UsageError
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import Job, parse_attempt_name
+from syncd.protocol.manifest import (
+    damaged_files,
+    encode_manifest,
+    from_receipts,
+    missing_files,
+    read_manifest,
+)
+from syncd.protocol.marker import read_marker
+from syncd.protocol.receipt import Receipt, write_receipt
+from syncd.protocol.writer import StepWriter
+
+STEP = 7
+
+
+class Pausing(LocalDisk):
+    """A disk that lets others go first, before its k-th call."""
+
+    def __init__(self, at, meanwhile):
+        super().__init__()
+        self.calls, self._at, self._meanwhile = 0, at, meanwhile
+
+    def _count(self):
+        self.calls += 1
+        if self.calls == self._at:
+            self._meanwhile()
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name in {
+            "read",
+            "stat",
+            "list",
+            "refresh",
+            "replace",
+            "rename",
+            "make_directory",
+            "unlink",
+            "sync_directory",
+        }:
+            self._count()
+        return found
+
+
+def save(job, attempt, *, world_size=1, salt=0, fence="", announce=True):
+    """Write and seal a step as all of its ranks, one after the other."""
+    for rank in range(1, world_size + 1):
+        writer = StepWriter(job, STEP, world_size, attempt, ManualClock(), fence=fence)
+        writer.begin()
+        name = f"actor/model-{rank:05d}-of-{world_size:05d}.safetensors"
+        writer.receipt(rank, [writer.write(name, shard_bytes({f"w{rank}": (64,)}, salt), tensors=1)])
+        sealed = writer.seal()
+    if sealed and announce:
+        writer.announce()
+    return sealed
+
+
+def calls_of(make, tmp_path, **options):
+    disk = Pausing(None, None)
+    save(Job.at(make(tmp_path / "counted"), disk=disk), "counted", **options)
+    return disk.calls
+
+
+def made(path):
+    path.mkdir(parents=True)
+    return path
+
+
+def is_whole(job):
+    manifest = read_manifest(job.disk, job.step(STEP))
+    return not missing_files(job.disk, job.step(STEP), manifest) and not damaged_files(
+        job.disk, job.step(STEP), manifest
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_paused_save_changes_nothing_that_another_has_sealed(tmp_path, world_size):
+    winners = set()
+    for at in range(1, calls_of(made, tmp_path, world_size=world_size) + 1):
+        root, refused = made(tmp_path / f"{world_size}.{at}"), []
+        job = Job.at(root)
+
+        def meanwhile(job=job, refused=refused):
+            try:
+                save(job, "other", world_size=world_size, salt=100)
+            except AlreadySealedError as error:
+                refused.append(error)
+
+        try:
+            save(Job.at(root, disk=Pausing(at, meanwhile)), "paused", world_size=world_size)
+        except AlreadySealedError as error:
+            refused.append(error)
+        assert len(refused) == 1, f"paused at call {at}: exactly one of the two is refused"
+        assert is_whole(job), f"paused at call {at}"
+        winners.add(read_manifest(job.disk, job.step(STEP)).attempt)
+    assert winners == {"paused", "other"}
+
+
+def test_a_trainer_that_was_replaced_neither_seals_nor_announces(tmp_path):
+    def fenced(path):
+        made(path / "fence")
+        return path
+
+    def options(root):
+        return {"fence": f"{root}/fence", "announce": True}
+
+    disk = Pausing(None, None)
+    counted = fenced(tmp_path / "counted")
+    save(Job.at(counted, disk=disk), "counted", **options(counted))
+    for at in range(1, disk.calls + 1):
+        root = fenced(tmp_path / f"at{at}")
+        job = Job.at(root)
+
+        def meanwhile(root=root, job=job):
+            """A new trainer takes over, and writes this very step and a later one."""
+            os.rename(f"{root}/fence", f"{root}/withdrawn")
+            if os.path.isdir(job.step(STEP)):
+                os.rename(job.step(STEP), f"{root}/vacated")
+            save(job, "other", salt=100)
+            write_step(job, STEP + 1)
+
+        refused = None
+        try:
+            save(Job.at(root, disk=Pausing(at, meanwhile)), "paused", **options(root))
+        except (AlreadySealedError, FencedError) as error:
+            refused = error
+        # The last call only makes durable what was announced before the other trainer came.
+        assert (refused is not None) is (at < disk.calls), f"paused at call {at}"
+        assert is_whole(job)
+        assert read_manifest(job.disk, job.step(STEP)).attempt == "other"
+        assert read_marker(job.disk, job.marker).step == STEP + 1, f"paused at call {at}"
+
+
+def test_a_save_whose_directory_was_removed_is_told_so(tmp_path):
+    job = Job.at(tmp_path)
+    writer = StepWriter(job, STEP, 1, "slow", ManualClock())
+    writer.begin()
+    record = writer.write("actor/model-00001-of-00001.safetensors", shard_bytes({"w": (2,)}), tensors=1)
+    os.rename(writer.path, tmp_path / "elsewhere")
+    for act in (
+        lambda: writer.write("actor/config.json", b"{}"),
+        lambda: writer.receipt(1, [record]),
+        writer.seal,
+    ):
+        with pytest.raises(SaveLostError, match="was removed while its writer was paused"):
+            act()
+    assert os.listdir(tmp_path) == ["elsewhere"]
+
+
+def test_what_no_receipt_names_is_not_in_the_step(tmp_path):
+    job = Job.at(tmp_path)
+    writer = StepWriter(job, STEP, 1, "a", ManualClock())
+    writer.begin()
+    for name in ("adapter_config.json", "pytorch_model.bin", ".model-00001-of-00001.safetensors.0.tmp"):
+        with open(f"{writer.path}/actor/{name}", "wb") as file:
+            file.write(b"left by a crash")
+    writer.receipt(
+        1, [writer.write("actor/model-00001-of-00001.safetensors", shard_bytes({"w": (2,)}), tensors=1)]
+    )
+    assert writer.seal()
+    assert sorted(os.listdir(f"{job.step(STEP)}/actor")) == [".receipts", "model-00001-of-00001.safetensors"]
+
+
+def in_place(job, *, seal, writers=1):
+    """Write a step as releases before attempts had directories did: in the step's own directory."""
+    place = job.step(STEP)
+    os.makedirs(f"{place}/actor")
+    content = shard_bytes({"w": (2,)})
+    with open(f"{place}/actor/model-00001-of-00001.safetensors", "wb") as file:
+        file.write(content)
+    from syncd.protocol.digest import digest_file
+    from syncd.protocol.receipt import FileRecord
+
+    name = "actor/model-00001-of-00001.safetensors"
+    digest, size = digest_file(job.disk, f"{place}/{name}", "xxh3_128")
+    receipt = Receipt(STEP, uuid.uuid4().hex, 1, writers, (FileRecord(name, size, digest, 1),))
+    write_receipt(job.disk, place, receipt)
+    if seal:
+        job.disk.replace(f"{place}/manifest.json", encode_manifest(from_receipts([receipt])))
+
+
+def test_a_step_that_an_older_release_wrote_in_place_is_published(tmp_path):
+    job = Job.at(tmp_path)
+    in_place(job, seal=True)
+    daemon, heard, _ = start(job)
+    daemon.tick()
+    assert [event["step"] for event in heard.of("version_published")] == [STEP]
+    with pytest.raises(AlreadySealedError):
+        save(job, "new")
+
+
+def test_what_an_older_release_never_sealed_makes_room(tmp_path):
+    job = Job.at(tmp_path)
+    in_place(job, seal=False, writers=2)
+    assert save(job, "new")
+    assert is_whole(job)
+    assert sorted(os.listdir(f"{job.step(STEP)}/actor")) == [".receipts", "model-00001-of-00001.safetensors"]
+
+
+def test_files_of_others_in_the_place_of_a_step_are_not_touched(tmp_path):
+    job = Job.at(tmp_path)
+    os.makedirs(f"{job.step(STEP)}/actor")
+    with open(f"{job.step(STEP)}/actor/model_world_size_1_rank_0.pt", "wb"):
+        pass
+    with pytest.raises(UsageError, match="files that syncd did not write"):
+        save(job, "new")
+    assert os.listdir(f"{job.step(STEP)}/actor") == ["model_world_size_1_rank_0.pt"]
+
+
+# --- the daemon ---------------------------------------------------------------------------------------------
+
+
+def begun(job, attempt, step=STEP, size=10):
+    writer = StepWriter(job, step, 2, attempt, ManualClock())
+    writer.begin()
+    writer.receipt(1, [writer.write("actor/model-00001-of-00002.safetensors", b"x" * size)])
+    return writer
+
+
+def attempts_in(job):
+    return {name for name in os.listdir(job.root) if parse_attempt_name(name) is not None}
+
+
+def test_an_attempt_is_seen_as_the_step_that_fills(tmp_path):
+    job = Job.at(tmp_path)
+    begun(job, "a")
+    daemon, heard, _ = start(job)
+    daemon.tick()
+    step = daemon.snapshot.steps[STEP]
+    assert (step.state, step.present, step.expected) == ("filling", 1, 2)
+    assert heard.of("step_progress")[0]["present"] == 1
+
+
+def test_the_loser_of_a_race_for_a_step_is_removed(tmp_path):
+    job = Job.at(tmp_path)
+    loser = begun(job, "loser")
+    daemon, heard, clock = start(job, trash_grace=0.0)
+    daemon.tick()
+    write_step(job, STEP)
+    clock.at += 3
+    daemon.tick()
+    assert attempts_in(job) == set()
+    assert [event["path"] for event in heard.of("attempt_removed")] == [f".global_step_{STEP}.loser"]
+    with pytest.raises(AlreadySealedError):
+        loser.write("actor/config.json", b"{}")
+    assert is_whole(job)
+
+
+def test_of_two_attempts_the_one_that_stands_still_gives_way(tmp_path):
+    """As where each start of a trainer ends in the midst of the same save."""
+    job = Job.at(tmp_path)
+    begun(job, "first")
+    daemon, _, clock = start(job)
+    daemon.tick()
+    second = begun(job, "second")
+    clock.at += 59
+    daemon.tick()
+    assert len(attempts_in(job)) == 2
+    second.write("actor/config.json", b"{}")
+    clock.at += 2
+    daemon.tick()
+    assert attempts_in(job) == {f".global_step_{STEP}.second"}
+
+
+def test_one_attempt_alone_is_kept_until_a_later_step_is_published(tmp_path):
+    job = Job.at(tmp_path)
+    begun(job, "alone")
+    daemon, heard, clock = start(job, partial_grace=100.0)
+    daemon.tick()
+    clock.at += 10_000
+    daemon.tick()
+    assert attempts_in(job) == {f".global_step_{STEP}.alone"}
+    write_step(job, STEP + 1)
+    daemon.tick()
+    clock.at += 200
+    daemon.tick()
+    assert attempts_in(job) == set()
+    assert [event["rule"] for event in heard.of("step_removed")] == ["stale_partial"]
+
+
+def test_pruning_off_keeps_attempts(tmp_path):
+    job = Job.at(tmp_path)
+    begun(job, "loser")
+    write_step(job, STEP)
+    daemon, _, _ = start(job, prune=False)
+    daemon.tick()
+    assert len(attempts_in(job)) == 1

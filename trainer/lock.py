@@ -1,0 +1,113 @@
+"""One trainer trains a job: it holds a term of `.syncd/trainer.lock`, as a daemon holds one of `.syncd/daemon.lock`.
+
+A trainer seals steps, and replaces marker and tracker, through the directory of its term. A trainer that takes over
+removes that directory. One that was paused and wakes up can do none of this: the file system refuses its renames.
+"""
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from syncd.errors import FencedError, LockHeldError, SyncdError
+from syncd.protocol.candidate import Candidate
+from syncd.protocol.disk import MISSING, Clock, SystemClock, list_if_there
+from syncd.protocol.layout import Job
+from syncd.protocol.term import BEAT, TIMEOUT, Term
+from syncd.synchronizer.member import Heartbeat
+
+_PAUSE = 0.25
+"""Seconds between two looks at a lock that is held."""
+
+
+@dataclass(frozen=True)
+class _Locked(Job):
+    """The job as its trainers lock it: a term of theirs moves nothing into a trash."""
+
+    @property
+    def lock(self) -> str:
+        return self.trainer_lock
+
+    @property
+    def trash(self) -> str:
+        return f"{self.trainer_lock}/.trash"
+
+
+class TrainerLock:
+    """This process's right to train a job, renewed by a thread until it is closed.
+
+    Args:
+        term: The term that was claimed.
+    """
+
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._lost = ""
+        self._heartbeat = Heartbeat(self._beat, BEAT / 2)
+
+    @staticmethod
+    def acquire(job: Job, clock: Clock | None = None, timeout: float = TIMEOUT) -> "TrainerLock":
+        """Return the lock of a job that no other trainer trains.
+
+        Whether a trainer of this host lives is known at once; one of another host is watched for `timeout` seconds.
+
+        Raises:
+            LockHeldError: Another trainer trains the job.
+        """
+        clock = clock or SystemClock()
+        candidate = Candidate(_Locked(job.root, job.state, job.disk), clock, timeout, removes=False)
+        while (holder := candidate.holder()) is not None:
+            if candidate.is_surely_led():
+                raise _held(job, f"process {holder.process.pid} on {holder.host}")
+            clock.sleep(_PAUSE)
+        try:
+            return TrainerLock(candidate.claim())
+        except LockHeldError as error:
+            raise _held(job, "one that started at the same time") from error
+
+    @property
+    def fence(self) -> str:
+        """Return the directory through which this trainer publishes."""
+        return self._term.directory
+
+    def check(self) -> None:
+        """Raise if this trainer may no longer publish.
+
+        Raises:
+            FencedError: Another trainer has taken over, or the lock was removed.
+        """
+        if self._lost:
+            root = self._term.job.root
+            raise FencedError(self._lost, path=root, hint=f"syncd status {root}")
+
+    def close(self) -> None:
+        """Let the next trainer begin at once."""
+        self._heartbeat.stop()
+        if not self._lost:
+            self._term.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _beat(self) -> None:
+        try:
+            self._term.beat(self._term.floor)
+        except FencedError:
+            self._lost = "another trainer has taken over this job while this one was paused"
+        except MISSING:
+            if not list_if_there(self._term.job.disk, self._term.directory):
+                self._lost = "this trainer's lock below .syncd was removed"
+        except (OSError, SyncdError):
+            return  # a later beat makes good what the storage refuses for a moment
+
+
+def _held(job: Job, who: str) -> LockHeldError:
+    return LockHeldError(
+        f"another trainer trains this job: {who}",
+        path=job.root,
+        hint=f"syncd status {job.root}  # stop that trainer first, or give this run another job.dir",
+    )
