@@ -55,6 +55,7 @@ def test_schedules_go_through_what_they_are_there_for():
         "vacated",
         "loads",
         "prunes",
+        "zombies woken",
         "flipped bits",
         "late reads",
     ):

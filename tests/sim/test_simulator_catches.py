@@ -15,7 +15,7 @@ from syncd.lab.simulator.deeds import Deed
 from syncd.lab.simulator.disk import SimDisk
 from syncd.lab.simulator.schedule import run_schedule
 from syncd.protocol import candidate, version
-from syncd.protocol.manifest import encode_manifest
+from syncd.protocol.disk import remove_tree
 from syncd.protocol.writer import StepWriter
 
 BOUND = 2500
@@ -114,19 +114,16 @@ def test_a_generation_that_does_not_grow_at_a_rewind(monkeypatch):
     assert_caught("I2", first=7)
 
 
-def test_writing_over_a_sealed_step(monkeypatch):
-    """A writer that takes the absence of a manifest from its host's cache."""
+def test_sealing_over_a_sealed_step(monkeypatch):
+    """A writer that clears the way for its rename."""
 
-    def begin(self):
-        self.job.disk.make_directory(f"{self.path}/actor")
+    def rename_onto_step(self):
+        remove_tree(self.job.disk, self.sealed_path)
+        original(self)
 
-    monkeypatch.setattr(StepWriter, "begin", begin)
-    monkeypatch.setattr(StepWriter, "_write_manifest", write_anyway)
-    assert_caught("I1", "I4", "I7", first=624)
-
-
-def write_anyway(writer, manifest):
-    writer.job.disk.replace(f"{writer.path}/manifest.json", encode_manifest(manifest))
+    original = StepWriter._rename_onto_step
+    monkeypatch.setattr(StepWriter, "_rename_onto_step", rename_onto_step)
+    assert_caught("I9 what is sealed does not change", first=13, deeds=frozenset({Deed.ZOMBIE}))
 
 
 def test_following_a_step_that_was_abandoned(monkeypatch):
@@ -167,13 +164,13 @@ def unsynced(self, path, data):
 
 
 def test_an_attempt_that_writes_where_another_one_is_sealed(monkeypatch):
-    """Shards that have the names of the step itself, whoever writes them."""
+    """Shards that get their names in the step itself, whoever writes them."""
 
     def write(self, name, data, tensors=0):
         content = data if isinstance(data, bytes) else b"".join(data)
-        place = f"{self.path}/{name}"
-        self.job.disk.make_directory(place.rpartition("/")[0])
-        self.job.disk.replace(place, content)
+        with contextlib.suppress(OSError):
+            self.job.disk.read(f"{self.sealed_path}/manifest.json")
+            self.job.disk.replace(f"{self.sealed_path}/{name}", content)
         return original(self, name, content, tensors)
 
     original = StepWriter.write

@@ -16,7 +16,7 @@ from syncd.lab.simulator.server import read_json
 from syncd.lab.simulator.tree import Change, Directory, File, path_of
 from syncd.lab.simulator.world import Process, World
 from syncd.protocol.disk import is_temporary
-from syncd.protocol.layout import MANIFEST, MARKER, parse_step_name
+from syncd.protocol.layout import MANIFEST, MARKER, parse_attempt_name, parse_step_name
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.version import Pair, Version
 
@@ -188,7 +188,7 @@ class Observer:
             if change.after is None or change.before is not None:
                 self._fail("I6 only what may go is removed", f"{where}/{change.name} by a daemon")
         elif where != STATE and not where.startswith(f"{STATE}/"):
-            is_step = where == JOB and parse_step_name(change.name) is not None
+            is_step = where == JOB and _is_of_step(change.name)
             is_state = where == JOB and change.name == ".syncd"
             if not (is_step and len(changes) > 1) and not (is_state and change.before is None):
                 self._fail("I6 only what may go is removed", f"{where}/{change.name} changed by a daemon")
@@ -206,18 +206,34 @@ class Observer:
     def _in_job(self, process: Process, change: Change, changes: tuple[Change, ...]) -> None:
         if change.name == MARKER:
             self._marked(change)
-        step = parse_step_name(change.name)
-        if step is None or not isinstance(change.before, Directory) or change.after is not None:
+        if (
+            not isinstance(change.before, Directory)
+            or change.after is not None
+            or not _is_of_step(change.name)
+        ):
             return
-        if process.program.name == REMOVER:
-            return
+        if process.program.name.startswith("daemon"):
+            self._taken(process, change, change.before, changes)
+
+    def _taken(
+        self, process: Process, change: Change, directory: Directory, changes: tuple[Change, ...]
+    ) -> None:
+        """I3, I5, I6: what a daemon takes goes to its trash, and may go."""
         target = path_of(changes[-1].directory)
         if not target.startswith(_TRASH):
             self._fail("I6 only what may go is removed", f"{change.name} to {target}")
             return
-        self._world.counts["prunes"] += 1
         self._check_term(process, int(target.removeprefix(_TRASH)), "removes")
-        for rule, broken in self._removals.broken(process, step, change.before, self._published):
+        step = parse_step_name(change.name)
+        if step is None:
+            self._world.counts["attempts removed"] += 1
+            if broken := self._removals.attempt_broken(process, change.name, directory):
+                self._fail(
+                    "I3 an attempt being written stays", f"{process.name} removes {change.name}: {broken}"
+                )
+            return
+        self._world.counts["prunes"] += 1
+        for rule, broken in self._removals.broken(process, step, directory, self._published):
             self._fail(f"I3 {rule}", f"{process.name} removes step {step}: {broken}")
 
     def _after_power_cut(self) -> None:
@@ -229,6 +245,11 @@ class Observer:
 
     def _json(self, path: str) -> dict[str, Any] | None:
         return read_json(self._world.tree, path)
+
+
+def _is_of_step(name: str) -> bool:
+    """Say whether a directory of the job is a step, or an attempt to write one."""
+    return parse_step_name(name) is not None or parse_attempt_name(name) is not None
 
 
 def _pair(version: dict[str, Any]) -> Pair:

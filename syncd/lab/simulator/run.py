@@ -31,6 +31,7 @@ _ROWS = (
     ("publishes", "publishes"),
     ("loads", "loads"),
     ("prunes", "prunes"),
+    ("attempts removed", "attempts removed"),
     ("zombies", "zombies"),
     ("zombies woken", "zombies woken"),
     ("states removed", "state removed"),
