@@ -10,7 +10,7 @@ code  meaning
 2     usage
 3     not ready: nothing published yet, or older than asked
 4     timed out
-5     lock held by another daemon
+5     another daemon leads this job, or another trainer trains it
 65    corrupt data
 74    I/O
 75    try again: a passing state, nothing was changed
@@ -87,7 +87,7 @@ class TimedOutError(SyncdError):
 
 
 class LockHeldError(SyncdError):
-    """Another daemon leads this job."""
+    """Another daemon leads this job, or another trainer trains it."""
 
     code = "lock_held"
     exit_code = 5

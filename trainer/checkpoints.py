@@ -1,9 +1,9 @@
 """How a step becomes a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
 
 The engine's ranks write the training state into a directory of this save inside the sealed step, `.training.SAVE`.
-One rename makes it `training/`; then comes `actor/huggingface/` where it is asked for; then `.full_checkpoint`: now the
-checkpoint counts; last the tracker and a copy of the state in the job directory. What a rank of an earlier start writes
-late goes into a directory that is no longer there.
+One rename makes it `training/`; then comes `actor/huggingface/` where it is asked for; then `.full_checkpoint`: now
+the checkpoint counts; last the tracker and a copy of the state in the job directory. What a rank of an earlier start
+writes late goes into a directory that is no longer there.
 """
 
 import contextlib

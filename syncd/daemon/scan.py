@@ -83,7 +83,7 @@ class Scanner:
         """
         self.check_root()
         self._read_hints()
-        self._examine(self._list(), everything=True)
+        self._examine_listed(everything=True)
         self._read_modules()
         return self._finish(free=self._free())
 
@@ -101,11 +101,11 @@ class Scanner:
         self._disk.refresh(self._job.root)
         moved = self._read_hints()
         if woken or moved or now - self._listed >= LIST_EVERY:
-            self._examine(self._list(), everything=False)
+            self._examine_listed(everything=False)
         else:
             self._examine_again(self._restless())
             if not self._examine_attempts(self._attempts):
-                self._examine(self._list(), everything=False)  # one has gone: it has become its step
+                self._examine_listed(everything=False)  # one has gone: it has become its step
         if now - self._modules_read >= MODULES_EVERY:
             self._read_modules()
         return self._finish(free=self._snapshot.free)
@@ -178,7 +178,6 @@ class Scanner:
 
     def _list(self) -> dict[int, str]:
         """Return the step directories of the job, step to directory name; look at the attempts beside them."""
-        self._listed = self._clock.monotonic()
         found: dict[int, str] = {}
         attempts = []
         for entry in self._disk.list(self._job.root):
@@ -212,6 +211,12 @@ class Scanner:
             self._attempts[name] = _Known(step, self._clock.monotonic(), name)
         self._progress()
         return step is not None
+
+    def _examine_listed(self, *, everything: bool) -> None:
+        """List the job and examine what it says; what fails on the way is listed again at the next look."""
+        now, self._listed = self._clock.monotonic(), float("-inf")
+        self._examine(self._list(), everything=everything)
+        self._listed = now
 
     def _examine(self, directories: dict[int, str], *, everything: bool) -> None:
         for gone in self._known.keys() - directories.keys():

@@ -32,6 +32,7 @@ from syncd.protocol.disk import (
     Clock,
     Data,
     Disk,
+    Entry,
     SystemClock,
     list_if_there,
     remove_tree,
@@ -121,10 +122,10 @@ class StepWriter:
         """
         # This host may remember an absence that is no longer true: an early answer, the rename decides.
         self.job.disk.refresh(self.job.root)
-        names = self._names(self.sealed_path)
-        if MANIFEST in names:
+        there = self._entries(self.sealed_path)
+        if MANIFEST in {entry.name for entry in there}:
             raise self._already_sealed()
-        if names and not self._is_unsealed_in_place(names):
+        if there and not self._is_unsealed_in_place(there):
             raise UsageError(
                 f"files that syncd did not write are in the place of step {self.step}",
                 path=self.sealed_path,
@@ -308,8 +309,8 @@ class StepWriter:
     def _set_partial_aside(self) -> bool:
         """Move aside a step that an older release began in place and never sealed; the daemon removes it."""
         disk, aside = self.job.disk, self.job.attempt(self.step, f"unsealed-{uuid.uuid4().hex}")
-        names = self._names(self.sealed_path)
-        if MANIFEST in names or (names and not self._is_unsealed_in_place(names)):
+        there = self._entries(self.sealed_path)
+        if MANIFEST in {entry.name for entry in there} or not self._is_unsealed_in_place(there):
             return False
         disk.rename(self.sealed_path, aside)
         if MANIFEST not in self._names(aside):
@@ -317,10 +318,12 @@ class StepWriter:
         disk.rename(aside, self.sealed_path)
         return False
 
-    def _is_unsealed_in_place(self, names: set[str]) -> bool:
-        """Say whether a directory in the place of the step is one that an older release of syncd began to write."""
+    def _is_unsealed_in_place(self, there: list[Entry]) -> bool:
+        """Say whether the entries in the place of the step are those that an older release began to write."""
+        if Entry(ACTOR, "directory") not in there:
+            return False
         inside = self._names(f"{self.sealed_path}/{ACTOR}")
-        return RECEIPTS in inside or (names == {ACTOR} and not inside)
+        return RECEIPTS in inside or (len(there) == 1 and not inside)
 
     @property
     def _staged(self) -> str:
@@ -333,7 +336,10 @@ class StepWriter:
         return next((place for place in places if self._names(place)), None)
 
     def _names(self, path: str) -> set[str]:
-        return {entry.name for entry in list_if_there(self.job.disk, path)}
+        return {entry.name for entry in self._entries(path)}
+
+    def _entries(self, path: str) -> list[Entry]:
+        return list_if_there(self.job.disk, path)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

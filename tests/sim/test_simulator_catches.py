@@ -48,6 +48,7 @@ def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
     original = scan.examine_attempt
     monkeypatch.setattr(scan, "examine_attempt", examine)
     monkeypatch.setattr(service, "problems_of", lambda *_: [])
+    monkeypatch.setattr(SimDisk, "sync_directory", lambda *_: None)
     assert_caught("I1", first=1)
 
 
@@ -124,6 +125,15 @@ def test_sealing_over_a_sealed_step(monkeypatch):
     original = StepWriter._rename_onto_step
     monkeypatch.setattr(StepWriter, "_rename_onto_step", rename_onto_step)
     assert_caught("I9 what is sealed does not change", first=13, deeds=frozenset({Deed.ZOMBIE}))
+
+
+def test_removing_an_attempt_that_is_being_written(monkeypatch):
+    monkeypatch.setattr(planning, "lost_attempts", lambda snapshot, _: tuple(attempts(snapshot)))
+    assert_caught("I3 an attempt being written stays", first=1)
+
+
+def attempts(snapshot):
+    return [step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt]
 
 
 def test_following_a_step_that_was_abandoned(monkeypatch):

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-
 from jobs import ManualClock
+
 from syncd.errors import FencedError, LockHeldError
 from syncd.protocol.layout import Job
 from syncd.protocol.process import Process

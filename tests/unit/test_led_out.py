@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from syncd import lines
-from syncd.errors import StorageError
+from syncd.errors import StorageError, UsageError
 from syncd.observe.journal import Journal, read_events
 from syncd.opening import open_append, open_read
 from syncd.protocol.candidate import Candidate
@@ -127,7 +127,11 @@ def test_a_step_is_not_written_through_a_link(job, tmp_path):
     os.mkdir(job.step(2))
     os.symlink("../../outside", f"{job.step(2)}/actor")
     (tmp_path / "outside/stray.safetensors").write_text("precious")
-    writer = StepWriter(job, 2, 1, "attempt")
+    with pytest.raises(UsageError, match="files that syncd did not write"):
+        StepWriter(job, 2, 1, "attempt").begin()
+    writer = StepWriter(job, 3, 1, "attempt")
+    os.mkdir(writer.path)
+    os.symlink("../../outside", f"{writer.path}/actor")
     with pytest.raises(OSError, match="symbolic link"):
         writer.begin()
     with pytest.raises(OSError, match="symbolic link"):

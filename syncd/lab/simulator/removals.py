@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.config import DaemonConfig
+from syncd.daemon.retention import RIVAL_GRACE
 from syncd.lab.simulator.record import JOB, STATE
 from syncd.lab.simulator.server import names_in, read_json, step_directories
 from syncd.lab.simulator.tree import Change, Directory, File, Node, walk
@@ -15,8 +16,6 @@ from syncd.protocol.receipt import receipts_directory
 
 _PINS = f"{STATE}/pins"
 _MARGIN = 0.001
-_ATTEMPT_GRACE = 60.0
-"""Seconds for which an attempt that nobody has sealed must have stood still before it may go."""
 
 
 @dataclass
@@ -60,8 +59,8 @@ class Removals:
         if is_sealed or self._gone.get(step, float("-inf")) > looked:
             return ""
         changed = max([directory.changed_at, *(_changed_at(node) for _, node in walk(directory))])
-        idle = looked - changed
-        return f"changed {idle:.1f} s before" if 0 < idle < _ATTEMPT_GRACE - _MARGIN else ""
+        idle, least = looked - changed, min(RIVAL_GRACE, self._config.partial_grace)
+        return f"changed {idle:.1f} s before" if idle < least - _MARGIN else ""
 
     def presence(self, where: str, change: Change) -> None:
         """Take note of a change in a directory of presences."""
