@@ -50,6 +50,7 @@ test-gpu: $(READY)
 # each kill, and of the rest a part that changes from point to point.
 test-faults: $(READY)
 	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_sweep.py \
+		tests/integration/test_sweep_full_disk.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py $(PYTEST_ARGS)
