@@ -85,8 +85,10 @@ format: $(READY)
 soak: soak-simulator soak-parts
 
 # Random schedules of the whole system in a simulated world; a failing seed is printed with the command that replays it.
+# DEEDS=all, none or names with commas (syncd/lab/simulator/deeds.py) says what they contain beyond faults of calls.
 soak-simulator: $(READY)
-	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS)
+	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS) \
+		$(if $(DEEDS),--deeds $(DEEDS))
 
 # Real processes for an hour: a trainer, eight explorers and two daemons, killed, stopped, cut off, on full and frozen
 # disks, by a schedule of SEED. As root; without, the disks and cuts are left out, and it says so.

@@ -57,6 +57,7 @@ class Observer:
                 self._fail("I9 what is sealed does not change", f"{process.name if process else '-'}: {how}")
             if where == JOB and f"{JOB}/{change.name}" == STATE and change.before is not None:
                 self._forget_state()
+                self._removals.forget()
             if by_daemon:
                 self._check_place(change, where, changes)
             if where == STATE:
@@ -220,10 +221,12 @@ class Observer:
     ) -> None:
         """I3, I5, I6: what a daemon takes goes to its trash, and may go."""
         target = path_of(changes[-1].directory)
+        if target.startswith(f"{AWAY}/trash/"):
+            return  # its host remembers the state directory that was moved away: nobody removes it from there
         if not target.startswith(_TRASH):
             self._fail("I6 only what may go is removed", f"{change.name} to {target}")
             return
-        self._check_term(process, int(target.removeprefix(_TRASH)), "removes")
+        self._check_term(process, int(target.removeprefix(_TRASH).partition("/")[0]), "removes")
         step = parse_step_name(change.name)
         if step is None:
             self._world.counts["attempts removed"] += 1

@@ -22,7 +22,7 @@ def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
         *_followers(world, version),
         *_trash(world.tree),
         *_terms(world.tree),
-        *_leftovers(world.tree, version, steps, config, record),
+        *_leftovers(world.tree, version, steps, config, record, world.misjudged),
         *_attempts(world.tree, version),
         *_requests(world.tree),
         *_resumable(world.tree, steps),
@@ -60,7 +60,12 @@ def _terms(tree: Tree) -> Iterator[str]:
 
 
 def _leftovers(
-    tree: Tree, version: dict[str, Any], steps: dict[int, Directory], config: DaemonConfig, record: Record
+    tree: Tree,
+    version: dict[str, Any],
+    steps: dict[int, Directory],
+    config: DaemonConfig,
+    record: Record,
+    misjudged: set[int],
 ) -> Iterator[str]:
     """Steps that no rule keeps, by a reckoning of its own."""
     abandoned = {tuple(item) for item in version["abandoned"]}
@@ -81,7 +86,7 @@ def _leftovers(
         elif (step, manifest["digest"]) in abandoned:
             if step not in kept:
                 yield f"step {step} is abandoned"
-        elif FULL_CHECKPOINT not in node.children and step <= version["step"]:
+        elif FULL_CHECKPOINT not in node.children and step <= version["step"] and step not in misjudged:
             sync.append(step)
     for step in sync[: -config.keep_last]:
         if step not in kept and not (config.keep_every and step % config.keep_every == 0):

@@ -142,6 +142,8 @@ class World:
         self.programs: list[Program] = []
         self.after_power_cut: list[Callable[[], None]] = []
         self.corruption: Corruption | None = None
+        self.misjudged: set[int] = set()
+        """Steps that a daemon calls damaged, since it has read them wrongly: no rule counts them."""
         self.leaves_behind: Callable[[Process], bool] = lambda _: False
         """Whether a process whose peers end is paused instead of ended with them."""
         self._trace = trace
