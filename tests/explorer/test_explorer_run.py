@@ -277,7 +277,7 @@ def test_experiences_are_what_the_trainer_takes(world, weights, file):
         assert [one.rollout for one in batch] == [0, 1, 2] * GROUPS
         for one in batch:
             assert one.generation == 1
-            assert one.token_steps is None
+            assert one.spans == ((0, one.generation, one.step),)
             assert one.info["prompt"] == one.task
             assert one.reward == float(one.info["response"] == str(eval(one.task.rstrip("="))))
 

@@ -34,6 +34,21 @@ def test_gradients_are_those_of_the_formula(one):
         same(found[name, "eight"][0], gradients)
 
 
+def test_a_rollout_of_several_segments_counts_once(one, two):
+    """Its reward is in its group once, its tokens are learnt together, and unproven ones are not."""
+    (expected,), (alone,) = one["expected_segments"], one["segments"]
+    for mode, gradients in expected.items():
+        same(alone[mode][0], gradients)
+        for together in two["segments"]:
+            same(together[mode][0], gradients)
+    batch, (_, metrics) = samples.segmented_batch(7), alone["token-mean"]
+    rewards = [row.reward for row in batch.experiences if row.segment == 0]
+    assert len(rewards) == 6
+    assert metrics["reward/mean"] == pytest.approx(sum(rewards) / 6)
+    assert metrics["train/tokens"] == sum(sum(row.learnt) for row in batch.experiences)
+    assert metrics["train/tokens"] < sum(sum(row.action_mask) for row in batch.experiences)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("directory", [".", "huggingface"])
 def test_a_written_step_is_the_model_that_was_trained(two, dtype, tolerance, directory):

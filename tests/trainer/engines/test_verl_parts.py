@@ -1,6 +1,7 @@
 """What of verl's engine needs no verl: rows and who takes them, figures over ranks, names, companions."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,29 @@ def test_updates_of_a_pass_have_every_row_once_and_are_never_empty(rollouts, exa
 def test_part_in_which_nothing_was_chosen_is_no_update():
     found = rows.split([row_of(5, learnt=False), row_of(5, learnt=False), row_of(5), row_of(5)], [], 2)
     assert found == [rows.Part([2, 3], [])]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(1, 5))
+def test_segments_of_a_rollout_are_in_one_update(sizes, parts):
+    found = [replace(row_of(5), rollout=number) for number, size in enumerate(sizes) for _ in range(size)]
+    updates = rows.split(found, [], parts)
+    assert [number for part in updates for number in part.rollouts] == list(range(len(found)))
+    assert len(updates) == min(parts, len(sizes))
+    sets = [{found[number].rollout for number in part.rollouts} for part in updates]
+    assert sum(map(len, sets)) == len(set.union(*sets)) == len(sizes)
+    counts = [rows.samples(found, part.rollouts) for part in updates]
+    assert counts == [len(its) for its in sets]
+    assert rows.samples([row_of(5), row_of(5), row_of(5, learnt=False)], range(3)) == 2
+
+
+def test_unproven_tokens_are_not_learnt_and_a_horizon_is_of_whole_rollouts():
+    batch = samples.segmented_batch(1)
+    step = prepare(resolve(AlgorithmSection()), batch, mixed=False)
+    for row, one in zip(step.rollouts, batch.experiences, strict=True):
+        doubted = one.unproven or bytes(len(one.logprobs))
+        assert row.mask.tolist() == [int(a and not b) for a, b in zip(one.action_mask, doubted, strict=True)]
+    assert [row.rollout for row in step.rollouts] == [0, 1, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5]
+    assert step.horizon == max(sum(len(r.mask) for r in step.rollouts if r.rollout == n) for n in range(6))
 
 
 def test_response_is_what_positions_before_its_tokens_say():

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
@@ -18,6 +17,8 @@ from trainer.experience.batch import Batch
 
 _GIVEN = frozenset({"token_level_rewards", "response_mask", "index", "config", "norm_adv_by_std_in_grpo"})
 """What an estimator may ask for. Others want a critic's values, a baseline's rewards, or more of the model."""
+
+_MEAN_OF_ROWS = "seq-mean-token-mean"
 
 
 def usable() -> list[str]:
@@ -46,23 +47,59 @@ def check_estimator(name: str) -> None:
 def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
     """Return the advantage of each response token, one tensor a row, weighted by the row's weight.
 
-    The reward is at the last token that the model chose; groups must be whole.
+    An estimator sees each rollout once: its learnt tokens over all segments end to end, with the reward at the last
+    one. Groups must be whole.
 
     Raises:
         ConfigError: The estimator refuses such groups.
     """
-    masks = [torch.tensor(list(row.action_mask), dtype=torch.float32) for row in batch.experiences]
-    mask = pad_sequence(masks, batch_first=True)
+    masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
+    learnt = _over_rollouts(batch, [int(mask.sum()) for mask in masks])
+    if not any(learnt):
+        return [torch.zeros(len(mask)) for mask in masks]
+    mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
     normed = bool(algorithm.norm_advantage)
+    groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
     given: dict[str, Any] = {
         "token_level_rewards": _rewards(batch, mask),
         "response_mask": mask,
-        "index": np.array([str(group) for group in batch.groups], dtype=object),
+        "index": np.array([str(group) for group in groups], dtype=object),
         "norm_adv_by_std_in_grpo": normed,
         "config": AlgoConfig(adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=normed),
     }
-    found = _call(algorithm.advantage, given) * torch.tensor(batch.weights).unsqueeze(1)
-    return [row[: len(own)] for row, own in zip(found, masks, strict=True)]
+    return _spread(algorithm, batch, _call(algorithm.advantage, given), masks)
+
+
+def _spread(
+    algorithm: AlgorithmSection, batch: Batch, found: torch.Tensor, masks: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the advantages of rollouts at the tokens of their rows.
+
+    Where each row is a mean over its own tokens, that of a segment counts by its share of the rollout's tokens.
+    """
+    counts = [int(mask.sum()) for mask in masks]
+    whole, taken = _over_rollouts(batch, counts), [0] * len(found)
+    spread = []
+    for rollout, count, mask, weight in zip(batch.rollouts, counts, masks, batch.weights, strict=True):
+        values = found[rollout, taken[rollout] : taken[rollout] + count].float() * weight
+        taken[rollout] += count
+        if _takes_means(algorithm) and count < whole[rollout]:
+            values = values * (count / whole[rollout])
+        spread.append(torch.zeros(len(mask)).masked_scatter(mask, values))
+    return spread
+
+
+def _takes_means(algorithm: AlgorithmSection) -> bool:
+    # verl's sapo knows no other mode.
+    return algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
+
+
+def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
+    """Return the sums of rows' counts by rollout."""
+    sums = [0] * len(batch.firsts)
+    for rollout, count in zip(batch.rollouts, counts, strict=True):
+        sums[rollout] += count
+    return sums
 
 
 def _call(name: str, given: dict[str, Any]) -> torch.Tensor:
@@ -76,15 +113,11 @@ def _call(name: str, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _rewards(batch: Batch, mask: torch.Tensor) -> torch.Tensor:
+    """Return the reward of each rollout at its last token; one of which nothing is learnt has it for its group."""
     rewards = torch.zeros_like(mask)
-    for number, row in enumerate(batch.experiences):
-        rewards[number, last_action(row.action_mask)] = row.reward
+    last = mask.sum(1).long().sub(1).clamp(min=0)
+    rewards[torch.arange(len(mask)), last] = torch.tensor([one.reward for one in batch.firsts])
     return rewards
-
-
-def last_action(mask: Sequence[bool]) -> int:
-    """Return the place of the last token that the model chose; the response's last one if it chose none."""
-    return next((place for place in reversed(range(len(mask))) if mask[place]), len(mask) - 1)
 
 
 def _missing(name: str) -> list[str]:

@@ -70,7 +70,7 @@ class Learner:
 
     def log_probs(self, batch: Batch) -> list[torch.Tensor]:
         """Return the log-probs of response tokens, one tensor a row, on all ranks."""
-        rollouts = rollout_rows(batch.experiences)
+        rollouts = rollout_rows(batch)
         self._check(rollouts)
         if not rollouts:
             return []

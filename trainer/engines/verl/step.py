@@ -1,5 +1,6 @@
 """One batch on its way through a step of training."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from syncd.errors import UsageError
@@ -30,8 +31,11 @@ class Step:
 
     @property
     def horizon(self) -> int:
-        """Return the length of the longest response of a rollout."""
-        return max((len(row.mask) for row in self.rollouts), default=1)
+        """Return the length of the longest response of a rollout, over all its segments."""
+        lengths = Counter[int | None]()
+        for row in self.rollouts:
+            lengths[row.rollout] += len(row.mask)
+        return max(lengths.values(), default=1)
 
 
 def prepare(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> Step:
@@ -46,7 +50,7 @@ def prepare(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> Step:
         UsageError: There is nothing in it.
     """
     only_examples = algorithm.name == SFT
-    rollouts = [] if only_examples else rollout_rows(batch.experiences)
+    rollouts = [] if only_examples else rollout_rows(batch)
     examples = example_rows(batch.examples)
     if not rollouts and not examples:
         raise UsageError("a batch with nothing to learn from")
