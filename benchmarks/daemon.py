@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import report
-from jobs import shard_bytes, write_step
+from jobs import shard_bytes, start, write_step
 from report import Row
 
 from syncd.daemon.scan import examine_all
@@ -36,7 +37,7 @@ from syncd.daemon.wake import Pipe, Watcher
 from syncd.protocol.disk import LocalDisk, SystemClock, remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.marker import write_marker
-from syncd.protocol.presence import Presence, write_presence
+from syncd.protocol.presence import HEARTBEAT, Presence, write_presence
 from syncd.protocol.writer import StepWriter
 
 SYNCD = [sys.executable, "-m", "syncd"]
@@ -78,6 +79,7 @@ def _measure(scratch: Path, *, quick: bool) -> dict[str, Any]:
         "start_s": _start_up(scratch / "start", 5 if quick else 15),
         "scan_s": _scan(scratch / "scan", (25, 50, 100) if quick else (250, 500, 1000)),
         "prune_ms": _prune(scratch / "prune", 5 if quick else 15),
+        "presences": _presences(scratch / "presences", 500 if quick else 5000, 5.0 if quick else 30.0),
     }
 
 
@@ -244,11 +246,10 @@ def _wall(command: list[str], rounds: int) -> float:
 def _scan(path: Path, sizes: tuple[int, ...]) -> dict[str, float]:
     """Seconds of one whole examination, files in the kernel's cache: N steps of 64 shards and N explorers."""
     job, found, made = _job(path), {}, 0
-    content = shard_bytes({"w": (2, 2)})
     Path(job.explorers).mkdir(parents=True)
     for size in sizes:
         for number in range(made, size):
-            _many_shards(job, number, content)
+            _many_shards(job, number)
             write_presence(_Unsynced(), job.explorers, Presence(f"explorer-{number}", beat=1))
         made = size
         found[str(size)] = round(min(_timed(lambda: examine_all(job, SystemClock())) for _ in range(3)), 3)
@@ -266,10 +267,11 @@ class _Unsynced(LocalDisk):
         Path(path).write_bytes(data if isinstance(data, bytes) else b"".join(data))
 
 
-def _many_shards(job: Job, step: int, content: bytes) -> None:
+def _many_shards(job: Job, step: int) -> None:
     writer = StepWriter(Job(job.root, job.state, _Unsynced()), step, 64, "bench")
     writer.begin()
     for rank in range(1, 65):
+        content = shard_bytes({f"w{rank}": (2, 2)})
         writer.receipt(rank, [writer.write(f"actor/model-{rank:05d}-of-00064.safetensors", content, 1)])
     writer.seal()
 
@@ -298,6 +300,54 @@ def _prune(path: Path, rounds: int) -> dict[str, float]:
         removals.append(_timed(partial(remove_tree, disk, job.step(2 * round_ + 1))) * 1e3)
     rename, removal = statistics.median(renames), statistics.median(removals)
     return {"rename": round(rename, 4), "rmtree": round(removal, 3), "ratio": round(removal / rename, 1)}
+
+
+def _presences(path: Path, count: int, seconds: float) -> dict[str, float]:
+    """Cost of many explorers: CPU seconds of a removal, and per cent of one core while all of them beat."""
+    job = _job(path)
+    Path(job.explorers).mkdir(parents=True)
+    _beat_all(job, count, 0)
+    for step in range(1, 11):
+        write_step(job, step)
+    daemon, heard, _ = start(job, keep_last=1, prune=False)
+    daemon.tick(woken=True)
+    daemon.reload(replace(daemon.config, prune=True))
+    started = time.process_time()
+    daemon.tick()
+    spent, removed = time.process_time() - started, len(heard.of("step_removed"))
+    daemon.close()
+    with _daemon(job, "--keep-last", "1") as process, ThreadPoolExecutor(1) as beaters:
+        beating = beaters.submit(_beat_for, job, count, seconds + 6)
+        time.sleep(3)
+        share = _used(process.pid, seconds)
+        beating.result()
+    return {"count": count, "removal_s": round(spent / removed, 4), "cpu_percent": round(share * 100, 1)}
+
+
+def _beat_for(job: Job, count: int, seconds: float) -> None:
+    """Have explorers beat each 5 s."""
+    ends, beat = time.monotonic() + seconds, 1
+    while (now := time.monotonic()) < ends:
+        _beat_all(job, count, beat)
+        beat += 1
+        time.sleep(max(HEARTBEAT - (time.monotonic() - now), 0.0))
+
+
+def _beat_all(job: Job, count: int, beat: int) -> None:
+    for number in range(count):
+        presence = Presence(
+            f"explorer-{number}", beat=beat, incarnation=f"{number:032x}", applied=(1, 10), leases=(10,)
+        )
+        write_presence(_Renamed(), job.explorers, presence)
+
+
+class _Renamed(LocalDisk):
+    """Replaces without syncing: the daemon is measured, not the disk."""
+
+    def replace(self, path: str, data: Any, *, via: str | None = None, private: bool = False) -> None:  # noqa: ARG002
+        """Write beside it and rename."""
+        Path(f"{path}.tmp").write_bytes(data)
+        os.rename(f"{path}.tmp", path)
 
 
 def _rows(figures: dict[str, Any]) -> Iterator[Row]:
@@ -331,6 +381,9 @@ def _rows(figures: dict[str, Any]) -> Iterator[Row]:
     prune = figures["prune_ms"]
     yield "prune: rename | rmtree", f"{prune['rename']} | {prune['rmtree']} ms", "", None
     yield "prune: ratio", f"{prune['ratio']} x", ">= 300 x", prune["ratio"] >= 300
+    crowd = figures["presences"]
+    yield f"{crowd['count']} presences: CPU of a removal", f"{crowd['removal_s']} s", "", None
+    yield f"{crowd['count']} presences: one core", f"{crowd['cpu_percent']} %", "", None
 
 
 def _scan_rows(scan: dict[str, float]) -> Iterator[Row]:

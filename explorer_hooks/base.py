@@ -11,6 +11,8 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine is back on 
 or `EngineDeadError` says that it cannot be.
 """
 
+import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +20,12 @@ from typing import ClassVar, NamedTuple, Self
 
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
+
+UNKNOWN = "unknown"
+"""The label of weights that nobody can name: neither a version nor the weights that the engine started with."""
+
+_CONTENT = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_LABEL = re.compile(r"(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})(?:\.[0-9a-f]{16}|\+[!-~]+)", re.ASCII)
 
 
 class TensorMeta(NamedTuple):
@@ -41,7 +49,7 @@ class Target:
         path: The directory to load: the staged copy or the job's own; the URI for kind remote.
         shards: Its safetensors files, names relative to `path`; none where others wrote the step.
         tensors: What each tensor is, by name; none where that cannot be known without the engine.
-        verified: Whether every byte at `path` was checked against the manifest already.
+        verified: Whether every byte at `path` was compared with the manifest's digests already.
     """
 
     version: Version
@@ -53,7 +61,7 @@ class Target:
     @property
     def label(self) -> str:
         """Return the version as engines are told it."""
-        return label_of(self.version.pair)
+        return engine_label(self.version.pair, self.version.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,8 @@ class Running:
     """What an engine says of itself.
 
     Args:
-        label: The version that it says it runs; None: it was never told one, so it runs what it was started with.
+        label: What it calls its weights; None: it was never told, so it runs what it was started with. Any label
+            but that of a version of the job means that nobody knows what it runs.
         paused: Whether it was left paused, so that it takes no work.
     """
 
@@ -70,7 +79,7 @@ class Running:
 
     @property
     def pair(self) -> Pair | None:
-        """Return the version as a pair, None where the engine runs no version of a job."""
+        """Return the pair that the label names, None where it names none; of which job is not checked here."""
         return pair_of(self.label)
 
 
@@ -99,6 +108,9 @@ class Hook(ABC):
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
     """The kinds of version that it can load."""
+
+    checks_content: ClassVar[bool] = False
+    """Whether `load` itself compares every byte with its digest where the target is not verified."""
 
     @classmethod
     @abstractmethod
@@ -166,13 +178,37 @@ class Hook(ABC):
 
 
 def label_of(pair: Pair) -> str:
-    """Return a pair as engines are told it, such as 2.120."""
+    """Return a pair as people read it, such as 2.120."""
     return f"{pair[0]}.{pair[1]}"
 
 
+def engine_label(pair: Pair, digest: str) -> str:
+    """Return a version as engines are told it, such as 2.120.0f1e2d3c4b5a6978: the pair and its content.
+
+    Args:
+        pair: The version's pair.
+        digest: The digest of its manifest, or the fingerprint of a step that others wrote.
+    """
+    found = digest.rpartition(":")[2][:16]
+    if not _CONTENT.fullmatch(found):
+        found = hashlib.sha256(digest.encode()).hexdigest()[:16]
+    return f"{label_of(pair)}.{found}"
+
+
+def unpublished_label(pair: Pair, attempt: str) -> str:
+    """Return what engines are told of weights that came by a broadcast, until their version is published.
+
+    They have no manifest yet, so the attempt of the save that writes them to files names the content.
+    """
+    return f"{label_of(pair)}+{attempt}"
+
+
+def is_unpublished(label: str) -> bool:
+    """Say whether a label is of weights that came by a broadcast and were not published yet."""
+    return "+" in label and pair_of(label) is not None
+
+
 def pair_of(label: str | None) -> Pair | None:
-    """Return the pair of a label, None of anything else."""
-    parts = (label or "").split(".")
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):  # noqa: PLR2004
-        return None
-    return int(parts[0]), int(parts[1])
+    """Return the pair of a label that names content, None of anything else: of a bare 2.120 too."""
+    found = _LABEL.fullmatch(label or "")
+    return (int(found[1]), int(found[2])) if found else None

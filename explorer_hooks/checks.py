@@ -4,17 +4,17 @@ All of it comes before the engine is touched: engines that meet a wrong shape or
 loaded, or die.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from itertools import islice
 
 from explorer_hooks.base import TensorMeta
 from explorer_hooks.errors import RefusedError
+from explorer_hooks.fit import Tensors, first_of, fit, require
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, list_if_there
-from syncd.protocol.manifest import Manifest, damaged_files, missing_files
+from syncd.protocol.manifest import Manifest, missing_files, uri_problem
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.safetensors import Header, differences, read_header, signature
+from syncd.protocol.safetensors import Header, read_header, signature
 from syncd.protocol.version import Version
 
 NATIVE = "syncd"
@@ -22,13 +22,11 @@ FOREIGN = "foreign"
 """The kind of what others wrote in another form than safetensors."""
 
 _SUFFIX = ".safetensors"
-_NAMED = 3
-
-Tensors = Mapping[str, TensorMeta]
+_EMPTY = "the step has no tensors where an engine loads them"
 
 
 class Verify(StrEnum):
-    """How closely a version is looked at; what is staged is checked byte by byte in any case.
+    """How closely a version is looked at before it is handed over.
 
     size: every file is there with its size. header: every safetensors header parses and accounts for every byte
     of its file. content: every byte is read and matches its digest.
@@ -50,6 +48,16 @@ def check_kind(version: Version, kinds: Iterable[str]) -> None:
         raise RefusedError(f"step {version.step} is of kind {version.kind}; this hook loads {able}")
 
 
+def check_uri(version: Version) -> None:
+    """Check that where a remote version lies is a URI or an absolute path: programs are given it as an argument.
+
+    Raises:
+        RefusedError: It is neither.
+    """
+    if problem := uri_problem(version.path):
+        raise RefusedError(f"step {version.step} cannot be loaded: {problem}")
+
+
 def check_sizes(disk: Disk, step_path: str, manifest: Manifest) -> None:
     """Check that each file of a step is there with its size; nothing is read.
 
@@ -59,13 +67,14 @@ def check_sizes(disk: Disk, step_path: str, manifest: Manifest) -> None:
     _refuse(missing_files(disk, step_path, manifest), step_path)
 
 
-def check_content(disk: Disk, step_path: str, manifest: Manifest) -> None:
-    """Check every byte of a step against its digests.
+def check_payload(shards: Sequence[FileRecord], path: str) -> None:
+    """Check that there is anything to load, without reading it.
 
     Raises:
-        RefusedError: One differs.
+        RefusedError: There is not; an engine that loads nothing keeps what it ran, under another name.
     """
-    _refuse(damaged_files(disk, step_path, manifest), step_path)
+    if not shards:
+        raise RefusedError(_EMPTY, path=path)
 
 
 def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Tensors:
@@ -77,7 +86,7 @@ def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Te
         shards: The shards.
 
     Raises:
-        RefusedError: A header does not describe its file, or two shards hold one tensor.
+        RefusedError: A header does not describe its file, two shards hold one tensor, or none holds any.
     """
     headers = []
     for record in shards:
@@ -86,7 +95,10 @@ def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Te
             found = f"{len(header.tensors)} tensors of {record.tensors}"
             raise RefusedError(f"a shard holds {found}", path=f"{directory}/{record.name}")
         headers.append(header)
-    return _by_name(headers, directory)
+    tensors = _by_name(headers, directory)
+    if not tensors:
+        raise RefusedError(_EMPTY, path=directory)
+    return tensors
 
 
 def read_foreign(disk: Disk, version: Version, directory: str, kinds: Iterable[str]) -> Tensors:
@@ -103,6 +115,8 @@ def read_foreign(disk: Disk, version: Version, directory: str, kinds: Iterable[s
         raise RefusedError(f"{what}, and this hook loads nothing else", path=directory)
     headers = [_header(disk, f"{directory}/{name}") for name in shards]
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
+    if shards and not tensors:
+        raise RefusedError(f"the safetensors of step {version.step} hold no tensors", path=directory)
     return {tensor.name: TensorMeta(tensor.dtype, tensor.shape) for tensor in tensors}
 
 
@@ -112,18 +126,12 @@ def check_fit(found: Tensors, runs: Tensors) -> None:
     Raises:
         RefusedError: It does not; the message names the first differences.
     """
-    wrong = differences(runs, found)
-    named = list(islice(wrong, _NAMED))
-    if named:
-        more = sum(1 for _ in wrong)
-        rest = f", and {more} more" if more else ""
-        raise RefusedError(f"it does not fit the engine: {'; '.join(named)}{rest}")
+    require(fit(runs, {}, found, cast=False), "it does not fit the engine")
 
 
 def _refuse(wrong: list[str], path: str) -> None:
     if wrong:
-        more = f", and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        raise RefusedError(f"{'; '.join(wrong[:_NAMED])}{more}", path=path)
+        raise RefusedError(first_of(wrong), path=path)
 
 
 def _header(disk: Disk, path: str) -> Header:

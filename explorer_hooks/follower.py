@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
-from explorer_hooks.base import Hook
+from explorer_hooks.base import UNKNOWN, Hook, Running
 from explorer_hooks.checks import Verify
 from explorer_hooks.following.driver import Driver
 from explorer_hooks.following.engine import Engine
@@ -42,6 +42,7 @@ class Follower(Closing):
         options: How to follow.
         engine: The engine's name in presence and log, without secrets.
         tell: Hears each event; None for nobody.
+        stop: Asked often; once true, what is waited for or read is given up. A load that has begun is finished.
 
     Examples:
         with Follower.open("/ckpt/job", hook, identity="e0") as follower:
@@ -56,15 +57,16 @@ class Follower(Closing):
         *,
         engine: str = "",
         tell: Tell | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.sync, self.options = sync, options or FollowOptions()
         self._policy = policy_of(self.options)
-        self._stop: Callable[[], bool] = lambda: False
+        self._stop = stop
         telling = Telling(sync, tell, ReadyFile(self.options.ready_file))
         stage = Stage(self.options.stage, sync.job.root, sync.clock) if self.options.stage else None
         placing = Placing(
             sync,
-            hook.kinds,
+            hook,
             Verify(self.options.verify),
             stage,
             Copies(sync.job),
@@ -72,7 +74,7 @@ class Follower(Closing):
             self._is_told_to_stop,
         )
         self._stage, self._telling, self._versions = stage, telling, Versions(sync)
-        self._engine = Engine(hook, sync.clock, self.options.check_every)
+        self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions.named)
         self._driver = Driver(self._engine, self._versions, placing, telling, sync.clock, self.options)
         telling.say("waiting", engine=engine or hook.name, loads=0, bytes=0)
 
@@ -86,6 +88,7 @@ class Follower(Closing):
         *,
         engine: str = "",
         tell: Tell | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Connect to a job as an explorer; the engine is asked what it runs.
 
@@ -96,6 +99,7 @@ class Follower(Closing):
             options: How to follow.
             engine: The engine's name in presence and log, without secrets.
             tell: Hears each event.
+            stop: Asked often; once true, what is waited for or read is given up.
 
         Raises:
             UsageError: The identity is held by another process that lives.
@@ -107,7 +111,7 @@ class Follower(Closing):
             job_dir, "explorer", identity, state_dir=chosen.state_dir, poll=chosen.poll, ttl=chosen.ttl
         )
         try:
-            made = cls(sync, hook, chosen, engine=engine, tell=tell)
+            made = cls(sync, hook, chosen, engine=engine, tell=tell, stop=stop)
             made._look()
         except BaseException:
             with contextlib.suppress(SyncdError):
@@ -137,6 +141,21 @@ class Follower(Closing):
             self._versions.read()
         self._driver.adopt(pair)
 
+    def know(self, label: str) -> None:
+        """Take a label for one of this job: of weights that reach the engine by another way than from files."""
+        self._versions.know(label)
+
+    def running(self) -> Running:
+        """Ask the engine what it runs; its label is `UNKNOWN` unless it is one of this job. Any thread may ask.
+
+        Raises:
+            EngineUnreachableError: The engine does not answer.
+        """
+        said = self._engine.hook.current_version()
+        if said.label is None or self._versions.is_known(said.label):
+            return said
+        return Running(UNKNOWN, said.paused)
+
     def recover(self) -> None:
         """Bring the engine back that weights from elsewhere have left in pieces.
 
@@ -149,8 +168,11 @@ class Follower(Closing):
         self._telling.confirm(None)
 
     def may_work(self) -> bool:
-        """Say whether the engine is to be given work: it answers, and is not further behind than `max_lag`."""
-        if self._engine.dead is not None or not self._engine.is_reachable:
+        """Say whether the engine is to be given work.
+
+        It answers, runs a version of the job or what it was started with, and is not further behind than `max_lag`.
+        """
+        if self._engine.dead is not None or not self._engine.is_reachable or not self._engine.is_known:
             return False
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()

@@ -28,6 +28,14 @@ def whole_group(group, size=2, **more):
     return [make(group, rollout, **more) for rollout in range(size)]
 
 
+def segmented(group, rollout, *, steps, **more):
+    """Return all segments of a rollout, each made by a version of its own."""
+    return [
+        make(group, rollout, step=step, segment=number, segments=len(steps), **more)
+        for number, step in enumerate(steps)
+    ]
+
+
 def write(job, explorer, *batches):
     """Write batches as an explorer that starts and ends."""
     with ExperienceWriter(job, explorer) as writer:

@@ -10,6 +10,8 @@ Decode = Callable[[Sequence[int]], str]
 MAX_TEXT = 8192
 """Characters of a prompt or response; of a longer one its beginning and its end are shown."""
 
+_BETWEEN = "\n[the next segment: its prompt was written again]\n"
+
 
 def choose(batch: Batch, count: int, decode: Decode | None = None) -> list[Rollout]:
     """Return rollouts of a batch, best first: evenly spread over the order of rewards, the same for the same batch.
@@ -19,7 +21,9 @@ def choose(batch: Batch, count: int, decode: Decode | None = None) -> list[Rollo
         count: How many at most.
         decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
     """
-    order = sorted(range(len(batch.experiences)), key=lambda place: (-batch.experiences[place].reward, place))
+    experiences = batch.experiences
+    firsts = [place for place, one in enumerate(experiences) if one.segment == 0]
+    order = sorted(firsts, key=lambda place: (-experiences[place].reward, place))
     return [_rollout(batch, order[at], decode) for at in _spread(len(order), count)]
 
 
@@ -34,9 +38,11 @@ def _spread(length: int, count: int) -> list[int]:
 
 def _rollout(batch: Batch, place: int, decode: Decode | None) -> Rollout:
     experience = batch.experiences[place]
+    segments = batch.experiences[place : place + experience.segments]
+    responses = [_text(one.tokens[one.prompt_length :], decode) for one in segments]
     return Rollout(
         prompt=_text(experience.tokens[: experience.prompt_length], decode),
-        response=_text(experience.tokens[experience.prompt_length :], decode),
+        response=_cut(_BETWEEN.join(responses)),
         reward=experience.reward,
         generation=experience.generation,
         step=experience.step,

@@ -1,7 +1,7 @@
 """Samples as the configuration asks for them. Rank 0 samples; the other ranks get what it found."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from syncd.errors import ConfigError
@@ -16,8 +16,6 @@ from trainer.experience.replay import Replay
 from trainer.experience.sft import Examples, read_examples, stored_tokens
 from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
-
-Encode = Callable[[Mapping[str, Any]], tuple[Sequence[int], int]]
 
 
 class Supervised:
@@ -91,34 +89,34 @@ def _sampling(data: DataSection, interval: int) -> Sampling:
 
 
 def _examples(config: JobConfig) -> Examples:
-    encode = Encoder(config.model.path, config.data.max_length, trust=config.model.trust_remote_code)
-    return Examples(read_examples(config.data.sft_path, encode), config.job.seed)
+    encode = Encoder(config.model.path, trust=config.model.trust_remote_code)
+    data = config.data
+    return Examples(read_examples(data.sft_path, encode, max_length=data.max_length), config.job.seed)
 
 
 class Encoder:
     """Makes rows of a data set into tokens and prompt length.
 
     A row has `tokens` and `prompt_length`, or `prompt` and `response` as texts, or `messages`, of which the
-    last one is learnt. The end-of-sequence token follows a response that is text.
+    last one is learnt. The end-of-sequence token follows a response that is text. A response of messages ends with
+    the end-of-turn token of the chat template: what the template writes after it is left out, because no model
+    generates it.
 
     Args:
         model: The model directory, whose tokenizer is used.
-        max_length: Tokens after which a row is cut.
         trust: Whether code that comes with the model may run.
     """
 
-    def __init__(self, model: str, max_length: int, *, trust: bool) -> None:
-        self._model, self._max_length, self._trust = model, max_length, trust
+    def __init__(self, model: str, *, trust: bool) -> None:
+        self._model, self._trust = model, trust
         self._tokenizer: Any = None
 
     def __call__(self, row: Mapping[str, Any]) -> tuple[Sequence[int], int]:
         """Return the tokens of a row and how many of them are the prompt."""
         if "tokens" in row:
-            tokens, prompt_length = stored_tokens(row)
-        else:
-            prompt, response = self._messages(row) if "messages" in row else self._texts(row)
-            tokens, prompt_length = [*prompt, *response], len(prompt)
-        return tokens[: self._max_length], prompt_length
+            return stored_tokens(row)
+        prompt, response = self._messages(row) if "messages" in row else self._texts(row)
+        return [*prompt, *response], len(prompt)
 
     def _texts(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         prompt, response, tokenizer = row["prompt"], row["response"], self._loaded()
@@ -132,12 +130,28 @@ class Encoder:
         whole = tokenizer.apply_chat_template(messages, **options)
         if whole[: len(prompt)] != prompt:
             raise TypeError("the chat template changes the prompt when a response follows")
-        return prompt, whole[len(prompt) :]
+        return prompt, _turn(tokenizer, whole[len(prompt) :])
 
     def _loaded(self) -> Any:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._model, trust=self._trust)
         return self._tokenizer
+
+
+def _turn(tokenizer: Any, response: list[int]) -> list[int]:
+    """Return a response up to its end-of-turn token: the first special token of those that only blanks follow."""
+    special, end = _special(tokenizer), len(response)
+    for place in reversed(range(len(response))):
+        if response[place] in special:
+            end = place + 1
+        elif tokenizer.decode([response[place]]).strip():
+            break
+    return response[:end]
+
+
+def _special(tokenizer: Any) -> Collection[int]:
+    added = tokenizer.added_tokens_decoder.items()
+    return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
 
 
 def load_tokenizer(model: str, *, trust: bool = False) -> Any:

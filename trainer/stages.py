@@ -79,6 +79,21 @@ def foreseen(plan: Plan) -> Iterator[tuple[Stage, tuple[Contradiction, ...]]]:
         before = stage.name
 
 
+def pending(plan: Plan) -> Iterator[Stage]:
+    """Yield the stages that are not done and whose model is known already; nothing is made.
+
+    Raises:
+        CorruptDataError: stages.json is damaged.
+        StorageError: It cannot be read.
+    """
+    plan = planned(plan)
+    record = read_record(plan.whole.job.dir)
+    for stage in plan.stages:
+        known = record.models.get(stage.name) if stage.follows else stage.config.model.path
+        if known and stage.name not in record.done:
+            yield replace(stage, config=_with_model(stage.config, known))
+
+
 def check_against(plan: Plan, record: Record) -> None:
     """Do nothing where the stages agree with what earlier runs left.
 

@@ -60,9 +60,9 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 @click.option(
     "--verify",
     type=click.Choice(["size", "header", "content"]),
-    default="header",
+    default="content",
     show_default=True,
-    help="What is checked of a version before the engine is touched; what is staged is checked byte by byte.",
+    help="What is checked of a version before the engine is touched; content: every byte. A stage always is.",
 )
 @click.option("--token-env", metavar="VAR", help="Environment variable that holds the engine's token.")
 @click.option(

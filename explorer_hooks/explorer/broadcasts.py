@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from explorer_hooks.base import label_of
+from explorer_hooks.base import engine_label, label_of
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.explorer.sources import Files
-from explorer_hooks.explorer.takers import Taker
+from explorer_hooks.explorer.takers import Taker, label_ahead
 from explorer_hooks.follower import Follower, Outcome
 from explorer_hooks.transports.nccl import Received
 from syncd.errors import SyncdError, TimedOutError
@@ -120,6 +120,7 @@ class Broadcasts(Files):
 
     def _taken(self, received: Received) -> Outcome:
         pair = received.round.pair
+        self._follower.know(label_ahead(received))
         try:
             self._taker.take(received)
         except SyncdError as error:
@@ -157,11 +158,14 @@ class Broadcasts(Files):
             return Outcome("nothing", reason="what runs is not published yet")
         self._ahead = None
         if self._receiver.confirm_published() and self.sync.confirmed == pair:
-            self._taker.own()
+            label = engine_label(pair, self.sync.confirmed_digest)
+            self._follower.know(label)
+            self._taker.own(label)
             self._follower.adopt(pair)
             return Outcome("applied", pair)
         _LOG.warning("given_up", version=label_of(pair), reason="it was not published")
-        # Until files are loaded the engine names no version, and its work counts as that of the start model.
+        # Until files are loaded nobody can name what the engine runs, so it is given no work. What was begun with the
+        # start model may have been ended by what overwrote it.
         self._void |= {pair, BEFORE_THE_FIRST}
         self._taker.disown()
         self._follower.disown()

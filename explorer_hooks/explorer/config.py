@@ -54,8 +54,8 @@ class FollowSection(Section):
 
     stage: str = ""
     """A directory of this host for one copy of each version, shared by all explorers on it: /dev/shm/syncd."""
-    verify: Literal["size", "header", "content"] = "header"
-    """What is checked of a version before the engine is touched."""
+    verify: Literal["size", "header", "content"] = "content"
+    """What is checked of a version before the engine is touched; content: every byte against its digest."""
     retries: Count = 2
     """Further attempts of a load that failed."""
     max_lag: Count | NoneText = None

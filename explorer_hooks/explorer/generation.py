@@ -95,15 +95,16 @@ def version_of(running: Running, applied: Pair | None) -> Pair | None:
     """
     if running.paused or applied is None:
         return None
-    expected = None if applied == BEFORE_THE_FIRST else applied
-    return applied if running.pair == expected else None
+    is_so = running.label is None if applied == BEFORE_THE_FIRST else running.pair == applied
+    return applied if is_so else None
 
 
 def version_after(running: Running, first: Pair) -> Pair | None:
     """Return the version that an engine ended work of `first` with, None where the work cannot be told from others'.
 
-    An engine that was restarted on the way forgets its version, so the work may be of anything.
+    An engine that was restarted on the way forgets its version, so the work may be of anything. So it may where the
+    engine names no version of the job.
     """
-    if running.pair is None:
+    if running.label is None:
         return first if first == BEFORE_THE_FIRST else None
     return running.pair

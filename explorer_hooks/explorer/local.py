@@ -72,7 +72,11 @@ class Local(Generator):
             )
         if self._stop():
             return
-        version = pair_of(label) or BEFORE_THE_FIRST
+        version = BEFORE_THE_FIRST if label is None else pair_of(label)
+        if version is None:
+            for at in fits:
+                yield Made(place + at, problem="the model is of no version", again=True)
+            return
         for at, group in zip(fits, groups, strict=True):
             rollouts = [Rollout(one.tokens, one.logprobs, self._text(one.tokens)) for one in group]
             yield Made(place + at, tuple(rollouts), version, version)

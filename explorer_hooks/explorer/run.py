@@ -73,7 +73,7 @@ def run(file: ExplorerFile) -> str:
         )
         opened.enter_context(closing(scores))
         engine = _Engine(file, tokens, stop)
-        follower = opened.enter_context(_follower(file, engine))
+        follower = opened.enter_context(_follower(file, engine, stop))
         return _explore(file, opened, (tasks, held_out), (tokens, scores, engine, follower), stop)
 
 
@@ -92,7 +92,7 @@ def _explore(
     ledger = Ledger.opened(writer, training.digest, seed)
     source = opened.enter_context(engine.source(follower))
     explorer = Explorer(source, ledger, _rules(file), Records(places.metrics(job, name), job.disk), stop)
-    generator = engine.generator(explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
+    generator = engine.generator(follower, explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
     batches = Batches(
         training,
         seed or None,
@@ -151,7 +151,7 @@ class _Engine:
                 token=self._token,
             )
 
-    def generator(self, applied: Applied, seed: str) -> Generator:
+    def generator(self, follower: Follower, applied: Applied, seed: str) -> Generator:
         """Return what makes groups with the engine; `applied` says which version work may be done with."""
         if self._section.kind == "transformers":
             return self._local(seed)
@@ -167,7 +167,7 @@ class _Engine:
         calls = Calls(
             server,
             section.model or served_model(server),
-            self.hook.current_version,
+            follower.running,
             section.retries,
             section.timeout if self._sync.style is SyncStyle.FULLY_ASYNC else _SETTLE,
         )
@@ -233,7 +233,7 @@ class _Engine:
         )
 
 
-def _follower(file: ExplorerFile, engine: _Engine) -> Follower:
+def _follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
     follow = file.explorer.follow
     options = FollowOptions(
         max_lag=follow.max_lag,
@@ -243,7 +243,13 @@ def _follower(file: ExplorerFile, engine: _Engine) -> Follower:
         state_dir=file.job.state_dir or None,
     )
     return Follower.open(
-        file.job.dir, engine.hook, file.explorer.name or None, options, engine=engine.name, tell=_tell
+        file.job.dir,
+        engine.hook,
+        file.explorer.name or None,
+        options,
+        engine=engine.name,
+        tell=_tell,
+        stop=stop,
     )
 
 

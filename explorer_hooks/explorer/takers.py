@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import structlog
 
-from explorer_hooks.base import label_of
+from explorer_hooks.base import unpublished_label
 from explorer_hooks.follower import Follower
 from explorer_hooks.hooks.served import ServedHook, UntouchedError
 from explorer_hooks.hooks.transformers import TransformersHook
@@ -30,8 +30,8 @@ class Taker(ABC):
         """
 
     @abstractmethod
-    def own(self) -> None:
-        """Note that what was taken is published."""
+    def own(self, label: str) -> None:
+        """Note that what was taken is published; its files have been given this label."""
 
     @abstractmethod
     def disown(self) -> None:
@@ -51,13 +51,14 @@ class IntoModel(Taker):
 
     def take(self, received: Received) -> None:
         """Copy what was received into the parameters, between two generations."""
-        self._hook.take(label_of(received.round.pair), lambda: self.receiver.load(received))
+        self._hook.take(label_ahead(received), lambda: self.receiver.load(received))
 
-    def own(self) -> None:
-        """Do nothing: the model has its label."""
+    def own(self, label: str) -> None:
+        """Have the model called what all others call it."""
+        self._hook.own(label)
 
     def disown(self) -> None:
-        """Say that the model is that of no version."""
+        """Say that nobody can name what the model is."""
         self._hook.disown()
 
 
@@ -75,9 +76,8 @@ class IntoServer(Taker):
 
     def take(self, received: Received) -> None:
         """Hand what was received to the server; one that is left in pieces is brought back at once."""
-        told = received.round
         try:
-            self._hook.take(label_of(told.pair), told.attempt, received.tensors)
+            self._hook.take(label_ahead(received), received.tensors)
         except UntouchedError:
             raise
         except SyncdError:
@@ -85,10 +85,10 @@ class IntoServer(Taker):
             raise
         self.receiver.tell(received)
 
-    def own(self) -> None:
+    def own(self, label: str) -> None:
         """Have the server say what it runs as all others do."""
         try:
-            self._hook.own()
+            self._hook.own(label)
         except SyncdError as error:
             # This process knows it in any case; another one loads the files, which are the same.
             _LOG.warning("version_not_told", reason=str(error))
@@ -96,3 +96,8 @@ class IntoServer(Taker):
     def disown(self) -> None:
         """Forget what the server calls what it has taken."""
         self._hook.disown()
+
+
+def label_ahead(received: Received) -> str:
+    """Return the label of what was received until it is published: the attempt stands for its content."""
+    return unpublished_label(received.round.pair, received.round.attempt)

@@ -1,4 +1,7 @@
-"""Copies files once, and hashes them in the same pass: plain reads of the source, never an mmap of it."""
+"""Reads files once and compares them with their digests; copies them in the same pass, where a copy is wanted.
+
+Plain reads of the source, never an mmap of it.
+"""
 
 import os
 import threading
@@ -37,19 +40,60 @@ def copy_files(
     os.mkdir(target, 0o700)
     for directory in sorted({os.path.dirname(record.name) for record in records} - {""}):
         os.makedirs(f"{target}/{directory}", 0o700, exist_ok=True)
+    _each(
+        records,
+        stop,
+        lambda record, over: _copy(disk, f"{source}/{record.name}", f"{target}/{record.name}", record, over),
+    )
+
+
+def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
+    """Read every byte of files and compare it with their digests; that leaves them in the page cache.
+
+    Args:
+        disk: The file system.
+        directory: The directory that the names are relative to.
+        records: The files.
+        stop: Asked often; once true it is given up.
+
+    Raises:
+        RefusedError: A file is not what its record says.
+        TryAgainError: It was given up.
+        OSError: A file cannot be read; a missing one stays `FileNotFoundError`.
+    """
+    _each(
+        records,
+        stop,
+        lambda record, over: _read(disk, f"{directory}/{record.name}", record, over, lambda _: None),
+    )
+
+
+def _each(
+    records: Sequence[FileRecord],
+    stop: Callable[[], bool],
+    work: Callable[[FileRecord, Callable[[], bool]], None],
+) -> None:
+    """Work on several files at once; the first one that fails ends the work on the others.
+
+    Args:
+        records: The files.
+        stop: Once true the work is given up.
+        work: Called with a file, and with what says whether the work is over.
+    """
     failed = threading.Event()
+    over = _either(stop, failed)
 
     def one(record: FileRecord) -> None:
         try:
-            _copy(disk, f"{source}/{record.name}", f"{target}/{record.name}", record, _either(stop, failed))
+            work(record, over)
         except BaseException:
             failed.set()
             raise
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="stage") as pool:
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="files") as pool:
         try:
-            copies = [pool.submit(one, record) for record in records]
-            errors = [error for copy in copies if (error := copy.exception()) is not None]
+            under_way = [pool.submit(one, record) for record in records]
+            errors = [error for job in under_way if (error := job.exception()) is not None]
         except BaseException:
             failed.set()  # the threads are waited for on the way out
             raise
@@ -63,23 +107,37 @@ def _either(stop: Callable[[], bool], failed: threading.Event) -> Callable[[], b
 
 
 def _copy(disk: Disk, source: str, target: str, record: FileRecord, stop: Callable[[], bool]) -> None:
-    kind = name_of(record.digest, source)
-    state, length = hasher(kind), 0
     descriptor = os.open(target, _NEW, 0o600)
     try:
-        while piece := _next(disk, source, length, record.size, stop):
-            state.update(piece)
-            _write(descriptor, memoryview(piece))
-            length += len(piece)
+        _read(disk, source, record, stop, lambda piece: _write(descriptor, memoryview(piece)))
     finally:
         os.close(descriptor)
-    if length != record.size or f"{kind}:{state.hexdigest()}" != record.digest:
-        raise RefusedError("content does not match its digest", path=source)
+
+
+def _read(
+    disk: Disk, source: str, record: FileRecord, stop: Callable[[], bool], take: Callable[[bytes], None]
+) -> None:
+    """Read a file once, hand each piece on, and compare the whole with the record."""
+    kind = name_of(record.digest, source)
+    state, length = hasher(kind), 0
+    while piece := _next(disk, source, length, record.size, stop):
+        state.update(piece)
+        take(piece)
+        length += len(piece)
+    found = f"{kind}:{state.hexdigest()}"
+    if length != record.size:
+        raise RefusedError(f"{length} bytes where {record.size} were written", path=source)
+    if found != record.digest:
+        raise RefusedError(
+            f"content does not match its digest: {found} instead of {record.digest}",
+            path=source,
+            hint="syncd verify JOB STEP --deep",
+        )
 
 
 def _next(disk: Disk, source: str, place: int, size: int, stop: Callable[[], bool]) -> bytes:
     if stop():
-        raise TryAgainError("the copy was given up", path=source)
+        raise TryAgainError("reading it was given up: told to stop", path=source)
     # What lies beyond the size that its record names is none of ours to read.
     try:
         return disk.read_at(source, place, min(CHUNK, size - place)) if place < size else b""

@@ -73,7 +73,7 @@ class Driver:
     def look(self) -> None:
         """Ask the engine what it runs, and publish that."""
         before, was_reachable = self.engine.applied, self.engine.is_reachable
-        self.engine.ask(self._versions.pair)
+        self.engine.ask()
         if not self.engine.is_reachable:
             if was_reachable or not self._is_met:
                 self._telling.event("warning", "engine_unreachable", reason=self.engine.reason)
@@ -94,9 +94,10 @@ class Driver:
     def show(self) -> None:
         """Let the ready file say whether the engine is to be given work."""
         engine = self.engine
-        is_good = engine.applied is not None and engine.is_reachable and not engine.is_suspect
+        is_good = engine.is_reachable and not engine.is_suspect
         is_near = is_within(engine.applied, self._versions.pair, self._max_lag)
-        self._telling.ready.show(engine.label if is_good and is_near else None)
+        served = engine.applied if is_good and is_near else None
+        self._telling.ready.show(label_of(served) if served else None)
 
     def load(self, wanted: Version | int) -> Outcome:
         """Load a version.
@@ -131,19 +132,20 @@ class Driver:
             self.bring_back()
             return
         self.engine.is_suspect = True
-        self.engine.ask(self._versions.pair)
+        self.engine.ask()
         self.settle()
 
     def bring_back(self) -> None:
         """Put the engine back on the last good version, where there is nothing else for it."""
         with contextlib.suppress(EngineDeadError):  # the engine's own state says it
-            self._loading.recover(self._versions.pair)
+            self._loading.recover()
         good, engine = self._loading.good, self.engine
         label = good.target.label if good else None
         is_back = not engine.is_suspect and (good is None or engine.applied == good.pair)
         if engine.is_reachable and engine.dead is None and is_back:
             self.position = engine.applied
-            self._telling.event("info", "brought_back", version=label)
+            shown = label_of(good.pair) if good else None
+            self._telling.event("info", "brought_back", version=shown)
         elif engine.is_reachable and good is not None and engine.dead is None:
             engine.die(EngineDeadError(f"the engine does not go back to {label}"))
         if good is not None and is_back:
@@ -163,9 +165,10 @@ class Driver:
         with contextlib.ExitStack() as undo:
             placed = self._placing.place(wanted, timings)
             undo.callback(placed.close)
+            self._versions.know(placed.target.label)
             self._loading.prepare(placed.target, timings)
-            self._telling.event("debug", "loading", version=placed.target.label, path=placed.target.path)
-            self._loading.load(placed, self._versions.pair, timings)
+            self._telling.event("debug", "loading", version=label_of(placed.pair), path=placed.target.path)
+            self._loading.load(placed, timings)
             undo.pop_all()
             return placed
 
@@ -183,7 +186,7 @@ class Driver:
         self._loading.keep(placed)
         self._placing.tidy()
         self._telling.event(
-            "info", "applied", version=placed.target.label, source=loaded["source"], **timings
+            "info", "applied", version=label_of(placed.pair), source=loaded["source"], **timings
         )
         return Outcome("applied", placed.pair, timings=dict(timings))
 
@@ -217,9 +220,8 @@ class Driver:
     def _meet(self) -> None:
         """Take over what an engine runs that has come back, or is met for the first time."""
         pair = self.engine.applied
-        self._telling.event("info", "engine_runs", version=self.engine.label, suspect=self.engine.is_suspect)
-        if pair is None or pair != self.position:
-            self._loading.forget()
+        known, said = self.engine.is_known, {"version": self.engine.label, "suspect": self.engine.is_suspect}
+        self._telling.event("info" if known else "warning", "engine_runs", known=known, **said)
         if pair is not None and self.position is None:
             self.position = pair
             self._hold(pair)

@@ -1,5 +1,7 @@
 """What an engine says of itself, and what of that is believed."""
 
+from collections.abc import Callable
+
 from explorer_hooks.base import Hook, Running
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError
 from syncd.protocol.disk import Clock
@@ -16,10 +18,13 @@ class Engine:
         hook: The hook.
         clock: This host's clock.
         every: Seconds between two questions.
+        named: Returns the version of the job that a label names, None where it names none.
     """
 
-    def __init__(self, hook: Hook, clock: Clock, every: float) -> None:
-        self.hook, self._clock, self._every = hook, clock, every
+    def __init__(
+        self, hook: Hook, clock: Clock, every: float, named: Callable[[str | None], Pair | None]
+    ) -> None:
+        self.hook, self._clock, self._every, self._named = hook, clock, every, named
         self.applied: Pair | None = None
         self.label: str | None = None
         self.is_reachable = False
@@ -33,27 +38,26 @@ class Engine:
         """Say whether it is to be asked again."""
         return self._clock.monotonic() >= self._next
 
-    def ask(self, newest: Pair | None) -> None:
-        """Ask it what it runs.
+    @property
+    def is_known(self) -> bool:
+        """Say whether it runs a version of the job, or what it was started with."""
+        return self.applied is not None or self.label is None
 
-        Args:
-            newest: The published pair. What is later than that is not of this job.
-        """
+    def ask(self) -> None:
+        """Ask it what it runs."""
         try:
             running = self.hook.current_version()
         except EngineUnreachableError as error:
             self.lose(error)
         else:
-            self.believe(running, newest)
+            self.believe(running)
 
-    def believe(self, running: Running, newest: Pair | None) -> None:
+    def believe(self, running: Running) -> None:
         """Take over what it has said."""
         if self.dead is not None and running.label != self.label:
             self.dead = None  # it was restarted
-        pair = running.pair
         self.label, self.reason, self.is_reachable = running.label, "", True
-        is_ours = pair is not None and newest is not None and pair <= newest
-        self.applied = pair if is_ours and self.dead is None else None
+        self.applied = self._named(running.label) if self.dead is None else None
         self.is_suspect = self.is_suspect or running.paused
         self._next, self._pause = self._clock.monotonic() + self._every, _SOONEST
 

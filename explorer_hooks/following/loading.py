@@ -1,13 +1,17 @@
 """One version into one engine, and the engine back on its feet where that fails."""
 
+from typing import TYPE_CHECKING
+
 from explorer_hooks.base import Running, Target
-from explorer_hooks.checks import Tensors, check_fit
+from explorer_hooks.checks import check_fit
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
 from explorer_hooks.following.engine import Engine
 from explorer_hooks.following.placing import Placed
 from explorer_hooks.following.timing import Timings
 from syncd.errors import SyncdError
-from syncd.protocol.version import Pair
+
+if TYPE_CHECKING:
+    from explorer_hooks.fit import Tensors
 
 _WHOLE = "weights"
 
@@ -23,18 +27,17 @@ class Loading:
         self._engine, self._hook = engine, engine.hook
         self.good: Placed | None = None
         """What the engine can go back to."""
-        self._is_known = False
+        self._reference: Tensors | None = None
+        """What the first version that was applied consists of: each further one has just these tensors."""
 
     def keep(self, placed: Placed) -> None:
         """Make a version the one to go back to; the one before is let go."""
         before, self.good = self.good, placed
-        self._is_known = True
+        target = placed.target
+        if self._reference is None and target.version.kind == _WHOLE and target.tensors:
+            self._reference = target.tensors
         if before is not None and before is not placed:
             before.close()
-
-    def forget(self) -> None:
-        """Note that what the engine runs is not the last good version any more: it was restarted."""
-        self._is_known = False
 
     def close(self) -> None:
         """Let go of the last good version."""
@@ -59,7 +62,7 @@ class Loading:
             except Exception as error:
                 raise _failed("prepare", error) from error
 
-    def load(self, placed: Placed, newest: Pair | None, timings: Timings) -> None:
+    def load(self, placed: Placed, timings: Timings) -> None:
         """Load a version and have the engine confirm it; whatever the way out, the engine is not left half loaded.
 
         Raises:
@@ -77,27 +80,28 @@ class Loading:
             self._engine.die(error)
             raise
         except Exception as error:
-            self.recover(newest)
+            self.recover()
             raise _failed("load", error) from error
         except BaseException:
-            self.recover(newest)
+            self.recover()
             raise
         self._engine.is_suspect = False
-        self._engine.believe(running, max(filter(None, (newest, placed.pair))))
+        self._engine.believe(running)
 
-    def recover(self, newest: Pair | None) -> None:
+    def recover(self) -> None:
         """Bring the engine back to the last good version, and ask it what it runs then.
 
         An engine that has gone meanwhile counts as half loaded until it is loaded again. So does one whose last
-        good version was removed while this process was stopped for too long: the newest may still save it.
+        good version was removed while this process was stopped for too long, or is damaged: the newest may still
+        save it.
 
         Raises:
             EngineDeadError: It cannot be brought back.
         """
         self._engine.is_suspect = True
-        if self.good is not None and not self.good.is_there():
+        if self.good is not None and not self.good.is_usable():
             self.close()
-            self._engine.ask(newest)
+            self._engine.ask()
             return
         try:
             self._hook.abort(self.good.target if self.good else None)
@@ -109,23 +113,22 @@ class Loading:
             raise dead from error
         else:
             self._engine.is_suspect = False
-            self._engine.ask(newest)
+            self._engine.ask()
 
     def _check_fit(self, target: Target) -> None:
         if target.version.kind != _WHOLE or not target.tensors:
             return
-        runs = self._hook.tensors() or self._loaded_last()
+        runs = self._hook.tensors() or self._reference
         if runs:
             check_fit(target.tensors, runs)
 
-    def _loaded_last(self) -> Tensors | None:
-        good = self.good.target if self.good and self._is_known else None
-        return good.tensors if good is not None and good.version.kind == _WHOLE else None
-
 
 def _check_confirmed(target: Target, running: Running) -> None:
-    if running.pair != target.version.pair:
-        raise LoadFailedError(f"the engine was given {target.label} and says that it runs {running.label}")
+    if running.label != target.label:
+        raise LoadFailedError(
+            f"the engine was given {target.label} and says that it runs {running.label}",
+            hint="an engine says the label that it was given, whole",
+        )
     if running.paused:
         raise LoadFailedError(f"the engine was given {target.label} and takes no work")
 

@@ -25,7 +25,7 @@ class FollowOptions:
         policy: A policy, or its text: newest, every, exact=N, at-least=N.
         max_lag: Steps that the engine may be behind while it is worked with; None for any number.
         stage: A local directory for one copy a host; None to load from the job directory.
-        verify: How closely a version is looked at before it is loaded.
+        verify: How closely a version is looked at before it is handed over; by default every byte is hashed.
         retries: How often a version that failed to load is tried again.
         backoff: Seconds before the first of these; twice as long before each further one, a minute at most.
         state_dir: Where the daemon keeps its state, if not in the job directory.
@@ -42,7 +42,7 @@ class FollowOptions:
     policy: Policy | str = field(default_factory=Policy)
     max_lag: int | None = None
     stage: str | None = None
-    verify: Verify | str = Verify.HEADER
+    verify: Verify | str = Verify.CONTENT
     retries: int = 2
     backoff: float = 1.0
     state_dir: str | None = None

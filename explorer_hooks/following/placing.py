@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from explorer_hooks import checks
-from explorer_hooks.base import Target
+from explorer_hooks.base import Hook, Target
 from explorer_hooks.errors import RefusedError
+from explorer_hooks.following.copying import check_files
 from explorer_hooks.following.timing import Timings
 from explorer_hooks.stage import Source, Stage, Staged, StageFullError
 from explorer_hooks.transports.memory import Copies
 from syncd.errors import CorruptDataError, SyncdError, TryAgainError
-from syncd.protocol.disk import MISSING, LocalDisk
+from syncd.protocol.disk import MISSING, Disk, LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.memory import Held
 from syncd.protocol.receipt import FileRecord
@@ -30,7 +31,7 @@ class Placed:
 
     def __init__(self, found: "_Found", lease: contextlib.ExitStack) -> None:
         self.target, self.size, self._staged = found.target, found.size, found.staged
-        self._copy, self._behind = found.copy, found.behind
+        self._copy, self._behind, self._check = found.copy, found.behind, found.check
         self._lease = lease
 
     @property
@@ -48,10 +49,21 @@ class Placed:
         """Return where it is loaded from: memory, stage or files."""
         return "memory" if self._copy is not None else "stage" if self._staged is not None else "files"
 
-    def is_there(self) -> bool:
-        """Say whether it can still be loaded: the leases of who was silent for too long are void."""
-        target = self.target
-        return target.version.kind == "remote" or os.path.isdir(target.path)
+    def is_usable(self) -> bool:
+        """Say whether it can still be loaded: the leases of who was silent for too long are void.
+
+        Files that have not been hashed since this process knows of them are hashed now.
+        """
+        target, check = self.target, self._check
+        if target.version.kind != "remote" and not os.path.isdir(target.path):
+            return False
+        if check is not None and not target.verified:
+            try:
+                check()
+            except (SyncdError, OSError):
+                return False
+            self.target = replace(target, verified=True)
+        return True
 
     def settle(self) -> None:
         """Keep the loaded version by one thing alone: a staged copy, else the lease on its files, never by memory."""
@@ -79,16 +91,16 @@ class Placing:
 
     Args:
         sync: The follower's connection to the job.
-        kinds: The kinds of version that the hook can load.
+        hook: What loads versions.
         verify: How closely a version is looked at.
         stage: The copies of this host; None to load from the job directory.
         copies: Those that the trainer leaves in this host's memory.
         tell: Hears that the stage could not be used.
-        stop: Asked while a copy is made; once true it is given up.
+        stop: Asked while files are read; once true it is given up.
     """
 
     sync: Synchronizer
-    kinds: Iterable[str]
+    hook: Hook
     verify: checks.Verify
     stage: Stage | None
     copies: Copies
@@ -126,7 +138,8 @@ class Placing:
             tensors = checks.read_tensors(disk, path, shards)
             version = self._loadable(leased)
             target = Target(version, path, shards, tensors, verified=staged is not None)
-            return Placed(_Found(target, payload.size, staged), lease.pop_all())
+            check = self._content_check(disk, path, payload, _never) if leased.manifest else None
+            return Placed(_Found(target, payload.size, staged, check=check), lease.pop_all())
         return None
 
     def tidy(self) -> None:
@@ -142,17 +155,19 @@ class Placing:
 
     def _examined(self, leased: Leased, timings: Timings) -> "_Found":
         version, disk = self._loadable(leased), self.sync.job.disk
-        checks.check_kind(version, self.kinds)
+        checks.check_kind(version, self.hook.kinds)
+        if leased.version.kind == "remote":
+            checks.check_uri(leased.version)
         if version is not leased.version:
             with timings.part("verify"):
-                checks.read_foreign(disk, version, leased.path, self.kinds)
+                checks.read_foreign(disk, version, leased.path, self.hook.kinds)
             # Nothing is said of its dtypes: a start model often has wider ones than what is published of it.
             return _Found(Target(version, leased.path))
         if version.kind == "remote":
             return _Found(Target(version, leased.path))
         if leased.manifest is None:
             with timings.part("verify"):
-                tensors = checks.read_foreign(disk, version, leased.path, self.kinds)
+                tensors = checks.read_foreign(disk, version, leased.path, self.hook.kinds)
             return _Found(Target(version, leased.path, (), tensors))
         with timings.part("verify"):
             checks.check_sizes(disk, self.sync.job.step(version.step), leased.manifest)
@@ -166,7 +181,7 @@ class Placing:
         """
         version = leased.version
         is_directory = version.kind == "remote" and os.path.isabs(leased.path) and os.path.isdir(leased.path)
-        if is_directory and "remote" not in self.kinds and "weights" in self.kinds:
+        if is_directory and "remote" not in self.hook.kinds and "weights" in self.hook.kinds:
             return replace(version, kind="weights", layout="huggingface")
         return version
 
@@ -177,7 +192,7 @@ class Placing:
         staged = self._staged(self._source(leased, payload), timings)
         try:
             with timings.part("verify"):
-                target = self._checked(leased, manifest, payload, staged)
+                target = self._checked(leased, payload, staged)
         except BaseException:
             if staged is not None:
                 staged.close()
@@ -206,30 +221,37 @@ class Placing:
             return None
 
     def _held(self, leased: Leased, manifest: Manifest, payload: "_Payload", held: Held) -> "_Found":
-        version, disk, path = leased.version, LocalDisk(), f"{held.path}/{manifest.payload}"
-        tensors = {} if self.verify is checks.Verify.SIZE else checks.read_tensors(disk, path, payload.shards)
-        is_verified = self.verify is checks.Verify.CONTENT
-        if is_verified:
-            checks.check_content(disk, held.path, manifest)
-        target = Target(version, path, payload.shards, tensors, verified=is_verified)
-        return _Found(
-            target, payload.size, copy=held, behind=replace(target, path=leased.path, verified=False)
-        )
+        target = self._looked_at(leased.version, LocalDisk(), f"{held.path}/{manifest.payload}", payload)
+        behind = replace(target, path=leased.path, verified=False)
+        check = self._content_check(self.sync.job.disk, leased.path, payload, _never)
+        return _Found(target, payload.size, copy=held, behind=behind, check=check)
 
-    def _checked(
-        self, leased: Leased, manifest: Manifest, payload: "_Payload", staged: Staged | None
-    ) -> Target:
-        version, job = leased.version, self.sync.job
+    def _checked(self, leased: Leased, payload: "_Payload", staged: Staged | None) -> Target:
+        version, disk = leased.version, self.sync.job.disk
         if staged is not None:
             tensors = checks.read_tensors(LocalDisk(), staged.path, payload.shards)
             return Target(version, staged.path, payload.shards, tensors, verified=True)
+        return self._looked_at(version, disk, leased.path, payload)
+
+    def _looked_at(self, version: Version, disk: Disk, path: str, payload: "_Payload") -> Target:
+        """Return files as a target, checked as closely as this follower checks."""
+        checks.check_payload(payload.shards, path)
         if self.verify is checks.Verify.SIZE:
-            return Target(version, leased.path, payload.shards)
-        tensors = checks.read_tensors(job.disk, leased.path, payload.shards)
-        if self.verify is checks.Verify.CONTENT:
-            checks.check_content(job.disk, job.step(version.step), manifest)
-        verified = self.verify is checks.Verify.CONTENT
-        return Target(version, leased.path, payload.shards, tensors, verified=verified)
+            return Target(version, path, payload.shards)
+        tensors = checks.read_tensors(disk, path, payload.shards)
+        check = self._content_check(disk, path, payload, self.stop)
+        if check is not None:
+            self.tell("debug", "hashing", step=version.step, path=path, bytes=payload.size)
+            check()
+        return Target(version, path, payload.shards, tensors, verified=check is not None)
+
+    def _content_check(
+        self, disk: Disk, path: str, payload: "_Payload", stop: Callable[[], bool]
+    ) -> Callable[[], None] | None:
+        """Return what compares every byte with its digest, None where nobody asks for it or the hook does it."""
+        if self.verify is not checks.Verify.CONTENT or self.hook.checks_content:
+            return None
+        return lambda: check_files(disk, path, (*payload.shards, *payload.files), stop)
 
     def _source(self, leased: Leased, payload: "_Payload") -> Source:
         return Source(self.sync.job.disk, leased.version, leased.path, (*payload.shards, *payload.files))
@@ -256,13 +278,17 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is loaded, its bytes, and its copy on this host; of one in memory also what is behind it in files."""
+    """What is loaded, its bytes, and its copy on this host; of one in memory also what is behind it in files.
+
+    `check` compares every byte with its digest, where that has not been done yet.
+    """
 
     target: Target
     size: int = 0
     staged: Staged | None = None
     copy: Held | None = None
     behind: Target | None = None
+    check: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +301,11 @@ class _Payload:
     @property
     def size(self) -> int:
         return sum(record.size for record in (*self.shards, *self.files))
+
+
+def _never() -> bool:
+    """Say no: what is checked for the way back is not given up."""
+    return False
 
 
 def payload_records(manifest: Manifest) -> tuple[FileRecord, ...]:

@@ -1,6 +1,10 @@
-"""What is published, and which older steps are still there."""
+"""What is published, which older steps are still there, and which labels name content of the job."""
 
+from explorer_hooks.base import engine_label, is_unpublished, pair_of
+from syncd.errors import SyncdError
+from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import parse_step_name
+from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer import Synchronizer
 
@@ -15,6 +19,7 @@ class Versions:
     def __init__(self, sync: Synchronizer) -> None:
         self._sync = sync
         self.newest: Version | None = None
+        self._labels: set[str] = set()
 
     @property
     def pair(self) -> Pair | None:
@@ -32,6 +37,39 @@ class Versions:
         # A look that a mount has cached must not lead back: pairs only grow.
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
             self.newest = found
+
+    def know(self, label: str) -> None:
+        """Remember a label as one that names content of this job."""
+        self._labels.add(label)
+
+    def is_known(self, label: str | None) -> bool:
+        """Say whether a label was met as one of this job; nothing is read. Any thread may ask."""
+        return label in self._labels
+
+    def named(self, label: str | None) -> Pair | None:
+        """Return the published version that a label names, None where it is not of this job or nobody can tell.
+
+        Numbers alone prove nothing: two jobs have the same ones. A version that this process has not met is looked up
+        by the manifest of its step.
+        """
+        pair = pair_of(label)
+        if label is None or pair is None or is_unpublished(label):
+            return None
+        if label not in self._labels and label == self._label_in_job(pair):
+            self.know(label)
+        return pair if label in self._labels else None
+
+    def _label_in_job(self, pair: Pair) -> str | None:
+        newest = self.newest
+        if newest is None or pair > newest.pair:
+            return None
+        if pair == newest.pair:
+            return engine_label(pair, newest.digest)
+        job = self._sync.job
+        try:
+            return engine_label(pair, read_manifest(job.disk, job.step(pair[1])).digest)
+        except (*MISSING, SyncdError, OSError):
+            return None
 
     def find(self, pair: Pair) -> Version | int:
         """Return what is leased for a pair: the published version, or the step of an older one."""

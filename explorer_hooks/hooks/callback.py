@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn, Self
 
-from explorer_hooks.base import Hook, HookOptions, Running, Target, TensorMeta
+from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target, TensorMeta
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
 from explorer_hooks.hooks.attempt import Attempt, require_loadable
 from explorer_hooks.hooks.worker import Worker
@@ -106,7 +106,7 @@ class CallbackHook(Hook):
         if last_good is None and (self._abort is None or not self._attempt.touched):
             self._attempt.require_untouched(_RESTART)
             return
-        self._label = None
+        self._label = UNKNOWN
         try:
             self._go_back(last_good)
         except LoadFailedError as error:

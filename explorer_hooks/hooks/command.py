@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from explorer_hooks.base import Hook, HookOptions, Running, Target
+from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from explorer_hooks.hooks.attempt import Attempt, require_loadable
 from explorer_hooks.hooks.process import Finished, run
@@ -81,6 +81,7 @@ class CommandHook(Hook):
     def prepare(self, target: Target) -> None:
         """Refuse what is not there; the program may refuse it too, where it is run for `prepare`."""
         require_loadable(target, self.kinds, self.name)
+        arguments(self._argv, values_of(target, "load"))
         self._attempt.prepare()
         if "prepare" in self._phases:
             self._run("prepare", target, RefusedError)
@@ -125,7 +126,7 @@ class CommandHook(Hook):
 
     def _run(self, phase: str, target: Target, wrong: type[RefusedError | LoadFailedError]) -> None:
         values = values_of(target, phase)
-        argv = [filled(word, values) for word in self._argv]
+        argv = arguments(self._argv, values)
         finished = run(argv, environment_of(values), self._timeout)
         if finished.code == 0:
             return
@@ -152,12 +153,12 @@ class Memory:
         self._write(label)
 
     def forget(self, *, also_here: bool = False) -> None:
-        """Have whoever comes after this process know nothing, because the engine may run anything by then."""
+        """Have whoever comes after this process know that nobody knows what the engine runs."""
         if also_here:
-            self.label = None
-        self._write(None)
+            self.label = UNKNOWN
+        self._write(UNKNOWN)
 
-    def _write(self, label: str | None) -> None:
+    def _write(self, label: str) -> None:
         if self._path is None:
             return
         try:
@@ -170,9 +171,11 @@ class Memory:
             return None
         try:
             label = decode(LocalDisk().read(self._path), self._path).document.get("label")
-        except (*MISSING, CorruptDataError):
+        except MISSING:
             return None
-        return label if isinstance(label, str) else None
+        except CorruptDataError:
+            return UNKNOWN
+        return label if isinstance(label, str) else UNKNOWN
 
 
 def values_of(target: Target, phase: str) -> dict[str, str]:
@@ -190,6 +193,19 @@ def environment_of(values: Mapping[str, str]) -> dict[str, str]:
 def filled(word: str, values: Mapping[str, str]) -> str:
     """Return one argument with its placeholders filled; what comes in is never looked at again."""
     return _PLACEHOLDER.sub(lambda found: found[1] or values[found[2]], word)
+
+
+def arguments(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Return program and arguments with their placeholders filled.
+
+    Raises:
+        RefusedError: What was filled in would make an option of an argument.
+    """
+    made = [filled(word, values) for word in words]
+    for word, argument in zip(words, made, strict=True):
+        if argument.startswith("-") and not word.startswith("-"):
+            raise RefusedError(f"{argument[:80]!r} would be an option of the program, in the place of {word}")
+    return made
 
 
 def running_of(out: str) -> Running:

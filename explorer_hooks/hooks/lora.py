@@ -1,7 +1,7 @@
 """LoRA adapters in vLLM: each version is an adapter with a name of its own, and nothing is paused.
 
-An adapter's name never gets other weights, so a rollout that names `policy-2.120` runs version 2.120 to its end. The
-newest adapter is what the engine runs; older ones are unloaded once no request uses them.
+An adapter's name says its content, so a rollout that names `policy-2.120.0f1e2d3c4b5a6978` runs that version to its
+end. The newest adapter is what the engine runs; older ones are unloaded once no request uses them.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import re
 import time
 from typing import ClassVar, Self
 
-from explorer_hooks.base import Hook, HookOptions, Running, Target, pair_of
+from explorer_hooks.base import Hook, HookOptions, Running, Target
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from explorer_hooks.hooks.adapters import in_use
 from explorer_hooks.hooks.http import Server
@@ -28,6 +28,9 @@ _MISSING = (
 _LOG = "see the log of the vLLM server; --max-lora-rank must be at least the adapter's rank"
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})(?:\.[0-9a-f]{16})?", re.ASCII)
+"""What stands behind the dash of an adapter's name; earlier releases wrote the pair alone."""
+
 _GONE = 404
 
 
@@ -101,14 +104,14 @@ class LoraHook(Hook):
             raise LoadFailedError(
                 f"vLLM loaded {name} and does not list it", path=self._server.address, hint=_LOG
             )
-        self._withdraw(listed, target.version.pair)
+        self._withdraw(listed, target)
         self._retire(listed, target.version.pair)
         self._loading = None
 
     def current_version(self) -> Running:
         """Ask which adapters are loaded: the newest is what runs. Nothing is ever paused."""
         listed = self._versions()
-        newest = max(listed, key=lambda name: listed[name], default=None)
+        newest = max(listed, key=lambda name: (listed[name], name), default=None)
         return Running(None if newest is None else newest.removeprefix(f"{self._prefix}-"))
 
     def abort(self, last_good: Target | None) -> None:
@@ -119,7 +122,7 @@ class LoraHook(Hook):
         listed = self._versions()
         if self.adapter_name(last_good) not in listed:
             self._load_again(last_good)
-        self._withdraw(listed, last_good.version.pair)
+        self._withdraw(listed, last_good)
         self._loading = None
 
     def _drop_failed(self) -> None:
@@ -137,12 +140,13 @@ class LoraHook(Hook):
                 hint="restart the vLLM server",
             ) from error
 
-    def _withdraw(self, listed: dict[str, Pair], pair: Pair) -> None:
-        """Unload versions after the one that is to run: they failed, or were taken back.
+    def _withdraw(self, listed: dict[str, Pair], target: Target) -> None:
+        """Unload versions after the one that is to run, and others of its number: they are of no use any more.
 
         A running request keeps its adapter in the engine until it ends; new ones can no longer name it.
         """
-        for name in [name for name, other in listed.items() if other > pair]:
+        pair, own = target.version.pair, self.adapter_name(target)
+        for name in [name for name, other in listed.items() if other >= pair and name != own]:
             self._unload(name)
 
     def _retire(self, listed: dict[str, Pair], pair: Pair) -> None:
@@ -171,13 +175,13 @@ class LoraHook(Hook):
         self._server.tried(_LOAD, {"lora_name": "", "lora_path": ""})
 
     def _versions(self) -> dict[str, Pair]:
-        """Return the adapters of this job by name."""
+        """Return the adapters that this hook names, those of earlier releases too, by name."""
         found: dict[str, Pair] = {}
         for name in self._listed():
             prefix, dash, label = name.rpartition("-")
-            pair = pair_of(label)
-            if prefix == self._prefix and dash and pair is not None:
-                found[name] = pair
+            version = _LABEL.fullmatch(label)
+            if prefix == self._prefix and dash and version is not None:
+                found[name] = int(version[1]), int(version[2])
         return found
 
     def _listed(self) -> dict[str, str]:

@@ -11,12 +11,13 @@ import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
-from explorer_hooks.base import Hook, HookOptions, Running, Target
+from explorer_hooks.base import Hook, HookOptions, Running, Target, is_unpublished
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.fit import Tensors
 from explorer_hooks.handing.delivery import Delivery, Link
 from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.hooks.started import Tensors, refuse_misfit, tensors_in
+from explorer_hooks.hooks.started import Start, refuse_misfit, start_of
 from syncd.errors import ConfigError, SyncdError
 from syncd.opening import open_read
 
@@ -30,9 +31,6 @@ MAX_DOCUMENT = 1 << 20
 UNTOLD = "default"
 """What an engine says that was never told a version."""
 
-_MARK = "+"
-"""Behind the label of what an engine has taken and nobody has published yet; no version's own label has it."""
-
 _LOOPBACK = "127.0.0.1"
 
 
@@ -45,7 +43,7 @@ class Ahead(NamedTuple):
 
     Args:
         told: What the engine calls it: no follower that comes later takes this for a version.
-        label: The label that it has here, and has for all once it is published.
+        label: What it is called here: the same, and once it is published the label of its files.
     """
 
     told: str
@@ -74,7 +72,7 @@ class ServedHook(Hook):
         self._start_check = start_check
         self._address = address
         self._ahead: Ahead | None = None
-        self._start: Tensors | None = None
+        self._start: Start | None = None
         self._touched = False
         self._paused_by_us = False
 
@@ -146,12 +144,11 @@ class ServedHook(Hook):
         if self._start_check != "off":
             self._refuse_misfit(tensors, "the broadcast")
 
-    def take(self, label: str, attempt: str, tensors: "Mapping[str, torch.Tensor]") -> None:
+    def take(self, told: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, before they are published.
 
         Args:
-            label: The label that they will have.
-            attempt: The save that writes them to files.
+            told: What they are called until then (`base.unpublished_label`).
             tensors: All of them by name.
 
         Raises:
@@ -159,7 +156,6 @@ class ServedHook(Hook):
             LoadFailedError: It is paused, and nobody knows its weights, until a version is loaded or `abort`.
             EngineUnreachableError: It does not answer.
         """
-        told = f"{label}{_MARK}{attempt}"
         self._hold()
         delivery = self._delivery(Link(self._address or _LOOPBACK, self._server.timeout))
         try:
@@ -173,15 +169,15 @@ class ServedHook(Hook):
             raise self._not_taken(error) from error
         self._touched = True
         self._announce(told)
-        self._ahead = Ahead(told, label)
+        self._ahead = Ahead(told, told)
         self._resume()
         self._touched = self._paused_by_us = False
 
-    def own(self) -> None:
+    def own(self, label: str) -> None:
         """Have the engine say the label of what it has taken, which is published by now."""
-        ahead = self._ahead
-        if ahead is not None:
-            self._tell_version(ahead.label)
+        if self._ahead is not None:
+            self._ahead = Ahead(self._ahead.told, label)
+            self._tell_version(label)
 
     def disown(self) -> None:
         """Say that what the engine has taken is no version of the job."""
@@ -202,12 +198,18 @@ class ServedHook(Hook):
         self._bring_back(last_good)
 
     def _check_start(self, target: Target) -> None:
-        self._refuse_misfit(target.tensors, target.path)
+        tensors = target.tensors
+        if (
+            not tensors and not target.shards
+        ):  # a directory that no manifest lists: the model that a run began with
+            found = start_of(target.path)
+            tensors = found.tensors if found else {}
+        self._refuse_misfit(tensors, target.path)
 
     def _refuse_misfit(self, tensors: Tensors, where: str) -> None:
         if self._start is None:
             directory = self._started_from()
-            self._start = tensors_in(self._paths.here(directory)) if directory else None
+            self._start = start_of(self._paths.here(directory)) if directory else None
         if self._start is not None:
             refuse_misfit(tensors, self._start, self._start_check, where)
 
@@ -220,8 +222,8 @@ class ServedHook(Hook):
         ahead = self._ahead
         if ahead is not None and told == ahead.told:
             return Running(ahead.label, paused)
-        if _MARK in told:
-            return Running(None, paused=True)
+        if is_unpublished(told):
+            return Running(told, paused=True)
         return Running(None if told == UNTOLD else told, paused)
 
     def _not_taken(self, error: SyncdError | OSError) -> SyncdError:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from explorer_hooks.base import Hook, HookOptions, Running, Target, TensorMeta
+from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target, TensorMeta
 from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
 from explorer_hooks.hooks.attempt import Attempt, require_loadable
 from explorer_hooks.hooks.gate import Gate
@@ -15,8 +15,8 @@ from syncd.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from explorer_hooks.fit import Fit
     from explorer_hooks.loading.places import Held
-    from explorer_hooks.loading.plan import Fit
     from explorer_hooks.loading.reading import Loaded
 
 _DEAD = "start the explorer again"
@@ -38,6 +38,7 @@ class TransformersHook(Hook):
     """
 
     name: ClassVar[str] = "transformers"
+    checks_content: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -138,9 +139,13 @@ class TransformersHook(Hook):
         self._attempt.commit()
         self._gate.open()
 
+    def own(self, label: str) -> None:
+        """Call what was taken by the label that its files have, now that they are published."""
+        self._label = label
+
     def disown(self) -> None:
-        """Say that what runs is no version of the job, so that one is loaded from files before there is work."""
-        self._label = None
+        """Say that nobody can name what runs, so that a version is loaded from files before there is work."""
+        self._label = UNKNOWN
 
     def current_version(self) -> Running:
         """Say what was committed last."""
@@ -152,7 +157,7 @@ class TransformersHook(Hook):
             self._go_back(last_good)
         except (LoadFailedError, EngineDeadError) as error:
             dead = EngineDeadError(f"the model could not be brought back: {error.message}", hint=_DEAD)
-            self._label, self._runs = None, None
+            self._label, self._runs = UNKNOWN, None
             self._gate.shut_for_good(dead)
             raise dead from error
 

@@ -8,7 +8,7 @@ import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from explorer_hooks.base import Hook, HookOptions, Running, Target
+from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from explorer_hooks.hooks.attempt import Attempt, require_loadable
 from explorer_hooks.hooks.http import Reply, Server
@@ -108,7 +108,7 @@ class WebhookHook(Hook):
         if last_good is None:
             self._attempt.require_untouched(_RESTART)
             return
-        self._label = None
+        self._label = UNKNOWN
         try:
             self._tell(last_good, "abort")
         except LoadFailedError as error:

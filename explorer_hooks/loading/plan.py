@@ -120,66 +120,6 @@ def _within_row(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block
         yield Block((row, *block.within), block.start, block.stop)
 
 
-class Fit(NamedTuple):
-    """How a version fits what is held.
-
-    Args:
-        wrong: Each way in which it does not, in words.
-        unused: Names of the version that are other names of tensors that it has as well.
-    """
-
-    wrong: tuple[str, ...]
-    unused: frozenset[str]
-
-
-def fit(
-    held: Mapping[str, TensorMeta],
-    aliases: Mapping[str, str],
-    offered: Mapping[str, TensorMeta],
-    *,
-    cast: bool,
-) -> Fit:
-    """Compare what a version holds with what is to be filled.
-
-    Args:
-        held: What is to be filled, each tensor under one name.
-        aliases: Other names of those tensors.
-        offered: What the version has.
-        cast: Whether floating-point tensors may have another floating-point dtype.
-    """
-    wrong = [f"{name} is missing" for name in held if not _offered(name, aliases, offered)]
-    for name, meta in offered.items():
-        target = held.get(aliases.get(name, name))
-        if target is None:
-            wrong.append(f"{name} is not expected")
-        elif target.shape != meta.shape:
-            wrong.append(f"{name} is {list(meta.shape)} where {list(target.shape)} is expected")
-        elif target.dtype != meta.dtype and not (cast and is_float(target.dtype) and is_float(meta.dtype)):
-            wrong.append(f"{name} is {meta.dtype} where {target.dtype} is expected")
-    unused = {
-        name
-        for name, first in aliases.items()
-        if name in offered and _preferred(first, aliases, offered) != name
-    }
-    return Fit(tuple(wrong), frozenset(unused))
-
-
-def is_float(dtype: str) -> bool:
-    """Say whether a dtype of safetensors is a floating-point one that torch casts."""
-    return dtype in {"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"}
-
-
-def _offered(name: str, aliases: Mapping[str, str], offered: Mapping[str, TensorMeta]) -> bool:
-    return name in offered or any(alias in offered for alias, first in aliases.items() if first == name)
-
-
-def _preferred(name: str, aliases: Mapping[str, str], offered: Mapping[str, TensorMeta]) -> str:
-    """Return the name by which a tensor is taken from the version: its own, else the first other one."""
-    if name in offered:
-        return name
-    return next(alias for alias, first in aliases.items() if first == name and alias in offered)
-
-
 def same(header: Header, offered: Mapping[str, TensorMeta]) -> None:
     """Check that a shard still holds tensors that were offered.
 

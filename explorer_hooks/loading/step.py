@@ -5,16 +5,13 @@ from collections.abc import Iterator, Mapping
 
 from explorer_hooks.base import Target, TensorMeta
 from explorer_hooks.errors import LoadFailedError, RefusedError
+from explorer_hooks.fit import Fit, fit, require
 from explorer_hooks.loading.opened import Source
 from explorer_hooks.loading.places import Held
-from explorer_hooks.loading.plan import Fit, fit
 from explorer_hooks.loading.reading import Job, Loaded, read_all
 from syncd.errors import CorruptDataError, storage_error
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.safetensors import read_header, signature
-
-_SHOWN = 3
-"""How many differences a refusal names."""
 
 _SUFFIX = ".safetensors"
 
@@ -34,10 +31,7 @@ def check(target: Target, held: Held, *, cast: bool = True) -> Fit:
         found = fit(held.metas, held.aliases, offered(target), cast=cast)
     except (CorruptDataError, OSError) as error:
         raise RefusedError(f"version {target.label} cannot be read: {error}", path=target.path) from error
-    if found.wrong:
-        more = f" and {len(found.wrong) - _SHOWN} more" if len(found.wrong) > _SHOWN else ""
-        wrong = "; ".join(found.wrong[:_SHOWN])
-        raise RefusedError(f"version {target.label} does not fit the model: {wrong}{more}", path=target.path)
+    require(found, f"version {target.label} does not fit the model", path=target.path)
     return found
 
 

@@ -11,14 +11,16 @@ docs/broadcast.md has the protocol.
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 import torch
 
+from explorer_hooks.base import TensorMeta
 from explorer_hooks.errors import RefusedError
-from explorer_hooks.loading.places import DTYPES
+from explorer_hooks.fit import fit, require
+from explorer_hooks.loading.places import DTYPES, held
 from explorer_hooks.transports.group import UNDER_WAY, Member, finish
 from syncd.errors import SyncdError, TryAgainError
 from syncd.protocol.backend import GLOO, NCCL
@@ -142,15 +144,9 @@ class Receiver:
         Raises:
             RefusedError: It does not fit.
         """
-        for place in plan.places:
-            held = self._parameters.get(place.name)
-            if held is None or tuple(held.shape) != place.shape:
-                shape = None if held is None else tuple(held.shape)
-                raise RefusedError(
-                    f"tensor {place.name!r} is {place.dtype} {place.shape}, the model has {shape}"
-                )
-        if lacking := _lacking(self._parameters, {place.name for place in plan.places}):
-            raise RefusedError(f"the trainer does not send {min(lacking)!r}")
+        model = held(self._parameters)
+        offered = {place.name: TensorMeta(place.dtype, place.shape) for place in plan.places}
+        require(fit(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
 
     def _receive(self, told: Round) -> Received | None:
         deadline = Deadline(self._clock, told.timeout)
@@ -239,12 +235,6 @@ class Receiver:
         member, self._member = self._member, None
         if member is not None:
             member.abort()
-
-
-def _lacking(parameters: Mapping[str, torch.Tensor], sent: Collection[str]) -> set[str]:
-    """Return the names in a model of which neither they nor another name of the same memory is sent."""
-    reached = {parameters[name].data_ptr() for name in sent}
-    return {name for name, held in parameters.items() if name not in sent and held.data_ptr() not in reached}
 
 
 def _device_of(parameters: Mapping[str, torch.Tensor]) -> torch.device:

@@ -38,7 +38,7 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     place = open_job(job, state_dir)
     rules = policy_of(read_config(place, policy))
     look = Looker(place, SystemClock()).look()
-    document = listing(look, decide(look.snapshot, rules), rules)
+    document = listing(look, decide(look.scanned, rules), rules)
     if as_json:
         click.echo(json.text(document))
     elif not document["steps"]:

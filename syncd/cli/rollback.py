@@ -26,8 +26,8 @@ _POLL = 0.05
 def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | None, as_json: bool) -> None:
     r"""Make explorers go back to STEP of JOB, as a new generation.
 
-    Nothing newer is published until the trainer announces another step. With no daemon running, this command does
-    the work itself.
+    Nothing newer is published until the trainer announces another step: by its marker or tracker, or, in a job
+    that has neither, by completing one. With no daemon running, this command does the work itself.
 
     \b
     Example:

@@ -34,8 +34,8 @@ class _Finding:
 def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_json: bool) -> None:
     r"""Check STEP of JOB, the newest version unless given: manifest, sizes, headers; with --deep every byte.
 
-    Prints one line for each file that is not what it must be, and exits 65 then. Steps that others wrote have
-    no digests: their structure and headers are checked.
+    Prints one line for each file that is not what it must be, and exits 65 then; so it does where a published
+    step has lost files or bytes. Steps that others wrote have no digests: their structure and headers are checked.
 
     \b
     Examples:
@@ -60,9 +60,9 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> _Finding:
 
     snapshot = examine_all(job, SystemClock())
     step = _chosen(job, snapshot, number)
-    if step.state is State.FILLING:
-        raise NotReadyError(f"step {step.step} is not complete: {step.problem}", hint=f"syncd ls {job.root}")
     level = "content" if deep and step.is_native and step.kind != "remote" else "header"
+    if step.state is State.FILLING:
+        return _Finding(step, level, [_loss(job, step, snapshot.version)])
     problems = _problems(job, step, level)
     if number is None and snapshot.version is not None:
         problems += _differences(step, snapshot.version)
@@ -70,19 +70,40 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> _Finding:
 
 
 def _chosen(job: Job, snapshot: "Snapshot", number: int | None) -> "Step":
+    hint = f"syncd ls {job.root}"
     if number is None:
         if snapshot.version is None:
             raise NotReadyError(
-                snapshot.version_problem or "nothing is published yet",
-                path=job.root,
-                hint=f"syncd ls {job.root}",
+                snapshot.version_problem or "nothing is published yet", path=job.root, hint=hint
             )
         number = snapshot.version.step
-        if number not in snapshot.steps:
-            raise CorruptDataError(f"step {number} is published and not there", path=job.root)
-    elif number not in snapshot.steps:
-        raise UsageError(f"there is no step {number}", path=job.root, hint=f"syncd ls {job.root}")
+    if number not in snapshot.steps:
+        if _is_published(number, snapshot.version):
+            raise CorruptDataError(f"step {number} is published and not there", path=job.root, hint=hint)
+        raise UsageError(f"there is no step {number}", path=job.root, hint=hint)
     return snapshot.steps[number]
+
+
+def _is_published(step: int, version: Version | None) -> bool:
+    """Say whether a step must be complete, because it is the newest version or the one before.
+
+    After a rewind the version before is a later step, which the trainer may be writing again.
+    """
+    if version is None:
+        return False
+    previous = version.previous[1] if version.previous else version.step
+    return step == version.step or step == previous < version.step
+
+
+def _loss(job: Job, step: "Step", version: Version | None) -> str:
+    """Return how a published step that is incomplete is damaged.
+
+    Raises:
+        NotReadyError: The step is not published: what is missing may still come.
+    """
+    if _is_published(step.step, version):
+        return f"{step.directory}: it is published and no longer complete: {step.problem}"
+    raise NotReadyError(f"step {step.step} is not complete: {step.problem}", hint=f"syncd ls {job.root}")
 
 
 def _problems(job: Job, step: "Step", level: str) -> list[str]:

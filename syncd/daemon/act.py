@@ -1,10 +1,12 @@
-"""The only code that publishes or deletes: inside its term, so that a deposed leader's acts fail on the server."""
+"""The only code that publishes or deletes as the leader: in its term, so that a deposed one fails on the server."""
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from syncd.daemon.leases import Beat, Dead, Held, read_held
+from syncd.daemon.leftovers import step_in_trash
 from syncd.daemon.plan import Answer
 from syncd.daemon.snapshot import NATIVE, Step
 from syncd.errors import CorruptDataError, FencedError, SyncdError
@@ -22,17 +24,13 @@ from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.layout import FULL_CHECKPOINT, MARKER, TRACKER, Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
-from syncd.protocol.pin import read_pins
-from syncd.protocol.presence import path_of, read_presences
+from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import request_path
 from syncd.protocol.term import Term
 from syncd.protocol.version import Version, encode_version, read_version
 
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")
 """How the names of the markers' temporary files begin."""
-
-Beat = tuple[str, int]
-"""(incarnation, beat) of a presence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,11 @@ class Actor:
         job: The job.
         term: The leadership that fences every act.
         clock: This host's clock.
+        presences: Reads presences; not for another thread.
     """
 
-    def __init__(self, job: Job, term: Term, clock: Clock) -> None:
-        self._job, self._term, self._clock = job, term, clock
+    def __init__(self, job: Job, term: Term, clock: Clock, presences: Presences) -> None:
+        self._job, self._term, self._clock, self._presences = job, term, clock, presences
         self._trashed_at: dict[str, float] = {}
         self._left_since: dict[str, float] = {}
 
@@ -77,39 +76,72 @@ class Actor:
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
 
-    def remove(self, step: Step, dead: Mapping[str, Beat]) -> str | None:
-        """Move a step to the trash, unless it has been leased, pinned or made a full checkpoint meanwhile.
+    def remove(self, steps: Iterable[Step], dead: Dead) -> dict[int, str | OSError]:
+        """Move steps to the trash, except those that have been leased, pinned or made a full checkpoint meanwhile.
 
-        All this is read before the rename and again after it: a lease that came between the two puts the step
-        back, so a reader that wrote its lease and then found the manifest keeps its step.
+        Leases and pins are read once before the first rename and once again after the last: a lease that came in
+        between puts its step back, so a reader that wrote its lease and then found the manifest keeps its step. The
+        second reading begins after every rename of this call, which is all that it has to; read for each step by
+        itself, the presences of thousands of explorers would take longer than all else.
 
         Args:
-            step: The step.
-            dead: The explorers and trainers whose leases are void, each with its last heartbeat: one that beats
-                again is alive.
+            steps: The steps.
+            dead: Whose leases are void. One that beats again is alive.
 
         Returns:
-            Why it was left in place, None when it was moved.
+            By step: why it was left in place, empty where it was moved; the error where it cannot be moved, or where
+            nobody knows who reads it.
 
         Raises:
             FencedError: A newer leader has taken over.
+            OSError: Nobody knows who reads what; nothing was moved.
         """
-        if step.is_attempt:
-            return None if self.remove_attempt(step) else "it is there no longer"
-        if reason := self._claimed(step, f"{self._job.root}/{step.directory}", dead):
-            return reason
-        name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
-        self._trashed_at[name] = self._clock.monotonic()
-        self._term.take(f"{self._job.root}/{step.directory}", name)
+        held = read_held(self._job, dead, self._presences)
+        taken: dict[str, Step] = {}
+        found: dict[int, str | OSError] = {}
         try:
-            reason = self._claimed(step, f"{self._term.trash}/{name}", dead)
-        except OSError:
-            # Nobody knows whether it is read now: it stays.
-            self._put_back(name, step.directory)
-            raise
-        if reason and self._put_back(name, step.directory):
-            return reason
-        return None
+            for step in steps:
+                found[step.step] = self._take(step, held, taken)
+        finally:
+            found.update(self._check_again(taken, dead))
+        return found
+
+    def _take(self, step: Step, held: Held, taken: dict[str, Step]) -> str | OSError:
+        name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
+        try:
+            if step.is_attempt:
+                return "" if self.remove_attempt(step) else "it is there no longer"
+            if reason := self._claimed(step, f"{self._job.root}/{step.directory}", held):
+                return reason
+            self._trashed_at[name] = self._clock.monotonic()
+            self._term.take(f"{self._job.root}/{step.directory}", name)
+        except OSError as error:
+            self._trashed_at.pop(name, None)
+            return error
+        taken[name] = step
+        return ""
+
+    def _check_again(self, taken: Mapping[str, Step], dead: Dead) -> dict[int, str | OSError]:
+        """Put back what is claimed now; what nobody can tell of stays, too."""
+        if not taken:
+            return {}
+        found: dict[int, str | OSError] = {}
+        held: Held | OSError
+        try:
+            held = read_held(self._job, dead, self._presences)
+        except OSError as error:
+            held = error
+        for name, step in taken.items():
+            reason = held if isinstance(held, OSError) else self._claimed_in_trash(step, name, held)
+            is_back = bool(reason) and self._put_back(name, step.directory)
+            found[step.step] = reason if is_back or isinstance(reason, OSError) else ""
+        return found
+
+    def _claimed_in_trash(self, step: Step, name: str, held: Held) -> str | OSError:
+        try:
+            return self._claimed(step, f"{self._term.trash}/{name}", held)
+        except OSError as error:
+            return error
 
     def remove_attempt(self, attempt: Step) -> bool:
         """Move an attempt that nobody will seal to the trash; say whether it was still there.
@@ -123,7 +155,10 @@ class Actor:
         self._trashed_at[name] = float("-inf")
         try:
             self._term.take(f"{self._job.root}/{attempt.directory}", name)
-        except MISSING:
+        except OSError as error:
+            self._trashed_at.pop(name, None)
+            if not isinstance(error, MISSING):
+                raise
             return False  # it has become the step, or its writer has removed it
         return True
 
@@ -177,16 +212,18 @@ class Actor:
     def _temporaries(self) -> Iterator[str]:
         job = self._job
         for directory in (job.explorers, job.trainers, job.pins, job.requests):
-            for entry in list_if_there(job.disk, directory):
-                if entry.kind == "file" and is_temporary(entry.name):
-                    yield f"{directory}/{entry.name}"
+            # What cannot be listed is told by who looks at the job; here it leaves only its own files untidied.
+            with contextlib.suppress(PermissionError):
+                for entry in list_if_there(job.disk, directory):
+                    if entry.kind == "file" and is_temporary(entry.name):
+                        yield f"{directory}/{entry.name}"
         if not is_below(job.state, job.root):
             return  # the job directory is not the daemon's to tidy
         for entry in list_if_there(job.disk, job.root):
             if entry.kind == "file" and is_temporary(entry.name) and entry.name.startswith(_MARKERS):
                 yield f"{job.root}/{entry.name}"
 
-    def empty_trash(self, grace: float, dead: Mapping[str, Beat]) -> Emptied:
+    def empty_trash(self, grace: float, dead: Dead) -> Emptied:
         """Delete what has been in the trash for `grace` seconds of this clock; what cannot go yet stays for later.
 
         A step that somebody reads is put back: the leader that moved it may have died before it looked at the
@@ -213,36 +250,22 @@ class Actor:
                 self._trashed_at.pop(entry.name, None)
         return Emptied(entries, files, left)
 
-    def _is_rescued(self, name: str, dead: Mapping[str, Beat]) -> bool:
+    def _is_rescued(self, name: str, dead: Dead) -> bool:
         """Put a step of the trash back if it is leased or pinned; say whether it must not be deleted."""
-        directory, _, number = name.rpartition(".")[0].rpartition(".")
-        place = f"{self._job.root}/{directory}"
-        if not directory or not number.isdecimal() or exists(self._job.disk, place):
+        found = step_in_trash(name)
+        if found is None or exists(self._job.disk, f"{self._job.root}/{found[0]}"):
             return False
+        directory, step = found
         try:
-            if self._held(int(number), dead) is None:
+            if read_held(self._job, dead).why(step) is None:
                 return False
         except OSError:
             return True
         self._put_back(name, directory)
         return True
 
-    def _claimed(self, step: Step, path: str, dead: Mapping[str, Beat]) -> str | None:
-        if reason := self._held(step.step, dead):
-            return reason
-        return self._changed(step, path) if step.is_native else None
-
-    def _held(self, step: int, dead: Mapping[str, Beat]) -> str | None:
-        for directory in (self._job.explorers, self._job.trainers):
-            presences, unreadable = read_presences(self._job.disk, directory)
-            for name, presence in (presences | unreadable).items():
-                if dead.get(name) == (presence.incarnation, presence.beat):
-                    continue
-                if presence.problem:
-                    return f"what {name} leases cannot be read"
-                if step in presence.leases:
-                    return f"leased by {name}"
-        return "pinned" if step in read_pins(self._job) else None
+    def _claimed(self, step: Step, path: str, held: Held) -> str:
+        return held.why(step.step) or (self._changed(step, path) if step.is_native else None) or ""
 
     def _changed(self, step: Step, path: str) -> str | None:
         """Say what has become of a step since it was examined, which may be long ago."""
@@ -252,16 +275,21 @@ class Actor:
             return "it has become a full checkpoint"
         if read_marker(self._job.disk, self._job.marker).step == step.step:
             return "the trainer has announced it"
-        resumes = read_marker(self._job.disk, self._job.tracker).step == step.step
-        return "the trainer resumes from it" if resumes else None
+        tracker = read_marker(self._job.disk, self._job.tracker)
+        if tracker.step == step.step or (tracker.unreadable and step.full):
+            return "the trainer resumes from it, or may do so"
+        return None
 
     def _put_back(self, name: str, directory: str) -> bool:
         try:
             self._job.disk.rename(f"{self._term.trash}/{name}", f"{self._job.root}/{directory}")
         except (*MISSING, OSError):
             return False
-        self._job.disk.sync_directory(self._job.root)
         self._trashed_at.pop(name, None)
+        with contextlib.suppress(
+            OSError
+        ):  # after a power cut the next leader finds it in the trash, and leased
+            self._job.disk.sync_directory(self._job.root)
         return True
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from syncd.daemon.snapshot import State, Step
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import MISSING, Disk, Entry, list_if_there
+from syncd.protocol.disk import MISSING, Disk, Entry, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, step_name
 from syncd.protocol.manifest import Manifest, decode_manifest, missing_files
 from syncd.protocol.receipt import receipts_directory
@@ -101,6 +101,7 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
     if manifest.step != step:
         wrong = [f"the manifest is of step {manifest.step}"]
     found = _of_manifest(replace(manifest, step=step, digest=manifest.digest), wrong, full=full)
+    found = replace(found, shards=_count_shards(disk, path, manifest, wrong))
     if not full:
         return found
     # Its mark comes after its files: from then on it does not change.
@@ -108,12 +109,20 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
     return replace(found, size=before.size if before and same else tree_size(disk, path))
 
 
+def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -> tuple[int, int]:
+    """Return how many shards are there, and how many the manifest names."""
+    expected = len(manifest.shards)
+    if not wrong:
+        return expected, expected
+    return sum(exists(disk, f"{path}/{record.name}") for record in manifest.shards), expected
+
+
 def tree_size(disk: Disk, path: str) -> int:
-    """Return the bytes of all files below a directory, following no link."""
+    """Return the bytes of all files below a directory, following no link; of those that this user may look at."""
     total = 0
     for entry in list_if_there(disk, path):
         child = f"{path}/{entry.name}"
-        with contextlib.suppress(*MISSING):
+        with contextlib.suppress(*MISSING, PermissionError):
             total += tree_size(disk, child) if entry.kind == "directory" else disk.stat(child).size
     return total
 

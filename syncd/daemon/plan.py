@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts
+from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts, removable
 from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.daemon.symptoms import LASTING, symptoms
+from syncd.protocol.marker import MISSING_MARKER
 from syncd.protocol.request import Request
 from syncd.protocol.version import Pair, Version
 
 FIRST_GENERATION = 1
+
+ROOM = 1 << 20
+"""Bytes that must be free so that a publish is sure to find room: the version and a heartbeat are a few kilobytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Plan:
     """What `act` carries out, in this order.
 
     Args:
+        first: Removals for which a publish must not be waited for, since it lacks the room that they make.
         publish: The version to publish, None to publish nothing. Its date and term are for `act` to fill in.
         reason: Why it is published: first, newer, rewind, rewritten, rollback.
         answers: Requests that are done or refused once the version is published.
@@ -53,6 +58,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     problems: tuple[tuple[str, str], ...]
     due_in: float | None = None
+    first: tuple[Decision, ...] = ()
     lost: tuple[Step, ...] = ()
 
 
@@ -66,8 +72,7 @@ class _Choice:
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what to publish, to answer and to remove, from the snapshot alone."""
-    rollback = next((request for request in snapshot.requests if request.kind == "rollback"), None)
-    choice, answers = _rollback(snapshot, rollback) if rollback else (None, ())
+    choice, answers = _rollbacks(snapshot)
     if choice is None:
         choice = _choose(snapshot, policy)
     version = _version(choice, snapshot) if choice else None
@@ -80,8 +85,18 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         decisions=decisions,
         problems=tuple(symptoms(snapshot)),
         due_in=min(_settling(after, policy), default=None),
+        first=_first(snapshot, decisions, policy) if version else (),
         lost=lost_attempts(after, policy),
     )
+
+
+def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: Policy) -> tuple[Decision, ...]:
+    """Return what goes whether or not the publish succeeds, where there may be no room for it."""
+    is_short = snapshot.crowded or (snapshot.free is not None and snapshot.free < ROOM)
+    if not is_short:
+        return ()
+    gone = {decision.step for decision in removable(after)}
+    return tuple(decision for decision in removable(decide(snapshot, policy)) if decision.step in gone)
 
 
 def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) -> bool:
@@ -98,8 +113,6 @@ def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) 
 
 def _choose(snapshot: Snapshot, policy: Policy) -> _Choice | None:
     version = snapshot.version
-    if version and version.held_marker is not None and version.held_marker == snapshot.marker.text:
-        return None
     if _is_torn(snapshot) and snapshot.marker_stable_for < policy.rewind_settle:
         return None
     newest = max(_eligible(snapshot, policy), key=lambda step: step.step, default=None)
@@ -135,12 +148,45 @@ def _floor(snapshot: Snapshot, version: Version) -> Pair:
 def _eligible(snapshot: Snapshot, policy: Policy) -> Iterator[Step]:
     named = snapshot.hint
     for step in snapshot.steps.values():
-        if step.state is not State.COMPLETE:
+        if step.state is not State.COMPLETE or _is_held(step, snapshot):
             continue
-        if is_abandoned(step, snapshot) and step.step != named:
+        if is_abandoned(step, snapshot) and (step.step != named or _names_what_it_named(snapshot)):
             continue
         if _is_announced(step, named, policy):
             yield step
+
+
+def _is_held(step: Step, snapshot: Snapshot) -> bool:
+    """Say whether a rollback still excludes a step: its trainer has announced nothing since.
+
+    A marker announces by changing. A trainer without one announces by completing a step that was not there at the
+    rollback: what was there is abandoned, and a step that could not be examined then is abandoned without a digest.
+    """
+    version = snapshot.version
+    if version is None or not _holds(version, snapshot):
+        return False
+    follows_marker = step.is_native or step.announced_by == "marker"
+    if follows_marker and not _is_without_marker(snapshot):
+        return True
+    return (step.step, "") in version.abandoned
+
+
+def _holds(version: Version, snapshot: Snapshot) -> bool:
+    return version.held_marker is not None and version.held_marker == snapshot.marker.text
+
+
+def _is_without_marker(snapshot: Snapshot) -> bool:
+    return snapshot.marker.problem == MISSING_MARKER.problem
+
+
+def _names_what_it_named(snapshot: Snapshot) -> bool:
+    """Say whether the tracker, where it stands in for the marker, has not moved since the last rollback."""
+    version = snapshot.version
+    if version is None or not _is_without_marker(snapshot):
+        return False
+    if version.held_tracker is None:  # an earlier release does not say what it named then
+        return _holds(version, snapshot)
+    return version.held_tracker == snapshot.tracker
 
 
 def _is_announced(step: Step, named: int | None, policy: Policy) -> bool:
@@ -168,21 +214,34 @@ def _settling(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
             yield policy.settle - step.unchanged_for
 
 
-def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, tuple[Answer, ...]]:
+def _rollbacks(snapshot: Snapshot) -> tuple[_Choice | None, tuple[Answer, ...]]:
+    """Return the first rollback that can be carried out, and the answers up to it; the next has its turn later."""
+    answers = []
+    for request in snapshot.requests:
+        if request.kind != "rollback":
+            continue
+        choice, answer = _rollback(snapshot, request)
+        answers.append(answer)
+        if choice is not None:
+            return choice, tuple(answers)
+    return None, tuple(answers)
+
+
+def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, Answer]:
     step, version = snapshot.steps.get(request.step), snapshot.version
     if version is None:
-        return None, (Answer(request, done=False, detail="nothing is published yet"),)
-    if version.request == request.identity:
-        return None, (Answer(request, done=True),)
+        return None, Answer(request, done=False, detail="nothing is published yet")
+    if request.identity in (version.request, *version.carried_out):
+        return None, Answer(request, done=True)
     if step is None or step.state is not State.COMPLETE:
-        return None, (Answer(request, done=False, detail=f"step {request.step} is not complete"),)
+        return None, Answer(request, done=False, detail=f"step {request.step} is not complete")
     choice = _Choice(step, _floor(snapshot, version)[0] + 1, "rollback", request)
-    return choice, (Answer(request, done=True),)
+    return choice, Answer(request, done=True)
 
 
 def _version(choice: _Choice, snapshot: Snapshot) -> Version:
     step, before = choice.step, snapshot.version
-    held = snapshot.marker.text if choice.reason == "rollback" else None
+    goes_back = choice.reason == "rollback"
     return Version(
         generation=choice.generation,
         step=step.step,
@@ -192,10 +251,29 @@ def _version(choice: _Choice, snapshot: Snapshot) -> Version:
         layout=step.layout,
         parent=step.parent,
         previous=before.pair if before else None,
-        held_marker=held,
+        held_marker=snapshot.marker.text if goes_back else None,
+        held_tracker=_held_tracker(snapshot, goes_back=goes_back),
         request=choice.request.identity if choice.request else before.request if before else None,
+        carried_out=_carried_out(snapshot),
         abandoned=_abandoned(choice, snapshot),
     )
+
+
+def _carried_out(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the requests that were carried out before and whose files would not go: they must not be done twice."""
+    before = snapshot.version
+    done = {before.request, *before.carried_out} if before else set()
+    return tuple(request.identity for request in snapshot.requests if request.identity in done)
+
+
+def _held_tracker(snapshot: Snapshot, *, goes_back: bool) -> int | None:
+    """Return what the tracker names at a rollback; it is remembered for as long as the tracker says the same."""
+    before = snapshot.version
+    if not _is_without_marker(snapshot):
+        return None
+    if goes_back or (before is not None and before.held_tracker == snapshot.tracker):
+        return snapshot.tracker
+    return None
 
 
 def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ...]:
@@ -207,7 +285,7 @@ def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ..
         found |= {
             (step.step, step.digest)
             for step in snapshot.steps.values()
-            if step.step > choice.step.step and step.state is State.COMPLETE
+            if step.step > choice.step.step and step.state is not State.FILLING
         }
     return tuple(sorted(found - {(choice.step.step, choice.step.digest)}))
 

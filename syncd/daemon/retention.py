@@ -117,10 +117,13 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
         yield not policy.prune, "pruning_off", "pruning is switched off"
         yield not step.is_native and not policy.prune_foreign, "foreign", f"written by {step.layout}"
         yield step.step == newest and not is_abandoned(step, snapshot), "newest_version", ""
-        yield bool(unreadable), "unreadable_presence", ", ".join(unreadable)
+        yield bool(unreadable), "unreadable_presence", "; ".join(unreadable)
+        yield bool(snapshot.unlisted), "unreadable_directory", "; ".join(snapshot.unlisted)
+        yield step.unreadable, "unreadable_step", step.problem
         yield step.step in leases, "leased", ", ".join(leases.get(step.step, ()))
         yield step.step in snapshot.pins, "pinned", _reason(snapshot, step.step)
         yield step.step == snapshot.tracker, "resumed_from", "the trainer's tracker names it"
+        yield step.full and bool(snapshot.tracker_problem), "resumed_from", snapshot.tracker_problem
         yield step.full and step.step in full, "full_checkpoint", _full_detail(policy.retention)
         if step.step in going:
             return
@@ -135,6 +138,7 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
             "damaged_lately",
             step.problem,
         )
+        yield step.arriving, "just_sealed", "its writer may be about to go back to it"
         yield step.state is not State.FILLING and _is_ahead(step, newest, snapshot), "not_yet_published", ""
         yield (
             _may_be_announced(step, snapshot, policy),

@@ -10,17 +10,19 @@ from syncd.daemon.attendance import Attendance
 from syncd.daemon.foreign import families  # noqa: F401 - for weeks: what it imports later may be another version
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
-from syncd.errors import ConfigError, LockHeldError, SyncdError
+from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
+from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.term import BEAT
-from syncd.protocol.trouble import PATIENT, MountState
+from syncd.protocol.trouble import CROWDED, PATIENT, MountState
 from syncd.working import Work
 
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
 
 _ONCE_LIMIT = 60.0
+_ROOM_ROUNDS, _ROOM_PAUSE = 3, 0.15
 _JOIN = 10.0
 
 
@@ -140,11 +142,17 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
         SyncdError: The tick failed.
     """
     led_until = clock.monotonic() + daemon.config.takeover + BEAT
+    rounds_for_room = _ROOM_ROUNDS
     ends = clock.monotonic() + _ONCE_LIMIT + (daemon.config.trash_grace if empty_trash else 0.0)
     try:
         while True:
             seconds = daemon.tick(woken=True)
             if daemon.error is not None:
+                if rounds_for_room and daemon.trouble is not None and daemon.trouble.state in CROWDED:
+                    # A full disk may have room once what earlier daemons have removed is deleted.
+                    rounds_for_room -= 1
+                    clock.sleep(min(seconds, _ROOM_PAUSE))
+                    continue
                 raise daemon.error
             if not daemon.leads:
                 # One look cannot tell a dead leader of another host from one that is between two heartbeats.
@@ -157,14 +165,25 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
                     hint=f"syncd status {daemon.job.root}",
                 )
             waits_for_trash = empty_trash and daemon.trash_left > 0
-            if daemon.plan.publish is None and daemon.plan.due_in is None and not waits_for_trash:
-                return
-            if clock.monotonic() >= ends:
+            is_done = daemon.plan.publish is None and daemon.plan.due_in is None and not waits_for_trash
+            if is_done or clock.monotonic() >= ends:
+                _refuse_obstacle(daemon.obstacle)
                 return
             if daemon.plan.publish is None:
                 clock.sleep(min(seconds, 0.5))
     finally:
         daemon.close()
+
+
+def _refuse_obstacle(obstacle: Obstacle | None) -> None:
+    """Say that not all was done, after all that could be.
+
+    Raises:
+        StorageError: Something could not be moved or removed.
+    """
+    if obstacle is not None:
+        message = f"it cannot be moved or removed: {obstacle.message} ({obstacle.owner})"
+        raise StorageError(message, path=obstacle.path, hint=obstacle.hint)
 
 
 def status_line(daemon: Daemon) -> str:

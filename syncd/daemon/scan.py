@@ -6,24 +6,43 @@ names. A reconciliation, each minute and at start, examines every step again and
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from syncd.daemon import foreign
 from syncd.daemon.examine import examine_attempt, examine_native
-from syncd.daemon.snapshot import Module, Snapshot, State, Step
+from syncd.daemon.snapshot import NATIVE, UNKNOWN, Module, Snapshot, State, Step
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, storage_error
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
-from syncd.protocol.marker import MISSING_MARKER, Reading, read_marker
+from syncd.protocol.marker import MISSING_MARKER, read_marker
+from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.pin import read_pins
-from syncd.protocol.presence import TTL, Liveness, Presence, read_presences
-from syncd.protocol.request import read_requests
+from syncd.protocol.presence import TTL, Liveness, Presence, Presences
+from syncd.protocol.request import look_for_requests
 from syncd.protocol.version import Pair, Version, read_version
 
+T = TypeVar("T")
+
 MODULES_EVERY = 5.0
-"""Seconds between two readings of the presences; they are read anew before each removal all the same."""
+"""Seconds between two readings of the presences; around each removal they are read again all the same."""
+
+MODULES_SHARE = 20
+"""How many times as long as a reading of the presences took the next one is waited for, up to a quarter of the time
+after which a module counts as dead."""
+
+ARRIVING = 60.0
+"""Seconds for which a step that becomes complete below the published one may yet be named by the marker."""
 
 LIST_EVERY = 2.0
 """Seconds between two listings of the job directory when nothing woke the scanner."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    """Why a step is not published, and which file of it could not be read, empty when all could."""
+
+    problem: str
+    unread: str = ""
 
 
 @dataclass(slots=True)
@@ -51,6 +70,8 @@ class Scanner:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
         self._ttl = ttl
         self._root_inode: int | None = None
+        self.presences = Presences(job.disk)
+        self._modules_took = 0.0
         self.start_anew(None)
 
     def start_anew(self, floor: Pair | None) -> None:
@@ -62,11 +83,11 @@ class Scanner:
         self._known: dict[int, _Known] = {}
         self._attempts: dict[str, _Known] = {}
         self._directories: dict[int, Step] = {}
-        self._rejected: dict[tuple[int, str], str] = {}
+        self._rejected: dict[tuple[int, str], _Rejected] = {}
         self._unsettled: frozenset[int] = frozenset()
         self._doubted: set[int] = set()
         self._marked_to: int | None = None
-        self._changed = self._moved = False
+        self._changed = self._moved = self._has_listed = False
         self._layouts = foreign.Layouts()
         self._explorers, self._trainers = Liveness(self._ttl), Liveness(self._ttl)
         self._snapshot = Snapshot()
@@ -83,6 +104,7 @@ class Scanner:
         """
         self.check_root()
         self._read_hints()
+        self._try_rejected_again()
         self._examine_listed(everything=True)
         self._read_modules()
         return self._finish(free=self._free())
@@ -100,15 +122,21 @@ class Scanner:
         now = self._clock.monotonic()
         self._disk.refresh(self._job.root)
         moved = self._read_hints()
+        self._try_rejected_again()
         if woken or moved or now - self._listed >= LIST_EVERY:
             self._examine_listed(everything=False)
         else:
             self._examine_again(self._restless())
             if not self._examine_attempts(self._attempts):
                 self._examine_listed(everything=False)  # one has gone: it has become its step
-        if now - self._modules_read >= MODULES_EVERY:
+        if now - self._modules_read >= self._modules_every:
             self._read_modules()
         return self._finish(free=self._snapshot.free)
+
+    @property
+    def _modules_every(self) -> float:
+        """Return the seconds between two readings of the presences, of which thousands take their time."""
+        return max(MODULES_EVERY, min(MODULES_SHARE * self._modules_took, self._ttl / 4))
 
     def forget(self, steps: Iterable[int]) -> None:
         """Drop what is known of steps that have just been removed, so that the next look need not list for it."""
@@ -119,13 +147,40 @@ class Scanner:
         """Examine a step at the next look: who went to remove it found it other than it was."""
         self._doubted.add(step)
 
-    def reject(self, step: Step, problem: str) -> None:
-        """Take a step for damaged from now on, as long as its content is the one that was found wrong."""
-        self._rejected[(step.step, step.digest)] = problem
+    def reject(self, step: Step, problem: str, unread: str = "") -> Step:
+        """Take a step for damaged from now on, as long as its content is the one that was found wrong.
+
+        Args:
+            step: The step.
+            problem: What was found.
+            unread: The file that could not be read, if that is all: once it can be, the step is judged again.
+
+        Returns:
+            The step as it is known now.
+        """
+        rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread)
         known = self._known.get(step.step)
         if known and known.step.digest == step.digest:
-            known.step = replace(known.step, state=State.DAMAGED, problem=problem)
+            known.step = _damaged(known.step, rejected)
             self._changed = True
+        return _damaged(step, rejected)
+
+    def _try_rejected_again(self) -> None:
+        """Forget what was only not readable and can be read now."""
+        for key, rejected in list(self._rejected.items()):
+            if rejected.unread and self._is_readable(rejected.unread):
+                del self._rejected[key]
+
+    def _is_readable(self, path: str) -> bool:
+        try:
+            self._disk.read_at(path, 0, 1)
+        except (*MISSING, CorruptDataError):
+            return True  # another look at the step says what it is now
+        except OSError as error:
+            if obstacle_to_reading(error, path) is None:
+                raise
+            return False
+        return True
 
     def _drop(self, number: int) -> None:
         self._changed |= self._known.pop(number, None) is not None
@@ -159,16 +214,17 @@ class Scanner:
         if self._moved:
             self._marker_since = self._clock.monotonic()
         version, problem = self._version()
-        self._snapshot = replace(
-            before, marker=marker, tracker=self._tracker(marker), version=version, version_problem=problem
-        )
+        self._snapshot = replace(before, marker=marker, version=version, version_problem=problem)
+        # Where there is a marker the tracker only protects, and is read with the presences; else it leads.
+        if marker.problem == MISSING_MARKER.problem:
+            self._read_tracker()
         return self._moved
 
-    def _tracker(self, marker: Reading) -> int | None:
-        # Where there is a marker the tracker only protects, and is read with the presences; else it leads.
-        if marker.problem != MISSING_MARKER.problem:
-            return self._snapshot.tracker
-        return read_marker(self._disk, self._job.tracker).step
+    def _read_tracker(self) -> None:
+        found = read_marker(self._disk, self._job.tracker)
+        step = self._snapshot.tracker if found.unreadable else found.step
+        problem = found.problem if found.unreadable else ""
+        self._snapshot = replace(self._snapshot, tracker=step, tracker_problem=problem)
 
     def _version(self) -> tuple[Version | None, str]:
         try:
@@ -206,17 +262,26 @@ class Scanner:
     def _examine_attempt(self, name: str) -> bool:
         number, known = parse_attempt_name(name), self._attempts.get(name)
         assert number is not None  # by its name it was taken for an attempt
-        step = examine_attempt(self._disk, self._job.root, number, name)
+        step = self._examined_attempt(number, name)
         if step is not None and (known is None or known.step != step):
             self._attempts[name] = _Known(step, self._clock.monotonic(), name)
         self._progress()
         return step is not None
 
+    def _examined_attempt(self, number: int, name: str) -> Step | None:
+        try:
+            return examine_attempt(self._disk, self._job.root, number, name)
+        except OSError as error:
+            obstacle = obstacle_to_reading(error, f"{self._job.root}/{name}")
+            if obstacle is None:
+                raise
+            return Step(number, name, problem=str(obstacle), unreadable=True)
+
     def _examine_listed(self, *, everything: bool) -> None:
         """List the job and examine what it says; what fails on the way is listed again at the next look."""
         now, self._listed = self._clock.monotonic(), float("-inf")
         self._examine(self._list(), everything=everything)
-        self._listed = now
+        self._listed, self._has_listed = now, True
 
     def _examine(self, directories: dict[int, str], *, everything: bool) -> None:
         for gone in self._known.keys() - directories.keys():
@@ -252,35 +317,70 @@ class Scanner:
         return step.state is not State.COMPLETE or step.step > published
 
     def _examine_one(self, number: int, directory: str) -> None:
-        step, known = None, self._known.get(number)
-        if parse_step_name(directory) is not None:
-            step = examine_native(self._disk, self._job.root, number, known.step if known else None)
-        if step is None:
-            step = self._layouts.examine(self._disk, self._job.root, directory, number)
+        known = self._known.get(number)
+        step = self._examined(number, directory, known.step if known else None)
         if step is None:
             self._drop(number)
             return
-        if problem := self._rejected.get((number, step.digest)):
-            step = replace(step, state=State.DAMAGED, problem=problem)
+        if rejected := self._rejected.get((number, step.digest)):
+            step = _damaged(step, rejected)
+        step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
         if known is None or known.step != step:
             self._known[number] = _Known(step, self._clock.monotonic(), directory)
             self._changed = True
 
+    def _examined(self, number: int, directory: str, before: Step | None) -> Step | None:
+        """Return what a step is now; one that cannot be read is kept, and costs no other step its look."""
+        step = None
+        try:
+            if parse_step_name(directory) is not None:
+                step = examine_native(self._disk, self._job.root, number, before)
+            return step or self._layouts.examine(self._disk, self._job.root, directory, number)
+        except OSError as error:
+            obstacle = obstacle_to_reading(error, f"{self._job.root}/{directory}")
+            if obstacle is None:
+                raise
+        known = before or Step(
+            number, directory, NATIVE if parse_step_name(directory) is not None else UNKNOWN
+        )
+        return replace(known, state=State.DAMAGED, problem=str(obstacle), unreadable=True)
+
     def _read_modules(self) -> None:
         self._modules_read = self._clock.monotonic()
-        explorers, unreadable_explorers = read_presences(self._disk, self._job.explorers)
-        trainers, unreadable_trainers = read_presences(self._disk, self._job.trainers)
+        unlisted: list[str] = []
+        explorers = self._listed_or(unlisted, self._job.explorers, self._read_presences)
+        trainers = self._listed_or(unlisted, self._job.trainers, self._read_presences)
         # The time after the reading: a heartbeat counts from when it can have been seen, not from before a stall.
-        seen_at = self._clock.monotonic()
-        tracker = read_marker(self._disk, self._job.tracker).step
-        self._doubt_unmarked(tracker)
+        seen_at, before = self._clock.monotonic(), self._snapshot
+        self._modules_took = seen_at - self._modules_read
+        pins = self._listed_or(unlisted, self._job.pins, lambda _: read_pins(self._job))
+        self._read_tracker()
+        self._doubt_unmarked(self._snapshot.tracker)
+        # Where a directory cannot be listed now, what was there last is still what is known.
         self._snapshot = replace(
             self._snapshot,
-            explorers=_modules(explorers | unreadable_explorers, self._explorers, seen_at),
-            trainers=_modules(trainers | unreadable_trainers, self._trainers, seen_at),
-            pins=read_pins(self._job),
-            tracker=tracker,
+            explorers=before.explorers
+            if explorers is None
+            else _modules(explorers, self._explorers, seen_at),
+            trainers=before.trainers if trainers is None else _modules(trainers, self._trainers, seen_at),
+            pins=before.pins if pins is None else pins,
+            unlisted=tuple(unlisted),
         )
+
+    def _read_presences(self, directory: str) -> dict[str, Presence]:
+        readable, unreadable = self.presences.read(directory)
+        return readable | unreadable
+
+    def _listed_or(self, unlisted: list[str], directory: str, read: Callable[[str], T]) -> T | None:
+        """Read a directory; note one that cannot be listed, and return None."""
+        try:
+            return read(directory)
+        except OSError as error:
+            obstacle = obstacle_to_reading(error, directory)
+            if obstacle is None:
+                raise
+            unlisted.append(str(obstacle))
+            return None
 
     def _doubt_unmarked(self, tracker: int | None) -> None:
         """Doubt the one thing that changes about a sealed step: what was a sync step may be a full checkpoint by now.
@@ -306,7 +406,9 @@ class Scanner:
 
     def _finish(self, free: int | None) -> Snapshot:
         # Read first: what fails must not lose the changes that the steps below take over.
-        requests, now = read_requests(self._job), self._clock.monotonic()
+        unlisted: list[str] = []
+        found = self._listed_or(unlisted, self._job.requests, lambda _: look_for_requests(self._job))
+        (requests, problems), now = found or ((), ()), self._clock.monotonic()
         steps, rivals = _with_attempts(self._steps(now), self._attempts.values(), now)
         self._snapshot = replace(
             self._snapshot,
@@ -315,6 +417,7 @@ class Scanner:
             marker_stable_for=now - self._marker_since,
             floor=self._highest(),
             requests=requests,
+            obstacles=(*unlisted, *problems),
             free=free,
         )
         return self._snapshot
@@ -328,9 +431,21 @@ class Scanner:
             self._changed = False
         for number in self._unsettled:
             known = self._known[number]
+            self._arrive(known, now)
             steps[number] = replace(known.step, unchanged_for=now - known.since)
         self._directories = steps
         return steps
+
+    def _arrive(self, known: _Known, now: float) -> None:
+        """Let a step that has been complete for long count as any other."""
+        if known.step.arriving and now - known.since >= ARRIVING:
+            known.step, self._changed = replace(known.step, arriving=False), True
+
+    def _is_arriving(self, step: Step) -> bool:
+        """Say whether a step has appeared below the published one while this daemon looked."""
+        version = self._snapshot.version
+        is_below = version is not None and step.step < version.step
+        return is_below and self._has_listed and step.is_native and step.state is State.COMPLETE
 
     def _highest(self) -> Pair | None:
         """Return the highest pair known: explorers are asked only where the version file does not say."""
@@ -341,6 +456,10 @@ class Scanner:
             pairs += [module.presence.applied for module in modules if module.presence.applied is not None]
         self.floor = max(pairs, default=None)
         return self.floor
+
+
+def _damaged(step: Step, rejected: _Rejected) -> Step:
+    return replace(step, state=State.DAMAGED, problem=rejected.problem, unreadable=bool(rejected.unread))
 
 
 def _with_attempts(
@@ -356,7 +475,7 @@ def _with_attempts(
 
 
 def _is_settled(step: Step) -> bool:
-    return step.is_native and step.state is State.COMPLETE
+    return step.is_native and step.state is State.COMPLETE and not step.arriving
 
 
 def _modules(presences: dict[str, Presence], liveness: Liveness, now: float) -> dict[str, Module]:

@@ -6,18 +6,21 @@
 import contextlib
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from syncd.config import DaemonConfig
-from syncd.daemon.act import Actor, Beat
+from syncd.daemon.act import Actor
+from syncd.daemon.leases import Dead
+from syncd.daemon.leftovers import Leftovers
 from syncd.daemon.plan import Answer, Plan, plan, still_holds
 from syncd.daemon.policy import Policy, policy_of
 from syncd.daemon.report import Message, describe, differences, lag_of, totals
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
-from syncd.daemon.snapshot import Snapshot, State
+from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.daemon.verify import Verify, problems_of
 from syncd.errors import (
     FencedError,
@@ -32,8 +35,10 @@ from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import Clock, is_below
 from syncd.protocol.layout import Job
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.obstacle import Obstacle, obstacle_to_moving, obstacle_to_reading
+from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.process import Process
+from syncd.protocol.request import request_path
 from syncd.protocol.term import BEAT, Term
 from syncd.protocol.trouble import CROWDED, MountState, Trouble, trouble_of
 from syncd.protocol.version import Version
@@ -49,11 +54,19 @@ TRASH_EVERY = 5.0
 FORGET_AFTER = 86400.0
 """Seconds of silence after which the file of an explorer goes: of those that come and go there would be no end."""
 
-_PROBLEMS = {"marker": names.MARKER_PROBLEM, "version": names.VERSION_PROBLEM}
+_PROBLEMS = {
+    "marker": names.MARKER_PROBLEM,
+    "version": names.VERSION_PROBLEM,
+    "unreadable_presence": names.ENTRY_UNREADABLE,
+    "unreadable_directory": names.ENTRY_UNREADABLE,
+    "tracker": names.ENTRY_UNREADABLE,
+    "obstacle": names.ENTRY_UNREADABLE,
+}
 _INFO: Level = "info"
 _WARNING: Level = "warning"
 _RETRY_LEAST, _RETRY_MOST = 0.25, 5.0
 _VERIFY_ROUNDS = 8
+_REMOVED_AT_ONCE = 8
 
 
 def _inline(work: Callable[[], None]) -> None:
@@ -94,6 +107,7 @@ class Daemon:
             removes=is_below(job.state, job.root) or config.prune_foreign,
         )
         self._scanner = Scanner(job, clock, config.ttl, self._beat)
+        self._leftovers = Leftovers(job, clock)
         self._term: Term | None = None
         self._actor: Actor | None = None
         self._telling = threading.Lock()
@@ -104,6 +118,7 @@ class Daemon:
         self._retry = _RETRY_LEAST
         self._reconciled = self._emptied = self._swept = self._forgot = float("-inf")
         self._had_modules = False
+        self._obstructed: dict[str, tuple[float, Obstacle]] = {}
         self._decisions: dict[int, tuple[bool, str]] = {}
         self.snapshot = Snapshot()
         self.plan = plan(self.snapshot, policy_of(config))
@@ -128,6 +143,11 @@ class Daemon:
         """Return how many steps the slowest live explorer is behind."""
         modules = self.snapshot.explorers.values()
         return max((lag_of(self.snapshot, module) or 0 for module in modules if module.alive), default=0)
+
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """Return the first thing that should have been moved or removed and could not be."""
+        return next((obstacle for _, obstacle in self._obstructed.values()), None)
 
     @property
     def is_left(self) -> bool:
@@ -189,28 +209,45 @@ class Daemon:
         self._look(woken=woken)
         self.found_news = self.snapshot.marker != before.marker
         self._act(self._actor, before)
-        self._beat()
+        self._publish_beat()
+        self.on_progress()
         return self._interval()
 
     def _beat(self) -> None:
-        """Show the stand-bys and the service manager that work goes on, in the midst of what takes its time."""
+        """Show the stand-bys and the service manager that work continues, in the midst of what takes its time.
+
+        On a full disk the work that makes room comes first: what a deposed leader removes, the server refuses anyway.
+        """
+        try:
+            self._publish_beat()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        self.on_progress()
+
+    def _publish_beat(self) -> None:
         if self._term is not None:
             self._term.beat(self._scanner.floor)
-        self.on_progress()
+
+    @property
+    def _is_crowded(self) -> bool:
+        return self.trouble is not None and self.trouble.state in CROWDED
 
     def _look(self, *, woken: bool) -> None:
         started = self._clock.monotonic()
         due = started - self._reconciled >= self.config.reconcile
-        self.snapshot = self._scanner.reconcile() if due else self._scanner.look(woken=woken)
+        found = self._scanner.reconcile() if due else self._scanner.look(woken=woken)
+        self.snapshot = replace(found, crowded=self._is_crowded)
         if due:
             self._reconciled = started
         seconds = self._clock.monotonic() - started
-        found = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
-        self.tell(names.SCAN_DONE, "debug", seconds=seconds, full=due, **found)
+        counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
+        self.tell(names.SCAN_DONE, "debug", seconds=seconds, full=due, **counts)
 
     def _act(self, actor: Actor, before: Snapshot) -> None:
         """Publish first, tell then: between marker and version stands nothing that explorers need not wait for."""
         self.plan = self._current_plan()
+        self._remove_all(actor, self.plan.first)
         looked, published = self.snapshot, None
         if self.plan.publish is not None:
             published = self._publish(actor, self.plan.publish)
@@ -228,9 +265,53 @@ class Daemon:
         self._empty_trash(actor)
 
     def _answer(self, actor: Actor, answer: Answer) -> None:
-        actor.answer(answer)
+        path = request_path(self.job, answer.request.identity)
+        is_known = path in self._obstructed
+        self._unless_obstructed(path, lambda: actor.answer(answer))
+        if is_known:
+            return
         name, level = (names.REQUEST_DONE, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
         self.tell(name, level, kind=answer.request.kind, step=answer.request.step, detail=answer.detail)
+
+    def _unless_obstructed(self, place: str, work: Callable[[], object]) -> None:
+        """Change one entry of the job; one that does not let itself be changed is told.
+
+        Args:
+            place: The file or directory.
+            work: Moves or removes it.
+        """
+        if not self._may_be_tried(place):
+            return
+        try:
+            work()
+        except OSError as error:
+            self._note_obstacle(place, error)
+        else:
+            self._obstructed.pop(place, None)
+
+    def _may_be_tried(self, place: str) -> bool:
+        """Say whether an entry is to be changed now: one that could not be waits for the next look at everything."""
+        known = self._obstructed.get(place)
+        return known is None or known[0] != self._reconciled
+
+    def _note_obstacle(self, place: str, error: OSError) -> None:
+        obstacle, known = obstacle_to_moving(error, place), self._obstructed.get(place)
+        if obstacle is None:
+            raise error
+        if known is None or known[1] != obstacle:
+            self._tell_obstacle(obstacle)
+        self._obstructed[place] = (self._reconciled, obstacle)
+
+    def _tell_obstacle(self, obstacle: Obstacle) -> None:
+        self.tell(
+            names.ENTRY_OBSTRUCTED,
+            "error",
+            code=StorageError.code,
+            path=obstacle.path,
+            detail=f"it cannot be moved or removed: {obstacle.message}",
+            owner=obstacle.owner,
+            hint=obstacle.hint,
+        )
 
     def _current_plan(self) -> Plan:
         """Return the plan of the last look where it holds: with thousands of steps it is what an idle look costs."""
@@ -247,18 +328,24 @@ class Daemon:
         decided = plan(self.snapshot, policy)
         for _ in range(_VERIFY_ROUNDS):
             version = decided.publish
-            wrong = (
-                problems_of(self.job, self.snapshot.steps[version.step], level, self._beat) if version else []
-            )
-            if not version or not wrong:
+            damaged = self._rejected(self.snapshot.steps[version.step], level) if version else None
+            if damaged is None:
                 return decided
-            step = self.snapshot.steps[version.step]
-            self._scanner.reject(step, wrong[0])
-            damaged = replace(step, state=State.DAMAGED, problem=wrong[0])
             self.tell(names.STEP_DAMAGED, "error", **describe(damaged))
-            self.snapshot = replace(self.snapshot, steps={**self.snapshot.steps, step.step: damaged})
+            self.snapshot = replace(self.snapshot, steps={**self.snapshot.steps, damaged.step: damaged})
             decided = plan(self.snapshot, policy)
         return replace(decided, publish=None, reason="")
+
+    def _rejected(self, step: Step, level: Verify) -> Step | None:
+        """Look closely at a step that is to be published; return it as damaged, None when it is good."""
+        try:
+            wrong = problems_of(self.job, step, level, self._beat)
+        except OSError as error:
+            obstacle = obstacle_to_reading(error, f"{self.job.root}/{step.directory}")
+            if obstacle is None or not is_below(obstacle.path, f"{self.job.root}/{step.directory}"):
+                raise
+            return self._scanner.reject(step, str(obstacle), unread=obstacle.path)
+        return self._scanner.reject(step, wrong[0]) if wrong else None
 
     def _publish(self, actor: Actor, version: Version) -> Version:
         published = actor.publish(version)
@@ -296,39 +383,42 @@ class Daemon:
             self._noted = self.plan.decisions
             for decision in self._noted:
                 self._note(decision)
-        doomed = removable(self.plan.decisions)
-        if not doomed:
-            return
-        dead = self._dead()
-        removed = [decision.step for decision in doomed if self._remove(actor, decision, dead)]
+        self._remove_all(actor, removable(self.plan.decisions))
+
+    def _remove_all(self, actor: Actor, decisions: Iterable[Decision]) -> None:
+        doomed = [decision for decision in decisions if decision.step in self.snapshot.steps]
+        doomed = [decision for decision in doomed if self._may_be_tried(self._place_of(decision))]
+        dead = self._dead() if doomed else {}
+        for first in range(0, len(doomed), _REMOVED_AT_ONCE):
+            self._remove_some(actor, doomed[first : first + _REMOVED_AT_ONCE], dead)
+
+    def _place_of(self, decision: Decision) -> str:
+        return f"{self.job.root}/{self.snapshot.steps[decision.step].directory}"
+
+    def _remove_some(self, actor: Actor, decisions: list[Decision], dead: Dead) -> None:
+        self._beat()
+        steps = self.snapshot.steps
+        found = actor.remove([steps[decision.step] for decision in decisions], dead)
+        removed = {step for step, outcome in found.items() if outcome == ""}
         self._scanner.forget(removed)
         self.snapshot = replace(
-            self.snapshot, steps={n: step for n, step in self.snapshot.steps.items() if n not in set(removed)}
+            self.snapshot, steps={number: step for number, step in steps.items() if number not in removed}
         )
-
-    def _remove_attempts(self, actor: Actor) -> None:
-        for attempt in self.plan.lost:
-            self._beat()
-            if actor.remove_attempt(attempt):
-                self.tell(names.ATTEMPT_REMOVED, _INFO, **describe(attempt), path=attempt.directory)
-
-    def _dead(self) -> dict[str, Beat]:
-        """Return the modules whose leases are void, each with its last heartbeat."""
-        modules = (*self.snapshot.trainers.items(), *self.snapshot.explorers.items())
-        return {
-            name: (module.presence.incarnation, module.presence.beat)
-            for name, module in modules
-            if not module.alive
-        }
-
-    def _remove(self, actor: Actor, decision: Decision, dead: dict[str, Beat]) -> bool:
+        # What failed comes last: an error of the whole file system ends this.
+        for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], OSError)):
+            self._tell_removal(decision, steps[decision.step], found[decision.step])
         self._beat()
-        step = self.snapshot.steps[decision.step]
-        kept = actor.remove(step, dead)
-        if kept is not None:
+
+    def _tell_removal(self, decision: Decision, step: Step, outcome: str | OSError) -> None:
+        place = f"{self.job.root}/{step.directory}"
+        if isinstance(outcome, OSError):
+            self._note_obstacle(place, outcome)
+            return
+        self._obstructed.pop(place, None)
+        if outcome:
             self._scanner.look_again(step.step)
-            self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=kept)
-            return False
+            self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=outcome)
+            return
         self.tell(
             names.STEP_REMOVED,
             "info",
@@ -337,7 +427,27 @@ class Daemon:
             detail=decision.detail,
             bytes=step.size,
         )
-        return True
+
+    def _remove_attempts(self, actor: Actor) -> None:
+        for attempt in self.plan.lost:
+            self._beat()
+            self._unless_obstructed(
+                f"{self.job.root}/{attempt.directory}", partial(self._remove_attempt, actor, attempt)
+            )
+
+    def _remove_attempt(self, actor: Actor, attempt: Step) -> None:
+        if actor.remove_attempt(attempt):
+            self.tell(names.ATTEMPT_REMOVED, _INFO, **describe(attempt), path=attempt.directory)
+
+    def _dead(self) -> Dead:
+        """Return the modules whose leases are void, each with its last heartbeat."""
+        kinds = ((self.job.explorers, self.snapshot.explorers), (self.job.trainers, self.snapshot.trainers))
+        return {
+            path_of(directory, name): (module.presence.incarnation, module.presence.beat)
+            for directory, modules in kinds
+            for name, module in modules.items()
+            if not module.alive
+        }
 
     def _forget(self, actor: Actor) -> None:
         """Remove the files of explorers that have gone long ago, after each examination of everything."""
@@ -347,7 +457,9 @@ class Daemon:
         for name, module in self.snapshot.explorers.items():
             if module.silent_for >= FORGET_AFTER and not module.presence.problem:
                 self._beat()
-                actor.forget(name, (module.presence.incarnation, module.presence.beat))
+                last = module.presence.incarnation, module.presence.beat
+                path = path_of(self.job.explorers, name)
+                self._unless_obstructed(path, partial(actor.forget, name, last))
 
     def _note(self, decision: Decision) -> None:
         """Tell why a step is kept whenever the rule that keeps it changes."""
@@ -368,7 +480,7 @@ class Daemon:
         dead = self._dead()
         self._background(lambda: self._empty(actor, dead))
 
-    def _empty(self, actor: Actor, dead: dict[str, Beat]) -> None:
+    def _empty(self, actor: Actor, dead: Dead) -> None:
         if self._swept < self._reconciled:
             self._swept = self._reconciled
             actor.sweep(self.config.partial_grace)
@@ -378,6 +490,12 @@ class Daemon:
             self.tell(
                 names.TRASH_EMPTIED, "info", entries=emptied.entries, files=emptied.files, left=emptied.left
             )
+
+    def _tell_problem(self, event: str, detail: str) -> None:
+        if event == names.ENTRY_UNREADABLE:
+            self.tell(event, "error", code=StorageError.code, detail=detail)
+        else:
+            self.tell(event, "warning", detail=detail)
 
     def _interval(self) -> float:
         """Return when to look again without an event."""
@@ -395,13 +513,19 @@ class Daemon:
         if holder is not None:
             self._stand_by(f"{holder.host} (pid {holder.process.pid}) leads")
             return
+        if self._is_crowded:
+            # The claim found no room. What the terms before have left in their trash is in the way.
+            with contextlib.suppress(OSError):
+                self._leftovers.empty(self._candidate.free_after, self.config.trash_grace)
         term = self._candidate.claim()
         for directory in (self.job.explorers, self.job.trainers, self.job.pins, self.job.requests):
             self.job.disk.make_directory(directory)
         self._scanner.start_anew(term.floor)
-        self._term, self._actor = term, Actor(self.job, term, self._clock)
+        self._term, self._actor = term, Actor(self.job, term, self._clock, self._scanner.presences)
         self._reconciled, self.standing_by = float("-inf"), ""
         self.tell(names.LEADING, "info", term=term.token)
+        for obstacle in term.left:
+            self._tell_obstacle(obstacle)
 
     def _stand_by(self, why: str) -> None:
         self._term = self._actor = None
@@ -421,7 +545,7 @@ class Daemon:
             self._tell_state(trouble)
             self.tell(name, "error", code=error.code, detail=str(error), hint=hint)
         self.error, self.trouble = error, trouble
-        if trouble is not None and trouble.state in CROWDED:
+        if self._is_crowded:
             self._make_room()
         self._retry = min(self._retry * 2, _RETRY_MOST)
         return self._retry
@@ -464,7 +588,7 @@ class Daemon:
         """Tell each problem when it begins, and not again while it lasts."""
         for name, detail in self.plan.problems:
             if (name, detail) not in self._said:
-                self.tell(_PROBLEMS.get(name, names.STEP_DAMAGED), "warning", detail=detail)
+                self._tell_problem(_PROBLEMS.get(name, names.STEP_DAMAGED), detail)
         self._said = set(self.plan.problems)
 
 

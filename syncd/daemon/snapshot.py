@@ -16,6 +16,10 @@ NATIVE = "syncd"
 """The layout of steps written by this protocol; any other name is a foreign layout."""
 
 
+UNKNOWN = "unknown"
+"""The layout of a step that others wrote and that cannot be read."""
+
+
 class State(StrEnum):
     """What a step directory is."""
 
@@ -42,10 +46,14 @@ class Step:
         size: Bytes of what is there.
         full: It is a full checkpoint.
         parent: For a delta, the step it changes.
+        shards: How many files of weights are there, and how many there must be; None where `present` and `expected`
+            count them.
         problem: What is missing or wrong, for people to read.
+        unreadable: It, or a part of it, cannot be read now: what it is, is not known.
         announced_by: What tells that its writer is done: itself (a manifest, a ready file), the job's marker, or
             time, when it stands still.
         unchanged_for: Seconds of the daemon's clock since any of this was seen to change.
+        arriving: It became complete lately, below what is published: its writer may be about to go back to it.
     """
 
     step: int
@@ -60,9 +68,12 @@ class Step:
     size: int = 0
     full: bool = False
     parent: int | None = None
+    shards: tuple[int, int] | None = None
     problem: str = ""
+    unreadable: bool = False
     announced_by: Literal["itself", "marker", "time"] = "itself"
     unchanged_for: float = 0.0
+    arriving: bool = False
 
     @property
     def is_attempt(self) -> bool:
@@ -94,6 +105,7 @@ class Snapshot:
         marker: What the marker said.
         marker_stable_for: Seconds since the marker was seen to change.
         tracker: The step of the newest full checkpoint by the trainer's tracker file.
+        tracker_problem: What keeps the tracker from being read; then it may name any full checkpoint.
         version: What is published, None before the first or when the file is damaged.
         version_problem: What is wrong with the version file.
         floor: The highest pair that anyone is known to have seen published.
@@ -101,7 +113,11 @@ class Snapshot:
         trainers: By identity.
         pins: By step.
         requests: Open requests in the order of asking.
+        obstacles: What keeps single files from being read, for people to read.
+        unlisted: Directories of presences or pins that cannot be listed, each with why: what is leased or pinned
+            is not known.
         free: Bytes free for the daemon's user on the job's file system, None where unknown.
+        crowded: What was written last failed for want of room, whatever `free` says: a quota does not show there.
     """
 
     steps: Mapping[int, Step] = field(default_factory=dict)
@@ -109,6 +125,7 @@ class Snapshot:
     marker: Reading = MISSING_MARKER
     marker_stable_for: float = 0.0
     tracker: int | None = None
+    tracker_problem: str = ""
     version: Version | None = None
     version_problem: str = ""
     floor: Pair | None = None
@@ -116,7 +133,10 @@ class Snapshot:
     trainers: Mapping[str, Module] = field(default_factory=dict)
     pins: Mapping[int, Pin] = field(default_factory=dict)
     requests: tuple[Request, ...] = ()
+    obstacles: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
     free: int | None = None
+    crowded: bool = False
 
     @property
     def hint(self) -> int | None:
@@ -130,18 +150,20 @@ class Snapshot:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Return the modules that live and whose presence cannot be read: they may lease anything."""
-        modules = (*self.explorers.values(), *self.trainers.values())
+        """Return the modules that live and whose presence cannot be read, each with why: they may lease anything."""
         return tuple(
-            module.presence.identity for module in modules if module.alive and module.presence.problem
+            f"{kind} {name}: {module.presence.problem}"
+            for kind, modules in (("explorer", self.explorers), ("trainer", self.trainers))
+            for name, module in modules.items()
+            if module.alive and module.presence.problem
         )
 
     @property
     def leases(self) -> Mapping[int, tuple[str, ...]]:
         """Return who leases each leased step; the dead lease nothing. A trainer leases what it adds files to."""
-        found: dict[int, tuple[str, ...]] = {}
+        found: dict[int, list[str]] = {}
         for modules in (self.explorers, self.trainers):
             for name in sorted(modules):
                 for step in modules[name].presence.leases if modules[name].alive else ():
-                    found[step] = (*found.get(step, ()), name)
-        return found
+                    found.setdefault(step, []).append(name)
+        return {step: tuple(names) for step, names in found.items()}

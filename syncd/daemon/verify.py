@@ -1,6 +1,6 @@
 """What is checked of a step before it is published, beyond names and sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from syncd.daemon.snapshot import Step
@@ -8,14 +8,14 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest, damaged_files, read_manifest
-from syncd.protocol.safetensors import read_header
+from syncd.protocol.safetensors import Header, read_header, signature
 
 
 class Verify(StrEnum):
     """How closely a step is looked at.
 
     size: every file is there with its size. header: every safetensors header parses and accounts for every byte of
-    its file. content: every byte is read and matches its digest.
+    its file, and no tensor is in two shards. content: every byte is read and matches its digest.
     """
 
     SIZE = "size"
@@ -48,14 +48,26 @@ def problems_of(
 
 
 def _headers(job: Job, path: str, manifest: Manifest, progress: Callable[[], None]) -> list[str]:
-    wrong = []
+    wrong: list[str] = []
+    try:
+        signature(_sound_headers(job, path, manifest, progress, wrong))
+    except CorruptDataError as error:
+        wrong.append(error.message)
+    return wrong
+
+
+def _sound_headers(
+    job: Job, path: str, manifest: Manifest, progress: Callable[[], None], wrong: list[str]
+) -> Iterator[Header]:
+    """Yield the headers that describe their files, and append what is wrong with the others."""
     for record in manifest.shards:
         progress()
         try:
-            found = len(read_header(job.disk, f"{path}/{record.name}").tensors)
+            header = read_header(job.disk, f"{path}/{record.name}")
         except (*MISSING, CorruptDataError) as error:
             wrong.append(f"{record.name}: {error}")
             continue
-        if record.tensors and found != record.tensors:
-            wrong.append(f"{record.name}: {found} tensors of {record.tensors}")
-    return wrong
+        if record.tensors and len(header.tensors) != record.tensors:
+            wrong.append(f"{record.name}: {len(header.tensors)} tensors of {record.tensors}")
+            continue
+        yield header

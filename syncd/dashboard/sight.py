@@ -45,7 +45,7 @@ class Sight:
         if self._policy_problem:
             look = replace(look, problems={**look.problems, "config": self._policy_problem})
         return document.found(
-            look, decide(look.snapshot, policy), policy, read_events(self._job.events, _EVENTS)
+            look, decide(look.scanned, policy), policy, read_events(self._job.events, _EVENTS)
         )
 
     def _follow(self, job: Job) -> Policy:

@@ -8,17 +8,19 @@ what decoding it can take, whatever its metadata claims. The metadata is looked 
 """
 
 import json
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
+from syncd.errors import CorruptDataError, UsageError
+from syncd.experience.columns import check_items, column, values
+from syncd.experience.formats import FORMAT, SCHEMAS, format_of
 from syncd.experience.model import Experience
+from syncd.experience.older import from_format_1
+from syncd.experience.rollouts import check_rollouts
 from syncd.protocol.digest import DEFAULT, hasher
-from syncd.protocol.documents import PROTOCOL
 
 MAX_ROWS = 4096
 """Experiences of one batch."""
@@ -30,45 +32,24 @@ _MAGIC = b"PAR1"
 _TAIL = 8
 _SEAL = len(f"{DEFAULT}:") + 32
 _MAX_FOOTER = 1 << 20
-_MAX_ITEMS = 1 << 14
+_MAX_ENTRIES = 1 << 14
 _ENCODINGS = frozenset({"PLAIN", "RLE"})
 
-
-def _list_of(kind: Any) -> Any:
-    return pa.list_(pa.field("element", kind, nullable=False))
-
-
-_COLUMNS = (
-    ("tokens", _list_of(pa.int32())),
-    ("prompt_length", pa.int32()),
-    ("logprobs", _list_of(pa.float32())),
-    ("action_mask", _list_of(pa.bool_())),
-    ("reward", pa.float32()),
-    ("group", pa.string()),
-    ("task", pa.string()),
-    ("rollout", pa.int32()),
-    ("generation", pa.int64()),
-    ("step", pa.int64()),
-    ("token_steps", _list_of(pa.int64())),
-    ("created_at", pa.float64()),
-    ("info", pa.string()),
-)
-_NULLABLE = "token_steps"
-SCHEMA: Any = pa.schema(
-    [pa.field(name, kind, nullable=name == _NULLABLE) for name, kind in _COLUMNS],
-    metadata={"protocol": str(PROTOCOL)},
-)
+SCHEMA: Any = SCHEMAS[FORMAT]
+"""The schema of the batches that are written."""
 
 
 def encode_batch(experiences: Sequence[Experience]) -> bytes:
     """Return the bytes of a batch.
 
     Raises:
-        UsageError: It is empty, or larger than a batch may be.
+        UsageError: It is empty, larger than a batch may be, or has a rollout that is not whole.
     """
     if not 0 < len(experiences) <= MAX_ROWS:
         raise UsageError(f"a batch has 1 to {MAX_ROWS} experiences, not {len(experiences)}")
-    table = pa.table([_column(name, kind, experiences) for name, kind in _COLUMNS], schema=SCHEMA)
+    check_rollouts(experiences)
+    columns = [column(field.name, field.type, experiences) for field in SCHEMA]
+    table = pa.table(columns, schema=SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -110,10 +91,12 @@ def decode_batch(data: bytes, path: str) -> tuple[Experience, ...]:
         MemoryError,
         RecursionError,
     ) as error:
-        reason = (str(error).splitlines() or [""])[0][:300]
-        raise CorruptDataError(
-            f"not a batch of experiences: {type(error).__name__}: {reason}", path=path
-        ) from None
+        raise CorruptDataError(f"not a batch of experiences: {_reason(error)}", path=path) from None
+
+
+def _reason(error: Exception) -> str:
+    reason = (str(error).splitlines() or [""])[0][:300]
+    return reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
 
 
 def _check_seal(data: bytes, path: str) -> None:
@@ -144,98 +127,57 @@ def _decode(data: bytes, path: str) -> tuple[Experience, ...]:
     file = pq.ParquetFile(
         pa.BufferReader(data),
         thrift_string_size_limit=_MAX_FOOTER,
-        thrift_container_size_limit=_MAX_ITEMS,
+        thrift_container_size_limit=_MAX_ENTRIES,
         page_checksum_verification=True,
         pre_buffer=False,
     )
-    _check_protocol(file.schema_arrow.metadata or {}, path)
-    _check_metadata(file, len(data), path)
+    number = format_of(file.schema_arrow.metadata or {}, path)
+    _check_metadata(file, SCHEMAS[number], len(data), path)
     table = file.read(use_threads=False)
     table.validate(full=True)
-    columns = [list(_values(table.column(name), kind)) for name, kind in _COLUMNS]
-    return tuple(_experience(row) for row in zip(*columns, strict=True))
+    experiences = tuple(_experiences(table, number))
+    check_rollouts(experiences)
+    return experiences
 
 
-def _check_protocol(metadata: dict[bytes, bytes], path: str) -> None:
-    written = metadata.get(b"protocol", b"")
-    if not written.isdigit() or not 0 < len(written) <= _TAIL:
-        raise CorruptDataError("its metadata has no protocol", path=path)
-    if int(written) > PROTOCOL:
-        raise ProtocolTooNewError(
-            f"written by protocol {int(written)}, this is protocol {PROTOCOL}",
-            path=path,
-            hint="pip install --upgrade 'syncd[experience]'",
-        )
-
-
-def _check_metadata(file: Any, size: int, path: str) -> None:
+def _check_metadata(file: Any, schema: Any, size: int, path: str) -> None:
     metadata = file.metadata
-    if not file.schema_arrow.equals(SCHEMA, check_metadata=False):
+    if not file.schema_arrow.equals(schema, check_metadata=False):
         raise CorruptDataError("its columns are not those of a batch", path=path)
     if not 0 < metadata.num_rows <= MAX_ROWS or metadata.num_row_groups != 1:
         raise CorruptDataError(f"{metadata.num_rows} rows in {metadata.num_row_groups} row groups", path=path)
     group = metadata.row_group(0)
-    for column in map(group.column, range(metadata.num_columns)):
-        if column.compression != "UNCOMPRESSED" or not _ENCODINGS.issuperset(column.encodings):
-            raise CorruptDataError(f"column {column.path_in_schema} is not plain and uncompressed", path=path)
+    for leaf in map(group.column, range(metadata.num_columns)):
+        if leaf.compression != "UNCOMPRESSED" or not _ENCODINGS.issuperset(leaf.encodings):
+            raise CorruptDataError(f"column {leaf.path_in_schema} is not plain and uncompressed", path=path)
         # A mask takes a bit a value; nothing takes less.
-        if not 0 <= column.num_values <= 8 * size or column.total_uncompressed_size > size:
-            raise CorruptDataError(
-                f"column {column.path_in_schema} claims more than the file holds", path=path
-            )
+        if not 0 <= leaf.num_values <= 8 * size or leaf.total_uncompressed_size > size:
+            raise CorruptDataError(f"column {leaf.path_in_schema} claims more than the file holds", path=path)
 
 
-def _column(name: str, kind: Any, experiences: Iterable[Experience]) -> Any:
-    if name == "info":
-        return pa.array([experience.info_text for experience in experiences], kind)
-    values = [getattr(experience, name) for experience in experiences]
-    return _list_column(values, kind) if pa.types.is_list(kind) else pa.array(values, kind)
+def _experiences(table: Any, number: int) -> list[Experience]:
+    schema = SCHEMAS[number]
+    columns = [values(field.name, field.type, table.column(field.name)) for field in schema]
+    experiences: list[Experience] = []
+    spans = 0
+    for place, row in enumerate(zip(*columns, strict=True)):
+        try:
+            fields = dict(zip(schema.names, row, strict=True))
+            fields["info"] = _info(fields["info"])
+            experiences.append(Experience(**(from_format_1(fields) if number == 1 else fields)))
+        except UsageError as error:
+            raise UsageError(f"row {place} is {error.message}") from None
+        if number == 1:
+            spans += len(experiences[-1].spans)
+            check_items("spans", spans)
+    return experiences
 
 
-def _list_column(values: Sequence[Any], kind: Any) -> Any:
-    offsets, flat = array("i", [0]), bytearray()
-    for value in values:
-        flat += b"" if value is None else memoryview(value).cast("B")
-        offsets.append(offsets[-1] + (0 if value is None else len(value)))
-    missing = pa.array([value is None for value in values], pa.bool_())
-    stored = _stored(kind.value_type)
-    items = pa.Array.from_buffers(stored, offsets[-1], [None, pa.py_buffer(flat)]).cast(kind.value_type)
-    starts = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
-    return pa.ListArray.from_arrays(starts, items, type=kind, mask=missing)
-
-
-def _stored(kind: Any) -> Any:
-    # Arrow packs booleans into bits; here they are bytes.
-    return pa.uint8() if pa.types.is_boolean(kind) else kind
-
-
-_CODES = {"int32": "i", "int64": "q", "float": "f"}
-
-
-def _values(column: Any, kind: Any) -> Iterator[Any]:
-    if not pa.types.is_list(kind):
-        yield from column.to_pylist()
-        return
-    for chunk in column.chunks:
-        yield from _lists(chunk, kind.value_type)
-
-
-def _lists(chunk: Any, kind: Any) -> Iterator[Any]:
-    items, offsets = chunk.values.cast(_stored(kind)), chunk.offsets.to_pylist()
-    width = items.type.bit_width // 8
-    view = memoryview(items.buffers()[1] or b"").cast("B")[items.offset * width :]
-    for place, valid in enumerate(chunk.is_valid().to_pylist()):
-        piece = bytes(view[offsets[place] * width : offsets[place + 1] * width])
-        yield _packed(piece, kind) if valid else None
-
-
-def _packed(piece: bytes, kind: Any) -> "bytes | array[Any]":
-    return piece if pa.types.is_boolean(kind) else array(_CODES[str(kind)], piece)
-
-
-def _experience(row: Sequence[Any]) -> Experience:
-    fields = dict(zip((name for name, _ in _COLUMNS), row, strict=True))
-    fields["info"] = json.loads(fields["info"])
-    if type(fields["info"]) is not dict:
-        raise ValueError("info is not a JSON object")
-    return Experience(**fields)
+def _info(text: str) -> dict[str, Any]:
+    try:
+        info = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not an experience: info is not JSON: {error}") from None
+    if type(info) is not dict:
+        raise UsageError("not an experience: info is not a JSON object")
+    return info

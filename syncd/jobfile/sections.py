@@ -107,7 +107,7 @@ class DataSection(Section):
     sft_ratio: Share = Field(default=0.0, json_schema_extra=FIXED)
     """Share of SFT examples in each batch of experiences; algorithm sft uses only examples."""
     max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
-    """Tokens of an SFT example; longer ones are cut at the end."""
+    """Tokens of an SFT example: longer ones are cut at the end, rows whose prompt reaches it are skipped."""
     epochs: Count = 0
     """sft: passes over the data set after which the run ends; 0 for no end by itself."""
     consumed: Literal["delete", "archive"] = "delete"

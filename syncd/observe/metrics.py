@@ -102,6 +102,8 @@ class Metrics:
             names.EXPLORER_LEFT: self._loses,
             names.SCAN_DONE: self._scans,
             names.ERROR: self._fails,
+            names.ENTRY_UNREADABLE: self._fails,
+            names.ENTRY_OBSTRUCTED: self._fails,
             names.JOB_MISSING: self._fails,
             names.CONFIG_REJECTED: self._fails,
             names.MOUNT_STATE: self._changes_state,

@@ -57,6 +57,11 @@ class Candidate:
         """Say whether the leader of the last look was seen to live; one that is silent may be dead all the same."""
         return self._last is not None and (self._beats or self._last[1].process.is_here())
 
+    @property
+    def free_after(self) -> int:
+        """Return the highest term at the last look; where `holder` found none, its place is free, and all before."""
+        return self._free_after
+
     def holder(self) -> Leader | None:
         """Look once: return the leader in office, None where its place is free."""
         token = self._free_after = latest_token(self._job)
@@ -112,7 +117,7 @@ class Candidate:
         # Only a term that is still the highest after its last directory was made is sure to be fenced later.
         self._check_still_highest(token)
         try:
-            fence_below(job, term.token, term.trash)
+            term.left = fence_below(job, term.token, term.trash, self._gone)
         except StorageError:
             # Whoever is fenced meanwhile loses the places to which it moves what earlier terms have left.
             self._check_highest(token)

@@ -3,17 +3,22 @@
 Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.completeness import incompleteness
 from syncd.protocol.delta import DeltaHeader
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import check_seal, decode, encode, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
 from syncd.protocol.receipt import FileRecord, Receipt, records
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
+_URI_LIMIT = 4096
 
 KINDS = ("weights", "delta", "lora", "remote")
 """weights: whole tensors. delta: changes of an earlier step. lora: adapters. remote: the payload is a URI."""
@@ -115,7 +120,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     """Parse and check a manifest.
 
     Raises:
-        CorruptDataError: It is torn, damaged, or not a manifest.
+        CorruptDataError: It is torn, damaged, not a manifest, or the manifest of a step that nobody can load.
     """
     fields = decode(data, path)
     own = check_seal(fields)
@@ -142,7 +147,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
 
 
 def contradiction(manifest: Manifest) -> str:
-    """Return what in a manifest contradicts itself, empty when nothing does."""
+    """Return what in a manifest contradicts itself or is incomplete, empty when nothing is."""
     if (manifest.kind == "delta") != (manifest.delta is not None):
         return (
             f"a step of kind {manifest.kind} {'with' if manifest.delta else 'without'} the header of a delta"
@@ -151,6 +156,20 @@ def contradiction(manifest: Manifest) -> str:
         return f"step {manifest.step} is a delta of a later step, {manifest.delta.parent}"
     if (manifest.kind == "remote") != (manifest.uri is not None):
         return f"a step of kind {manifest.kind} {'with' if manifest.uri else 'without'} a URI"
+    if manifest.uri is not None:
+        return uri_problem(manifest.uri)
+    return incompleteness(manifest.kind, manifest.shards, manifest.delta)
+
+
+def uri_problem(uri: str) -> str:
+    """Return what is wrong with the URI of a remote step, empty when nothing is.
+
+    It has a scheme, or is the absolute path of a directory; so no program that is given it takes it for an option.
+    """
+    if len(uri) > _URI_LIMIT or not uri.isprintable():
+        return "the URI of the payload is too long, or has characters that cannot be printed"
+    if not _URI.fullmatch(uri):
+        return f"the payload is at {uri[:80]!r}, which is neither a URI with a scheme nor an absolute path"
     return ""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.layout import MAX_STEP
+from syncd.protocol.obstacle import obstacle_to_reading
 
 _LIMIT = 4096
 
@@ -20,12 +21,14 @@ class Reading:
     Args:
         step: The step it names, None when it names none.
         text: What it holds, shortened; empty when there is no marker.
-        problem: Why it names no step: empty, missing, not a number, out of range, unreadable.
+        problem: Why it names no step: empty, missing, not a number, out of range, or what keeps it from being read.
+        unreadable: This user may not read it, so it may name any step.
     """
 
     step: int | None
     text: str = ""
     problem: str = ""
+    unreadable: bool = False
 
 
 MISSING_MARKER = Reading(None, problem="missing")
@@ -56,6 +59,8 @@ def read_marker(disk: Disk, path: str) -> Reading:
         return MISSING_MARKER
     except CorruptDataError as error:
         return Reading(None, problem=error.message)
+    except PermissionError as error:
+        return Reading(None, problem=str(obstacle_to_reading(error, path)), unreadable=True)
 
 
 def write_marker(disk: Disk, path: str, step: int, *, via: str | None = None) -> None:

@@ -1,12 +1,12 @@
 """Pins: steps that a person keeps for good, one file each."""
 
-import contextlib
 from dataclasses import dataclass
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, parse_step_name, step_name
+from syncd.protocol.obstacle import obstacle_to_reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,27 @@ def remove_pin(job: Job, step: int) -> bool:
 
 
 def read_pins(job: Job) -> dict[int, Pin]:
-    """Return the pinned steps. The name alone pins: a damaged file must not cost a step."""
+    """Return the pinned steps. The name alone pins: a file that is damaged or cannot be read must not cost a step.
+
+    Raises:
+        OSError: The directory cannot be listed, or the file system fails.
+    """
     pins = {}
     for entry in list_if_there(job.disk, job.pins):
         step = parse_step_name(entry.name.removesuffix(".json"))
         if step is None or entry.kind != "file" or not entry.name.endswith(".json"):
             continue
-        pins[step] = Pin(step)
-        with contextlib.suppress(*MISSING, CorruptDataError, ProtocolTooNewError):
-            fields = read_document(job.disk, f"{job.pins}/{entry.name}", SMALL_LIMIT)
-            pins[step] = Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
+        pins[step] = _read(job, f"{job.pins}/{entry.name}", step)
     return pins
+
+
+def _read(job: Job, path: str, step: int) -> Pin:
+    try:
+        fields = read_document(job.disk, path, SMALL_LIMIT)
+        return Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
+    except (*MISSING, CorruptDataError, ProtocolTooNewError):
+        return Pin(step)
+    except OSError as error:
+        if (obstacle := obstacle_to_reading(error, path)) is None:
+            raise
+        return Pin(step, f"the reason cannot be read: {obstacle}")

@@ -7,15 +7,16 @@ the observer's own clock (`Liveness`), never by comparing dates of two hosts.
 
 import contextlib
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
+from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
-from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, Fields, decode, encode
 from syncd.protocol.layout import is_identity
+from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.process import host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
@@ -49,6 +50,7 @@ class Presence:
         beat: Grows with every write.
         incarnation: Names this run of the module, so that a restart is told from a heartbeat.
         applied: The version that it really runs, confirmed.
+        applied_digest: The digest of that version, empty where it is not known.
         loading: The version that it is loading now.
         leases: The steps that it reads; retention never removes them while the module lives.
         asked: Grows each time an explorer asks for a sync; a trainer answers with `answered`.
@@ -77,6 +79,7 @@ class Presence:
     updated_at: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+    applied_digest: str = ""
 
 
 def path_of(directory: str, identity: str) -> str:
@@ -92,6 +95,7 @@ def write_presence(disk: Disk, directory: str, presence: Presence) -> None:
         "beat": presence.beat,
         "incarnation": presence.incarnation,
         "applied": pair_document(presence.applied),
+        "applied_digest": presence.applied_digest,
         "loading": pair_document(presence.loading),
         "leases": list(presence.leases),
         "asked": presence.asked,
@@ -111,7 +115,16 @@ def read_presence(disk: Disk, path: str) -> Presence:
     Raises:
         CorruptDataError: It is not one.
     """
-    fields = read_document(disk, path, SMALL_LIMIT)
+    return decode_presence(disk.read(path, SMALL_LIMIT), path)
+
+
+def decode_presence(data: bytes, path: str) -> Presence:
+    """Return what the bytes of a presence file say.
+
+    Raises:
+        CorruptDataError: They are not those of one.
+    """
+    fields = decode(data, path)
     try:
         status = RunningStatus(fields.text("status"))
     except ValueError:
@@ -122,6 +135,7 @@ def read_presence(disk: Disk, path: str) -> Presence:
         beat=fields.integer("beat"),
         incarnation=fields.text("incarnation", ""),
         applied=pair_from(fields.optional_record("applied")),
+        applied_digest=fields.text("applied_digest", ""),
         loading=pair_from(fields.optional_record("loading")),
         leases=fields.integers("leases"),
         asked=fields.optional_integer("asked") or 0,
@@ -137,34 +151,75 @@ def read_presence(disk: Disk, path: str) -> Presence:
 def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
     """Return all presences of a kind by identity, and apart from them those whose files cannot be read.
 
-    Of these nothing is known but that they are there and, by their incarnation, when their content changes:
-    a file that was damaged, or written by a newer protocol. What they lease is unknown too.
+    Of these nothing is known but that they are there and, by their incarnation, when their content changes: a file
+    that was damaged, written by a newer protocol, or that this user may not read. What they lease is unknown too.
+
+    Raises:
+        OSError: The directory cannot be listed, or the file system fails.
     """
-    found: dict[str, Presence] = {}
-    problems: dict[str, Presence] = {}
+    return Presences(disk).read(directory)
+
+
+class Presences:
+    """Reads directories of presences again and again, and parses only what has changed.
+
+    Each reading lists the directory and opens, reads and closes each file in it, as on a network mount it must be to
+    see what other hosts have closed. So a lease that was written before a reading began is in what it returns. Only
+    the parsing is saved, and only for a file whose bytes are the same as before: no inode, date or size is trusted,
+    which a file system may give again to the next file of that name within one tick of its clock.
+
+    Args:
+        disk: The file system.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._parsed: dict[str, dict[str, tuple[bytes, Presence]]] = {}
+
+    def read(self, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
+        """Return what `read_presences` returns.
+
+        Raises:
+            OSError: The directory cannot be listed, or the file system fails.
+        """
+        found: dict[str, Presence] = {}
+        problems: dict[str, Presence] = {}
+        before, now = self._parsed.get(directory, {}), {}
+        for identity, path in _files(self._disk, directory):
+            try:
+                data = self._disk.read(path, SMALL_LIMIT)
+                known = before.get(identity)
+                presence = known[1] if known and known[0] == data else decode_presence(data, path)
+            except MISSING:
+                continue
+            except (CorruptDataError, ProtocolTooNewError) as error:
+                problems[identity] = _unreadable(self._disk, path, identity, error.message)
+            except OSError as error:
+                if (obstacle := obstacle_to_reading(error, path)) is None:
+                    raise
+                problems[identity] = _unreadable(self._disk, path, identity, str(obstacle))
+            else:
+                found[identity], now[identity] = presence, (data, presence)
+        self._parsed[directory] = now
+        return found, problems
+
+
+def _files(disk: Disk, directory: str) -> Iterator[tuple[str, str]]:
+    """Yield identity and path of each presence file."""
     for entry in list_if_there(disk, directory):
-        if entry.kind != "file" or not entry.name.endswith(".json"):
-            continue
         identity = entry.name.removesuffix(".json")
-        if not is_identity(identity):
-            continue
-        try:
-            found[identity] = read_presence(disk, f"{directory}/{entry.name}")
-        except MISSING:
-            continue
-        except (CorruptDataError, ProtocolTooNewError) as error:
-            problems[identity] = _unreadable(disk, f"{directory}/{entry.name}", identity, error)
-    return found, problems
+        if entry.kind == "file" and identity != entry.name and is_identity(identity):
+            yield identity, f"{directory}/{entry.name}"
 
 
-def _unreadable(disk: Disk, path: str, identity: str, error: SyncdError) -> Presence:
+def _unreadable(disk: Disk, path: str, identity: str, problem: str) -> Presence:
     try:
         found = disk.stat(path)
     except MISSING:
         content = ""
     else:
         content = f"{found.kind} {found.inode} {found.size} {found.mtime_ns}"
-    return Presence(identity, incarnation=content, host="", pid=0, problem=error.message)
+    return Presence(identity, incarnation=content, host="", pid=0, problem=problem)
 
 
 def _identity(fields: Fields, path: str) -> str:

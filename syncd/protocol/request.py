@@ -12,6 +12,7 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, is_identity
+from syncd.protocol.obstacle import obstacle_to_reading
 
 KINDS = ("rollback", "vacate")
 
@@ -58,14 +59,34 @@ def write_request(job: Job, request: Request) -> None:
 
 
 def read_requests(job: Job) -> tuple[Request, ...]:
-    """Return the open requests in the order of asking; files that are not requests are passed over."""
-    found = []
+    """Return the open requests in the order of asking; files that are not requests are passed over.
+
+    Raises:
+        OSError: The directory cannot be listed, or the file system fails.
+    """
+    return look_for_requests(job)[0]
+
+
+def look_for_requests(job: Job) -> tuple[tuple[Request, ...], tuple[str, ...]]:
+    """Return the open requests as `read_requests` does, and what keeps others from being read.
+
+    Raises:
+        OSError: The directory cannot be listed, or the file system fails.
+    """
+    found, problems = [], []
     for entry in list_if_there(job.disk, job.requests):
         identity = entry.name.removesuffix(".json")
         if entry.kind == "file" and entry.name.endswith(".json") and is_identity(identity):
-            with contextlib.suppress(*MISSING, CorruptDataError, ProtocolTooNewError):
-                found.append(_read(job.disk, f"{job.requests}/{entry.name}", identity))
-    return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity)))
+            path = f"{job.requests}/{entry.name}"
+            try:
+                found.append(_read(job.disk, path, identity))
+            except (*MISSING, CorruptDataError, ProtocolTooNewError):
+                continue
+            except OSError as error:
+                if (obstacle := obstacle_to_reading(error, path)) is None:
+                    raise
+                problems.append(str(obstacle))
+    return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity))), tuple(problems)
 
 
 def remove_request(job: Job, identity: str) -> None:

@@ -134,18 +134,6 @@ def signature(headers: Iterable[Header]) -> Signature:
     return found
 
 
-def differences(expected: Signature, found: Signature) -> Iterator[str]:
-    """Yield each way in which what was found is not what is expected, by name."""
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            yield f"tensor {_shown(name)} is missing"
-        elif name not in expected:
-            yield f"tensor {_shown(name)} is not expected"
-        elif expected[name] != found[name]:
-            kinds = _described(found[name]), _described(expected[name])
-            yield f"tensor {_shown(name)} is {kinds[0]} instead of {kinds[1]}"
-
-
 def _data_offset(prefix: bytes, file_size: int, path: str) -> int:
     if len(prefix) < _PREFIX or file_size < _PREFIX:
         raise CorruptDataError("too short for a safetensors file", path=path)
@@ -273,7 +261,3 @@ def _all_integers(*values: object) -> bool:
 
 def _shown(name: str) -> str:
     return ascii(name if len(name) <= 80 else f"{name[:77]}...")  # noqa: PLR2004 - what fits a line
-
-
-def _described(kind: tuple[str, tuple[int, ...]]) -> str:
-    return f"{kind[0]}{list(kind[1])}"

@@ -17,7 +17,7 @@ between hosts:
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syncd.errors import FencedError
 from syncd.protocol.disk import MISSING, Clock, list_if_there, temporary_name
@@ -25,6 +25,9 @@ from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.process import Process, host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
+
+if TYPE_CHECKING:
+    from syncd.protocol.obstacle import Obstacle
 
 TIMEOUT = 15.0
 """Seconds without a heartbeat after which a leader on another host is replaced."""
@@ -114,6 +117,8 @@ class Term:
         self.job, self.token = job, token
         self._clock, self._leader = clock, leader
         self._beaten = clock.monotonic()
+        self.left: tuple[Obstacle, ...] = ()
+        """Directories of leaders that have ended, which could not be removed."""
 
     @property
     def directory(self) -> str:

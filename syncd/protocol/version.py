@@ -30,8 +30,12 @@ class Version:
         parent: For a delta, the step it changes.
         published_at: Seconds since the epoch on the daemon's clock, for people to read.
         previous: The pair published before, whose step is kept too.
-        held_marker: After a rollback: what the marker said then. Nothing newer is published until it changes.
+        held_marker: After a rollback: what the marker said then, empty without a marker. Until it changes, nothing
+            that it announces is published; what needs no marker is published if it was not there at the rollback.
+        held_tracker: After a rollback without a marker: the step that the tracker named then. Until the tracker
+            changes, it brings no abandoned step back.
         request: The last request that was carried out, so that none is carried out twice.
+        carried_out: Requests carried out before that one whose files could not be removed.
         abandoned: Steps of earlier generations that are no longer newest, `(step, digest)`.
         term: The fencing token of the daemon that published.
     """
@@ -46,7 +50,9 @@ class Version:
     published_at: float = 0.0
     previous: Pair | None = None
     held_marker: str | None = None
+    held_tracker: int | None = None
     request: str | None = None
+    carried_out: tuple[str, ...] = ()
     abandoned: tuple[tuple[int, str], ...] = field(default=())
     term: int = 0
 
@@ -69,7 +75,9 @@ def encode_version(version: Version) -> bytes:
         "published_at": version.published_at,
         "previous": pair_document(version.previous),
         "held_marker": version.held_marker,
+        "held_tracker": version.held_tracker,
         "request": version.request,
+        "carried_out": list(version.carried_out),
         "abandoned": [list(item) for item in version.abandoned],
         "term": version.term,
     }
@@ -108,7 +116,9 @@ def version_from(fields: Fields) -> Version:
         published_at=fields.number("published_at"),
         previous=pair_from(fields.optional_record("previous")),
         held_marker=_optional_text(fields, "held_marker"),
+        held_tracker=fields.optional_integer("held_tracker"),
         request=_optional_text(fields, "request"),
+        carried_out=_texts(fields, "carried_out"),
         abandoned=_abandoned(fields),
         term=fields.integer("term") if "term" in fields.document else 0,
     )
@@ -126,6 +136,13 @@ def pair_from(fields: Fields | None) -> Pair | None:
 
 def _optional_text(fields: Fields, key: str) -> str | None:
     return None if fields.document.get(key) is None else fields.text(key)
+
+
+def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+    items = fields.items(key)
+    if any(type(item) is not str for item in items):
+        raise fields.wrong(key, "a list of strings")
+    return tuple(items)
 
 
 def _abandoned(fields: Fields) -> tuple[tuple[int, str], ...]:

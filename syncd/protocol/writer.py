@@ -208,7 +208,7 @@ class StepWriter:
             SaveLostError: The attempt's directory was removed.
             FencedError: Another trainer has taken over, or the lock of this one was removed.
             CorruptDataError: A file is not what its receipt says.
-            UsageError: The kind, the delta header and the URI contradict each other.
+            UsageError: The kind, the delta header and the URI contradict each other, or no shard holds a tensor.
         """
         place = self._place()
         if place is None:

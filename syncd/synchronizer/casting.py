@@ -190,6 +190,11 @@ class Casting(Following, Grouping):
         """Return what this process has confirmed last."""
         return self._member.presence.applied if self._member else None
 
+    @property
+    def confirmed_digest(self) -> str:
+        """Return the digest of what this process has confirmed last, empty where it is not known."""
+        return self._member.presence.applied_digest if self._member else ""
+
     def waiting_for_round_or_version(
         self, current: int = NOTHING, timeout: float | None = None
     ) -> Wait[Round | Version | None]:

@@ -90,6 +90,11 @@ class AsyncSynchronizer:
         """Return what this process has confirmed last."""
         return self.client.confirmed
 
+    @property
+    def confirmed_digest(self) -> str:
+        """Return the digest of what this process has confirmed last, empty where it is not known."""
+        return self.client.confirmed_digest
+
     async def __aenter__(self) -> Self:
         return self
 

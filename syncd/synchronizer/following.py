@@ -62,7 +62,8 @@ class Following(Leasing):
         pair = None if version is None else self._pair_of(version)
         if pair is not None:
             self._followed.keep(pair[1], pair)
-        self._apply(explorer, pair)
+        digest = version.digest if isinstance(version, Version) else self._digest_of(pair)
+        self._apply(explorer, pair, digest)
 
     @public
     def describe(self, fields: Mapping[str, Any], *, now: bool = True) -> None:
@@ -149,15 +150,21 @@ class Following(Leasing):
             return False
         if version.step == ahead.step and is_same(ahead, version, self._attempt_of(version)):
             self._followed.keep(version.step, version.pair)
-            self._apply(self._as("explorer", "confirm"), version.pair)
+            self._apply(self._as("explorer", "confirm"), version.pair, version.digest)
             return True
         return is_overtaken(ahead, version.pair)
 
-    def _apply(self, explorer: Member, pair: Pair | None) -> None:
+    def _apply(self, explorer: Member, pair: Pair | None, digest: str) -> None:
         info = {key: value for key, value in explorer.presence.info.items() if key != AHEAD}
         loading = explorer.presence.loading
-        explorer.change(applied=pair, info=info, loading=None if loading == pair else loading)
+        explorer.change(
+            applied=pair, applied_digest=digest, info=info, loading=None if loading == pair else loading
+        )
         self._ahead = None
+
+    def _digest_of(self, pair: Pair | None) -> str:
+        known = self._versions.get(pair[1]) if pair else None
+        return known.digest if known is not None and known.pair == pair else ""
 
     def _attempt_of(self, version: Version) -> str:
         """Return the attempt of a published version, empty where its manifest is not the one published."""

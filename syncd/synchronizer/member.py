@@ -23,7 +23,7 @@ from syncd.synchronizer.waiting import Pace, Wait
 CLAIM = 3 * HEARTBEAT
 """Seconds for which another host's claim on an identity is watched before it counts as left behind."""
 
-_PUBLISHED = ("status", "applied", "loading", "leases", "asked", "answered", "step", "info")
+_PUBLISHED = ("status", "applied", "applied_digest", "loading", "leases", "asked", "answered", "step", "info")
 
 
 class Member:

@@ -8,7 +8,7 @@ from typing import Any
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import ACTOR, MANIFEST, parse_attempt_name, parse_step_name, shard_name
-from syncd.protocol.manifest import Manifest, missing_files, read_manifest
+from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
 from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.memory import TOLD, Place
 from syncd.protocol.receipt import Receipt, read_receipts, whole_attempt
@@ -44,7 +44,7 @@ class Publishing(Base):
             The step that is announced now.
 
         Raises:
-            UsageError: The step is complete already and is handed in again.
+            UsageError: The step is complete already and is handed in again, or the state dict holds no tensor.
             NotReadyError: It is not complete, and None is handed in.
         """
         if self.role == "explorer":
@@ -150,12 +150,16 @@ class Publishing(Base):
         return any(entry.name == MANIFEST for entry in list_if_there(self.job.disk, self.job.step(step)))
 
     def _write(self, step: int, state: Mapping[str, Any]) -> None:
+        if not state:
+            raise UsageError(f"the state dict of step {step} holds no tensor", path=self.job.step(step))
         writer = self._begun(step)
         shard = writer.write(f"{ACTOR}/{shard_name(1, 1)}", encode_state(state), tensors=len(state))
         writer.receipt(1, [shard])
         writer.seal()
 
     def _write_remote(self, step: int, uri: str) -> None:
+        if problem := uri_problem(uri):
+            raise UsageError(problem, hint="a URI such as tinker://run/weights/7, or an absolute path")
         writer = self._begun(step)
         writer.receipt(1, [])
         writer.seal(kind="remote", uri=uri)

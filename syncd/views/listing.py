@@ -41,6 +41,8 @@ def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
         "full": step.full,
         "present": step.present,
         "expected": step.expected,
+        "shards": step.shards[0] if step.shards else step.present,
+        "shards_expected": step.shards[1] if step.shards else step.expected,
         "bytes": step.size,
         "digest": step.digest,
         "parent": step.parent,

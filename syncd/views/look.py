@@ -5,7 +5,7 @@ Dates of two hosts are never compared to tell who lives. One look therefore cann
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -17,7 +17,8 @@ from syncd.observe.hostfile import HostFile
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import Mount, mount_of
-from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read_presences
+from syncd.protocol.obstacle import obstacle_to_reading
+from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.term import TIMEOUT, Leader, latest_token, read_leader
 
@@ -70,6 +71,7 @@ class Look:
         mount: The file system of the job.
         problems: Files that are not what they must be, by name.
         known: What a daemon of this host says, None without one.
+        scanned: What the scanner found: with the modules that cannot be read, as retention must see them.
     """
 
     job: Job
@@ -80,6 +82,7 @@ class Look:
     mount: Mount
     problems: Mapping[str, str]
     known: HostFile | None = None
+    scanned: Snapshot = field(default_factory=Snapshot)
 
 
 class Looker:
@@ -124,9 +127,10 @@ class Looker:
         self._scanner.check_root()
         snapshot = self._scan()
         self._free = snapshot.free if snapshot.free is not None else self._free
-        explorers, wrong_explorers = read_presences(self._job.disk, self._job.explorers)
-        trainers, wrong_trainers = read_presences(self._job.disk, self._job.trainers)
+        explorers, wrong_explorers = self._presences("explorer", self._job.explorers)
+        trainers, wrong_trainers = self._presences("trainer", self._job.trainers)
         hearts = self._hearts(explorers, trainers)
+        lead, wrong_lead = self._lead()
         return Look(
             job=self._job,
             at=self._clock.time(),
@@ -136,11 +140,12 @@ class Looker:
                 trainers=_marked(trainers, "trainer", hearts),
                 free=self._free,
             ),
-            lead=self._lead(),
+            lead=lead,
             hearts=hearts,
             mount=self._mount,
-            problems=_problems("explorer", wrong_explorers) | _problems("trainer", wrong_trainers),
+            problems={**wrong_explorers, **wrong_trainers, **wrong_lead},
             known=hostfile.find(self._job.root),
+            scanned=snapshot,
         )
 
     def _scan(self) -> Snapshot:
@@ -160,10 +165,28 @@ class Looker:
         left = {name for name, presence in everybody.items() if presence.status is RunningStatus.STOPPED}
         return {name: Heart.LEFT if name in left else heart for name, heart in judged.items()}
 
-    def _lead(self) -> Lead | None:
-        token = latest_token(self._job)
-        if token == 0:
-            return None
+    def _presences(self, kind: str, directory: str) -> tuple[dict[str, Presence], dict[str, str]]:
+        """Return the modules of a kind, and what is wrong with the files of others."""
+        try:
+            found, unreadable = self._scanner.presences.read(directory)
+        except OSError as error:
+            if obstacle_to_reading(error, directory) is None:
+                raise
+            return {}, {}  # the snapshot says so
+        return found, _problems(kind, unreadable)
+
+    def _lead(self) -> tuple[Lead | None, dict[str, str]]:
+        """Return who leads, and what keeps that from being read."""
+        token = 0
+        try:
+            token = latest_token(self._job)
+            return self._lead_of(token) if token else None, {}
+        except OSError as error:
+            if (obstacle := obstacle_to_reading(error, self._job.lock)) is None:
+                raise
+            return Lead(token, None, Heart.UNKNOWN), {"lock": str(obstacle)}
+
+    def _lead_of(self, token: int) -> Lead:
         try:
             leader = read_leader(self._job, token)
         except (*MISSING, CorruptDataError):

@@ -90,7 +90,7 @@ def steps(document: Document) -> RenderableType:
         table.add_row(
             str(row["step"]),
             Text(row["state"], _STATES.get(row["state"], "")),
-            _shards(row),
+            _of(row["shards"], row["shards_expected"]),
             size(row["bytes"]),
             _kind(row),
             row["published"] or "",
@@ -226,7 +226,11 @@ def _pair(pair: Document | None) -> str:
 
 
 def _shards(step: Document) -> str:
-    return f"{step['present']}/{'?' if step['expected'] is None else step['expected']}"
+    return _of(step["present"], step["expected"])
+
+
+def _of(there: int, expected: int | None) -> str:
+    return f"{there}/{'?' if expected is None else expected}"
 
 
 def _kind(row: Document) -> str:

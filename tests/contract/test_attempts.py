@@ -309,3 +309,21 @@ def test_pruning_off_keeps_attempts(tmp_path):
     daemon, _, _ = start(job, prune=False)
     daemon.tick()
     assert len(attempts_in(job)) == 1
+
+
+def test_a_step_sealed_below_the_published_one_is_kept_until_its_writer_can_have_named_it(tmp_path):
+    """A trainer that goes back seals the step first; the seal itself wakes the daemon."""
+    job = Job.at(tmp_path)
+    for step in (STEP, STEP + 1, STEP + 2):
+        write_step(job, step)
+    daemon, heard, clock = start(job)
+    daemon.tick()
+    write_step(job, 1, announce=False)
+    for _ in range(25):
+        clock.at += 2
+        daemon.tick()
+    assert os.path.isdir(job.step(1)), heard.of("step_removed")
+    clock.at += 60
+    daemon.tick()
+    daemon.tick()
+    assert not os.path.isdir(job.step(1))

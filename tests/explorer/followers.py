@@ -6,9 +6,11 @@ import os
 from fake_hook import FakeEngine, FakeHook
 from jobs import start, write_step
 
+from explorer_hooks.base import engine_label
 from explorer_hooks.follower import Follower, FollowOptions
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import path_of, read_presence
 
 QUICK = {"poll": 0.005, "backoff": 0.01, "check_every": 0.01}
@@ -37,6 +39,10 @@ class Scene:
         manifest = write_step(self.job, step, **options)
         self.tick()
         return manifest
+
+    def label(self, step, generation=1):
+        """Return what engines are told of the version of a step."""
+        return engine_label((generation, step), read_manifest(self.job.disk, self.job.step(step)).digest)
 
     def tick(self):
         self.daemon.tick(woken=True)

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import pytest
 
-from explorer_hooks.base import Hook, Running, Target, label_of
+from explorer_hooks.base import Hook, Running, Target, engine_label
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.errors import SyncdError
 from syncd.protocol.version import Pair
@@ -389,4 +389,4 @@ class HookContract:
         assert bed.token not in repr(hook)
 
     def test_labels_are_pairs(self, bed, hook, served):
-        assert hook.current_version().label == label_of(served.version.pair)
+        assert hook.current_version().label == engine_label(served.version.pair, served.version.digest)

@@ -1,8 +1,9 @@
 """Versions as a follower hands them to a hook, made from any directory of safetensors."""
 
+import hashlib
 import os
 
-from explorer_hooks.base import Target, TensorMeta
+from explorer_hooks.base import Target, TensorMeta, engine_label
 from syncd.protocol.digest import digest_file
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
@@ -22,5 +23,16 @@ def target_of(directory, pair: Pair, *, kind: str = "weights", verified: bool = 
         digest, size = digest_file(DISK, path)
         shards.append(FileRecord(name, size, digest, len(header.tensors)))
         tensors |= {one.name: TensorMeta(one.dtype, one.shape) for one in header.tensors.values()}
-    version = Version(pair[0], pair[1], kind, f"global_step_{pair[1]}/actor", f"xxh3_128:{pair[1]:032x}")
+    version = Version(pair[0], pair[1], kind, f"global_step_{pair[1]}/actor", digest_of(pair))
     return Target(version, directory, tuple(shards), tensors, verified)
+
+
+def digest_of(pair: Pair) -> str:
+    """Return the digest of the manifest that `target_of` gives a pair."""
+    return f"sha256:{hashlib.sha256(repr(pair).encode()).hexdigest()}"
+
+
+def label(step: int, generation: int = 1) -> str:
+    """Return what an engine is told of the version that `target_of` gives a pair."""
+    pair = generation, step
+    return engine_label(pair, digest_of(pair))

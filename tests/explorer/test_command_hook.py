@@ -9,15 +9,16 @@ from typing import ClassVar
 
 import pytest
 from hook_contract import Bed, HookContract, bounded, load
-from targets import target_of
+from targets import label, target_of
 from test_callback_hook import content_of, write_shards
 
-from explorer_hooks.base import HookOptions, Running
+from explorer_hooks.base import UNKNOWN, HookOptions, Running, Target
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from explorer_hooks.hooks import process
 from explorer_hooks.hooks.command import CommandHook
 from explorer_hooks.hooks.process import run
 from syncd.errors import ConfigError
+from syncd.protocol.version import Version
 
 # An engine that is a directory: what it runs, what it says of itself, and how it is broken are files.
 PROGRAM = r"""
@@ -147,10 +148,11 @@ def test_arguments_and_environment_say_what_is_loaded_and_nothing_is_evaluated(t
     load(hook, target)
     said = (tmp_path / "out").read_text().splitlines()
     assert said[:7] == [
-        f"--from={target.path}", "2/5", "2.5", "load", "weights", '{"a": {"b": 1}}', "{path}",
+        f"--from={target.path}", "2/5", target.label, "load", "weights", '{"a": {"b": 1}}', "{path}",
     ]  # fmt: skip
     assert said[7:] == [
-        f"SYNCD_DIGEST={target.version.digest}", "SYNCD_GENERATION=2", "SYNCD_KIND=weights", "SYNCD_LABEL=2.5",
+        f"SYNCD_DIGEST={target.version.digest}", "SYNCD_GENERATION=2", "SYNCD_KIND=weights",
+        f"SYNCD_LABEL={target.label}",
         f"SYNCD_PATH={target.path}", "SYNCD_PHASE=load", "SYNCD_STEP=5",
     ]  # fmt: skip
     assert not (tmp_path / "evil").exists()
@@ -178,7 +180,7 @@ def test_a_program_that_cannot_go_back_leaves_a_dead_engine(target):
     with pytest.raises(EngineDeadError) as dead:
         hook.abort(target)
     assert dead.value.hint
-    assert hook.current_version() == Running(None)
+    assert hook.current_version() == Running(UNKNOWN)
 
 
 def is_alive(pid):
@@ -302,13 +304,15 @@ def test_the_state_file_is_believed_only_after_a_whole_load(tmp_path, target):
     state = tmp_path / "state.json"
     hook = CommandHook(["true"], state=str(state))
     load(hook, target)
-    assert json.loads(state.read_text())["label"] == "2.5"
-    assert CommandHook(["true"], state=str(state)).current_version() == Running("2.5")
+    assert json.loads(state.read_text())["label"] == label(5, 2)
+    assert CommandHook(["true"], state=str(state)).current_version() == Running(label(5, 2))
     hook.load(target)
-    assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
-    for content in ("", "[]", '{"label": 7}', "\x00"):
+    assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN)
+    for content in ("", "[]", '{"label": 7}', '{"protocol": 1, "label": null}', "\x00"):
         state.write_text(content)
-        assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
+        assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN)
+    state.unlink()
+    assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
 
 
 def test_by_options_a_command_behind_dashes_or_an_address_in_words(target, tmp_path):
@@ -320,7 +324,7 @@ def test_by_options_a_command_behind_dashes_or_an_address_in_words(target, tmp_p
     ):
         hook = CommandHook.from_options(options)
         load(hook, target)
-        assert hook.current_version().label == ("4.4" if "current" in options.settings else "2.5")
+        assert hook.current_version().label == ("4.4" if "current" in options.settings else label(5, 2))
 
 
 @pytest.mark.parametrize(
@@ -338,3 +342,15 @@ def test_by_options_a_command_behind_dashes_or_an_address_in_words(target, tmp_p
 def test_wrong_options_are_refused(options, says):
     with pytest.raises(ConfigError, match=says):
         CommandHook.from_options(options)
+
+
+def test_nothing_that_is_filled_in_becomes_an_option(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    version = Version(1, 5, "remote", "--evil=1", "sha256:00")
+    hook = CommandHook(["/bin/sh", "-c", f'echo "$@" > {out}', "sh", "--from={path}", "{path}"])
+    with pytest.raises(RefusedError, match="--evil"):
+        hook.prepare(Target(version, "--evil=1"))
+    assert not out.exists()
+    harmless = CommandHook(["/bin/sh", "-c", f'echo "$@" > {out}', "sh", "--from={path}"])
+    load(harmless, Target(version, "--evil=1"))
+    assert out.read_text() == "--from=--evil=1\n"

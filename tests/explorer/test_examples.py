@@ -13,6 +13,7 @@ import pytest
 from fake_engines import FakeVllm
 from safetensors import safe_open
 
+from explorer_hooks.base import pair_of
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
@@ -152,7 +153,7 @@ def test_engines_of_a_host_share_one_stage(job, tmp_path):
             trainer.wait_for(lambda step=step: has_been_applied(job, step), _LONG)
         trainer.close()
         assert script.wait(_LONG) == 0, said(tmp_path, "follow")
-    assert [engine.label for engine in engines] == ["1.2", "1.2"]
+    assert [pair_of(engine.label) for engine in engines] == [(1, 2), (1, 2)]
     staged = {presence(job, name).info["staged"] for name in FOLLOWERS}
     assert len(staged) == 1, "one copy for both"
     assert staged.pop().startswith(f"{stage}/job-")

@@ -25,6 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))
 
 from tiny_model import make_model
 
+CONTENT = "0f1e2d3c4b5a6978"
+"""What a label says of the content of a version."""
+
 LONG = 60.0
 
 
@@ -117,7 +120,7 @@ def test_groups_of_a_model_carry_the_version_of_their_load(model, tokens):
     asks = [Ask(tokens.encode(text), 2, 4, 1.0) for text in ("1+2=", "3+4=", "5+6=", "7" * 40)]
     coming = local.generate(asks)
     first = [next(coming), next(coming), next(coming)]
-    hook._label = "2.7"  # what a load leaves behind
+    hook._label = f"2.7.{CONTENT}"  # what a load leaves behind
     rest = [one for one in coming if one is not None]
     assert [(one.place, one.first, one.last) for one in first if one] == [
         (0, BEFORE_THE_FIRST, BEFORE_THE_FIRST),
@@ -197,7 +200,7 @@ class Engine:
     """What the engine says that it runs, and what was applied."""
 
     def __init__(self):
-        self.running = Running("1.4")
+        self.running = Running(f"1.4.{CONTENT}")
         self.applied = (1, 4)
         self.told = False
 
@@ -365,7 +368,7 @@ def test_a_version_that_changes_on_the_way_is_told(server):
     engine, right = Engine(), server.post_v1_completions
 
     def answered(query, body):
-        engine.running, engine.applied = Running("1.6"), (1, 6)
+        engine.running, engine.applied = Running(f"1.6.{CONTENT}"), (1, 6)
         return right(query, body)
 
     server.post_v1_completions = answered
@@ -392,8 +395,8 @@ def test_an_engine_that_was_restarted_gets_no_work_and_its_group_is_made_again(s
 
 def test_while_a_version_is_loaded_groups_wait_for_it(server):
     engine = Engine()
-    engine.running = Running("1.4", paused=True)
-    threading.Timer(0.3, lambda: setattr(engine, "running", Running("1.4"))).start()
+    engine.running = Running(f"1.4.{CONTENT}", paused=True)
+    threading.Timer(0.3, lambda: setattr(engine, "running", Running(f"1.4.{CONTENT}"))).start()
     assert [one.problem for one in made(engine.generator(server), ASKS[:2])] == ["", ""]
 
 
@@ -421,14 +424,18 @@ def test_being_told_to_stop_ends_at_once_and_asks_nothing_more(server):
 
 
 def test_versions_that_work_may_be_done_with():
-    assert version_of(Running("1.4"), (1, 4)) == (1, 4)
-    assert version_of(Running("1.4", paused=True), (1, 4)) is None
-    assert version_of(Running("1.3"), (1, 4)) is None
+    assert version_of(Running(f"1.4.{CONTENT}"), (1, 4)) == (1, 4)
+    assert version_of(Running(f"1.4.{CONTENT}", paused=True), (1, 4)) is None
+    assert version_of(Running(f"1.3.{CONTENT}"), (1, 4)) is None
     assert version_of(Running(None), (1, 4)) is None
     assert version_of(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
     assert version_of(Running(None), None) is None
-    assert version_of(Running("1.4"), BEFORE_THE_FIRST) is None
-    assert version_of(Running("1.4"), None) is None
+    for other in ("1.4", "start", "unknown", "1.4.xyz"):
+        assert version_of(Running(other), BEFORE_THE_FIRST) is None
+        assert version_of(Running(other), (1, 4)) is None
+        assert version_after(Running(other), BEFORE_THE_FIRST) is None
+    assert version_of(Running(f"1.4.{CONTENT}"), BEFORE_THE_FIRST) is None
+    assert version_of(Running(f"1.4.{CONTENT}"), None) is None
     assert version_after(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
     assert version_after(Running(None), (1, 4)) is None
-    assert version_after(Running("2.1"), (1, 4)) == (2, 1)
+    assert version_after(Running(f"2.1.{CONTENT}"), (1, 4)) == (2, 1)

@@ -279,7 +279,7 @@ def test_experiences_are_what_the_trainer_takes(world, weights, file):
         assert [one.rollout for one in batch] == [0, 1, 2] * GROUPS
         for one in batch:
             assert one.generation == 1
-            assert one.token_steps is None
+            assert one.spans == ((0, one.generation, one.step),)
             assert one.info["prompt"] == one.task
             assert one.reward == float(one.info["response"] == str(eval(one.task.rstrip("="))))
 
@@ -330,7 +330,7 @@ class Engine(FakeVllm):
             if not self.restarted and self.label != "default":
                 self.boot()
                 self.restarted = True
-            step = 0 if self.label == "default" else int(self.label.partition(".")[2])
+            step = 0 if self.label == "default" else int(self.label.split(".")[1])
         ids = [step + 1] * 3
         values = {"token_logprobs": [-0.5] * 3, "tokens": ["x"] * 3}
         choice = {"text": str(step), "token_ids": ids, "logprobs": values, "finish_reason": "length"}

@@ -14,7 +14,9 @@ from cli import ROOT, environment, spawn
 from fake_hook import HALF, RemoteEngine, digest_of
 from jobs import start, steps_of, write_step
 
+from explorer_hooks.base import engine_label
 from syncd.protocol.layout import Job
+from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus, path_of, read_presence
 
 pytestmark = pytest.mark.slow
@@ -88,7 +90,12 @@ class Bed:
     def serves(self, step):
         seen = self.engine.seen()
         found = (seen["label"], seen["weights"], seen["paused"])
-        assert found == (f"1.{step}", digest_of(f"{self.job.step(step)}/actor"), False)
+        assert found == (label_in(self.job, step), digest_of(f"{self.job.step(step)}/actor"), False)
+
+
+def label_in(job, step):
+    """Return what engines are told of the version of a step."""
+    return engine_label((1, step), read_manifest(job.disk, job.step(step)).digest)
 
 
 @pytest.fixture
@@ -180,7 +187,7 @@ def test_an_engine_that_is_left_half_loaded_is_brought_to_the_newest_and_resumed
     first.communicate()
     bed.engine.call("set", "weights", HALF)
     seen = bed.engine.seen()
-    assert (seen["label"], seen["paused"]) == ("1.1", True)
+    assert (seen["label"], seen["paused"]) == (label_in(bed.job, 1), True)
     bed.engine.call("fail", "commit", 1)
     bed.engine.call("release", "commit")
     bed.follow()
@@ -255,6 +262,22 @@ def test_once_says_by_its_exit_code_what_became_of_the_version(bed, what):
         _, err = process.communicate(timeout=LONG)
         assert (process.returncode, "Traceback" in err) == (expected, False), err
     bed.serves(1)
+
+
+@pytest.mark.parametrize(("more", "code"), [([], 65), (["--verify", "header"], 0)])
+def test_a_flipped_byte_is_refused_unless_only_headers_are_asked_for(bed, more, code):
+    write_step(bed.job, 1)
+    bed.start("watch", bed.job.root, "--once").wait(LONG)
+    with open(f"{bed.job.step(1)}/actor/model-00001-of-00001.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    process = bed.follow("--once", "--wait", LONG, "--json", *more)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == code, err
+    assert ("content does not match its digest: xxh3_128:" in err) is (code == 65)
+    assert ("load" in bed.engine.seen()["log"]) is (code == 0)
 
 
 def test_once_gives_up_when_its_time_is_over(bed):

@@ -1,5 +1,6 @@
 """The follower over a real job directory and a real daemon, with an engine that can be told to go wrong."""
 
+import contextlib
 import os
 import shutil
 import threading
@@ -11,11 +12,17 @@ from jobs import shard_bytes, write_step
 
 import explorer_hooks.stage
 import syncd.synchronizer.member
-from explorer_hooks.errors import EngineDeadError
+from explorer_hooks import checks
+from explorer_hooks.base import UNKNOWN, Running
+from explorer_hooks.errors import EngineDeadError, RefusedError
 from explorer_hooks.follower import Follower, FollowOptions
 from syncd.errors import ConfigError, UsageError
+from syncd.protocol.digest import digest_file
 from syncd.protocol.disk import LocalDisk
+from syncd.protocol.documents import encode
+from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.receipt import FileRecord
 from syncd.synchronizer import Synchronizer
 
 LONG = 60.0
@@ -38,7 +45,7 @@ def applied(follower, step, generation=1):
 def serves(scene, step):
     """Check that the engine runs a step whole, and works."""
     assert scene.engine.weights == digest_of(scene.payload(step))
-    assert scene.engine.label == f"1.{step}"
+    assert scene.engine.label == scene.label(step)
     assert not scene.engine.paused
 
 
@@ -249,6 +256,127 @@ def test_what_is_damaged_is_refused(scene, tmp_path, what, stage):
     untouched(scene, follower, follower.turn(timeout=LONG), "digest" if stage and what == "header" else word)
 
 
+def test_a_flipped_byte_is_refused_by_default_with_file_and_both_digests(scene, running):
+    manifest = scene.publish(2)
+    shard = f"{scene.payload(2)}/model-00001-of-00001.safetensors"
+    _flip(shard)
+    found = digest_file(LocalDisk(), shard)[0]
+    untouched(scene, running, running.turn(timeout=LONG), shard, found, manifest.shards[0].digest)
+
+
+def test_a_flipped_byte_of_what_the_engine_would_go_back_to_is_not_loaded(scene):
+    scene.publish(1)
+    scene.engine.label, scene.engine.weights = scene.label(1), digest_of(scene.payload(1))
+    follower = scene.follow(retries=0)
+    assert follower.applied == (1, 1)  # it runs it already: nothing was read
+    _flip(f"{scene.payload(1)}/model-00001-of-00001.safetensors")
+    scene.engine.fails["load"] = 1
+    scene.publish(2)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    assert scene.hook.aborted == []
+    assert scene.engine.paused, "nobody is answered by a mixture"
+    scene.publish(3)
+    applied(follower, 3)
+
+
+class Slow(LocalDisk):
+    """Waits at each piece of a shard until it is told to go on."""
+
+    def __init__(self, *roots):
+        super().__init__(*roots)
+        self.at, self.go = threading.Event(), threading.Event()
+
+    def read_at(self, path, offset, length):
+        if path.endswith(".safetensors") and threading.current_thread().name.startswith("files"):
+            self.at.set()
+            assert self.go.wait(LONG)
+        return super().read_at(path, offset, length)
+
+
+def test_while_a_version_is_hashed_presence_goes_on_and_a_stop_ends_it(scene, monkeypatch):
+    monkeypatch.setattr("syncd.synchronizer.member.HEARTBEAT", 0.01)
+    told, slow = threading.Event(), Slow((scene.root,))
+    with Synchronizer.open(scene.root, "explorer", "e0", poll=0.005, disk=slow) as sync:
+        follower = Follower(sync, scene.hook, FollowOptions(**QUICK), stop=told.is_set)
+        scene.publish(1)
+        turning = threading.Thread(target=lambda: done.append(follower.turn(timeout=LONG)))
+        done: list[object] = []
+        turning.start()
+        assert slow.at.wait(LONG)
+        before = scene.presence()
+        assert (before.loading, before.leases) == ((1, 1), (1,))
+        until_more = threading.Event()
+        while scene.presence().beat <= before.beat:
+            until_more.wait(0.01)
+        told.set()
+        slow.go.set()
+        turning.join(LONG)
+        assert [one.kind for one in done] == ["gone"] or [one.kind for one in done] == ["nothing"]
+        assert scene.engine.log == []
+        assert scene.presence().leases == ()
+
+
+class Hashing(LocalDisk):
+    """Counts the bytes of shards that are read by those who hash."""
+
+    def __init__(self, *roots):
+        super().__init__(*roots)
+        self.bytes = 0
+
+    def read_at(self, path, offset, length):
+        found = super().read_at(path, offset, length)
+        if threading.current_thread().name.startswith("files"):
+            self.bytes += len(found)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("verify", "stage", "times"), [("content", False, 2), ("content", True, 1), ("header", False, 0)]
+)
+def test_two_followers_of_a_host_hash_a_version_once_where_they_share_a_stage(
+    scene, tmp_path, verify, stage, times
+):
+    disk = Hashing((scene.root,))
+    manifest = scene.publish(1)
+    options = FollowOptions(**QUICK, verify=verify, stage=str(tmp_path / "stage") if stage else None)
+    with contextlib.ExitStack() as stack:
+        for identity in ("e0", "e1"):
+            sync = Synchronizer.open(scene.root, "explorer", identity, poll=0.005, disk=disk)
+            follower = stack.enter_context(Follower(sync, FakeHook(FakeEngine()), options))
+            applied(follower, 1)
+    assert disk.bytes == times * manifest.size
+
+
+@pytest.mark.parametrize(
+    ("shards", "word"),
+    [
+        ([], "no tensors"),
+        ([("a.safetensors", {})], "no tensors"),
+        ([("a.safetensors", {"w": (2,)}), ("b.safetensors", {"w": (2,)})], "two shards hold tensor 'w'"),
+    ],
+)
+def test_what_is_not_complete_by_content_is_refused_from_its_headers(tmp_path, shards, word):
+    """Sealing and publishing refuse it too; a step that an earlier release has published comes this far."""
+    records = []
+    for name, tensors in shards:
+        (tmp_path / name).write_bytes(shard_bytes(tensors))
+        digest, size = digest_file(LocalDisk(), f"{tmp_path}/{name}")
+        records.append(FileRecord(name, size, digest, len(tensors)))
+    with pytest.raises(RefusedError, match=word):
+        checks.read_tensors(LocalDisk(), str(tmp_path), records)
+    if not records:
+        with pytest.raises(RefusedError, match=word):
+            checks.check_payload(records, str(tmp_path))
+
+
+def test_the_first_version_that_was_applied_is_the_reference_also_for_a_restarted_engine(scene, running):
+    scene.engine.restart()
+    publish_tensors(scene, 2, {"other": ("F32", (4, 8), bytes(128))})
+    outcome = running.turn(timeout=LONG)
+    assert (outcome.kind, outcome.pair) == ("refused", (1, 2))
+    assert "layer.1.weight' is missing" in outcome.reason
+
+
 def test_what_a_hook_refuses_is_refused(scene, running):
     scene.engine.fails["prepare"] = 1
     scene.publish(2)
@@ -287,6 +415,22 @@ def test_a_uri_goes_to_a_hook_that_takes_it(scene):
     assert scene.engine.weights == "tinker://weights/7"
 
 
+def test_a_uri_that_is_none_is_neither_published_nor_handed_over(scene):
+    hook = FakeHook(scene.engine, frozenset({"remote"}))
+    follower = scene.follow(hook=hook)
+    with Synchronizer.open(scene.root) as sync, pytest.raises(UsageError, match="neither a URI"):
+        sync.set_model_state_dict("--config=/tmp/evil", 1)
+    # A daemon of an earlier release has published one all the same.
+    document = {
+        "generation": 1, "step": 1, "kind": "remote", "path": "--config=/tmp/evil", "digest": "sha256:00",
+        "layout": "tinker", "published_at": 0.0, "abandoned": [],
+    }  # fmt: skip
+    scene.job.disk.replace(scene.job.version, encode(document))
+    outcome = follower.turn(timeout=LONG)
+    assert (outcome.kind, scene.engine.log) == ("refused", [])
+    assert "neither a URI" in outcome.reason
+
+
 def test_steps_that_others_wrote_are_loaded_where_they_are_safetensors(scene, tmp_path):
     follower = scene.follow(stage=str(tmp_path / "stage"))
     for step, name, data in ((1, "model.safetensors", shard_bytes({"w": (2, 2)})), (2, "model.bin", b"")):
@@ -314,7 +458,7 @@ def test_a_load_that_fails_once_is_tried_again(scene, running, phase):
         *(["prepare", "load", "abort"] if phase == "load" else ["prepare", "load", "commit", "abort"]),
         *["prepare", "load", "commit"],
     ]
-    assert scene.hook.aborted[0].label == "1.1"
+    assert scene.hook.aborted[0].label == scene.label(1)
     assert "failed" not in scene.presence().info
 
 
@@ -362,10 +506,10 @@ def test_while_a_version_is_tried_again_a_newer_one_goes_first(scene):
 
 def test_an_engine_that_says_yes_and_runs_something_else_is_not_believed(scene, running):
     scene.publish(2)
-    scene.engine.lies = "1.1"
+    scene.engine.lies = scene.label(1)
     outcome = running.turn(timeout=LONG)
     assert outcome.kind == "failed"
-    assert "1.2 and says that it runs 1.1" in outcome.reason
+    assert f"{scene.label(2)} and says that it runs {scene.label(1)}" in outcome.reason
     assert scene.presence().applied == (1, 1)
     assert scene.engine.weights == digest_of(scene.payload(1))
 
@@ -494,11 +638,12 @@ def test_a_version_that_ends_the_engine_each_time_is_given_up(scene, running):
     assert scene.presence().applied == (1, 1)
 
 
-@pytest.mark.parametrize("label", ["1.1", "1.2", None])
-def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, label):
+@pytest.mark.parametrize("step", [1, 2, None])
+def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, step):
     scene.publish(1)
     scene.publish(2)
-    scene.engine.label, scene.engine.paused, scene.engine.weights = label, True, HALF
+    scene.engine.label = scene.label(step) if step else None
+    scene.engine.paused, scene.engine.weights = True, HALF
     follower = scene.follow()
     applied(follower, 2)
     serves(scene, 2)
@@ -507,7 +652,7 @@ def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, label):
 def test_a_paused_engine_that_nothing_fits_is_resumed_on_what_it_ran(scene):
     scene.publish(1)
     scene.publish(2)
-    scene.engine.label, scene.engine.paused, scene.engine.weights = "1.1", True, HALF
+    scene.engine.label, scene.engine.paused, scene.engine.weights = scene.label(1), True, HALF
     scene.engine.fails["prepare"] = 1
     follower = scene.follow()
     assert follower.turn(timeout=LONG).kind == "refused"
@@ -528,7 +673,7 @@ def test_a_paused_engine_without_any_way_back_is_dead(scene):
 
 def test_what_an_engine_runs_already_is_taken_over_and_gone_back_to(scene):
     scene.publish(1)
-    scene.engine.label, scene.engine.weights = "1.1", digest_of(scene.payload(1))
+    scene.engine.label, scene.engine.weights = scene.label(1), digest_of(scene.payload(1))
     follower = scene.follow()
     assert scene.presence().applied == follower.applied == (1, 1)
     assert follower.turn(timeout=SHORT).kind == "nothing"
@@ -539,13 +684,56 @@ def test_what_an_engine_runs_already_is_taken_over_and_gone_back_to(scene):
     serves(scene, 1)
 
 
-@pytest.mark.parametrize("label", ["9.9", "latest", "1.0.0"])
-def test_a_version_of_something_else_is_not_one_of_this_job(scene, label):
+FOREIGN = ["9.9", "latest", "1.0.0", "1.1", "1.1.0123456789abcdef", "1.1+attempt", "unknown", ""]
+
+
+@pytest.mark.parametrize("label", FOREIGN)
+def test_a_label_that_does_not_name_content_of_this_job_costs_one_load(scene, label):
     scene.publish(1)
     scene.engine.label = label
     follower = scene.follow()
-    assert follower.applied is None
+    assert follower.applied is scene.presence().applied is None
+    assert follower.running() == Running(UNKNOWN)
     applied(follower, 1)
+    serves(scene, 1)
+    assert follower.turn(timeout=SHORT).kind == "nothing"
+    assert scene.engine.log == ["prepare", "load", "commit"]
+
+
+@pytest.mark.parametrize("label", FOREIGN)
+def test_an_engine_with_such_a_label_is_not_taken_for_one_with_its_start_weights(scene, label):
+    scene.engine.label = label
+    follower = scene.follow()
+    assert not follower.may_work()
+    scene.engine.restart()
+    assert follower.turn(timeout=0).kind == "nothing"
+    assert follower.may_work()
+
+
+def test_an_engine_that_is_moved_to_another_job_is_not_believed(scene, tmp_path):
+    other = Scene(tmp_path / "other")
+    try:
+        other.publish(5, salt=1)
+        scene.publish(5, salt=2)
+        with Follower.open(other.root, FakeHook(scene.engine), "e0", FollowOptions(**QUICK)) as before:
+            applied(before, 5)
+        moved = scene.follow()
+        assert moved.applied is None
+        applied(moved, 5)
+        serves(scene, 5)
+    finally:
+        other.close()
+
+
+def test_an_older_version_that_the_engine_runs_is_known_by_the_manifest_of_its_step(scene):
+    scene.publish(1)
+    scene.engine.label, scene.engine.weights = scene.label(1), digest_of(scene.payload(1))
+    scene.publish(2)
+    follower = scene.follow()
+    assert follower.applied == (1, 1)
+    assert scene.presence().applied_digest == read_manifest(scene.job.disk, scene.job.step(1)).digest
+    applied(follower, 2)
+    assert scene.presence().applied_digest == read_manifest(scene.job.disk, scene.job.step(2)).digest
 
 
 # --- steps that go, trainers that go ----------------------------------------------------------------------------

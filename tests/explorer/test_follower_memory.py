@@ -93,7 +93,7 @@ def test_what_went_wrong_once_goes_back_to_the_files_of_the_version_before(scene
     scene.engine.fails["commit"] = 2
     assert follower.turn(timeout=LONG).kind == "failed"
     assert [target.path for target in scene.hook.aborted] == [scene.payload(1)] * 2
-    assert scene.engine.label == "1.1"
+    assert scene.engine.label == scene.label(1)
 
 
 def test_a_copy_that_cannot_be_loaded_is_no_reason_to_give_a_version_up(scene):

@@ -7,6 +7,7 @@ import pytest
 from engine_beds import LoraBed
 from fake_servers import Answer
 from hook_contract import load
+from targets import label
 
 from explorer_hooks.base import HookOptions, Running
 from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
@@ -27,7 +28,7 @@ def hook(bed):
 
 
 def loaded(bed):
-    return sorted(bed.engine.adapters, key=lambda name: int(name.rpartition(".")[2]))
+    return sorted(bed.engine.adapters, key=lambda name: int(name.split(".")[1]))
 
 
 def follow(bed, hook, *steps):
@@ -38,29 +39,34 @@ def follow(bed, hook, *steps):
 def test_each_version_has_a_name_of_its_own(bed, hook):
     target = bed.target((2, 120))
     load(hook, target)
-    assert hook.adapter_name(target) == "policy-2.120"
-    assert bed.engine.adapters["policy-2.120"][0] == target.path
+    assert hook.adapter_name(target) == f"policy-{label(120, 2)}"
+    assert bed.engine.adapters[hook.adapter_name(target)][0] == target.path
     assert not [path for path in bed.engine.paths() if "pause" in path]
 
 
 def test_the_two_before_the_newest_stay(bed, hook):
     follow(bed, hook, 1, 2, 3, 4, 5)
-    assert loaded(bed) == ["policy-1.3", "policy-1.4", "policy-1.5"]
+    assert loaded(bed) == [f"policy-{label(3)}", f"policy-{label(4)}", f"policy-{label(5)}"]
 
 
 @pytest.mark.parametrize("use", ["running", "waiting"])
 def test_what_a_request_uses_is_not_unloaded_until_it_ends(bed, hook, use):
-    bed.engine.stale = [("policy-1.9", "")]
+    bed.engine.stale = [(f"policy-{label(9)}", "")]
     if use == "running":
-        bed.engine.used = {"policy-1.1": 1}
+        bed.engine.used = {f"policy-{label(1)}": 1}
     else:
-        bed.engine.get_metrics = lambda query, body: _metrics("", "policy-1.1").encode()
+        bed.engine.get_metrics = lambda query, body: _metrics("", f"policy-{label(1)}").encode()
     follow(bed, hook, 1, 2, 3, 4, 5, 6)
-    assert loaded(bed) == ["policy-1.1", "policy-1.4", "policy-1.5", "policy-1.6"]
+    assert loaded(bed) == [
+        f"policy-{label(1)}",
+        f"policy-{label(4)}",
+        f"policy-{label(5)}",
+        f"policy-{label(6)}",
+    ]
     bed.engine.used = {}
-    bed.engine.get_metrics = lambda query, body: _metrics("policy-1.6", "").encode()
+    bed.engine.get_metrics = lambda query, body: _metrics(f"policy-{label(6)}", "").encode()
     follow(bed, hook, 7)
-    assert loaded(bed) == ["policy-1.5", "policy-1.6", "policy-1.7"]
+    assert loaded(bed) == [f"policy-{label(5)}", f"policy-{label(6)}", f"policy-{label(7)}"]
 
 
 def _metrics(running, waiting):
@@ -73,21 +79,21 @@ def test_where_the_engine_does_not_say_what_it_uses_time_decides(tmp_path):
         bed.engine.tells_use = False
         hook = bed.open()
         follow(bed, hook, 1, 2, 3, 4)
-        assert loaded(bed) == [f"policy-1.{step}" for step in (1, 2, 3, 4)]
-        since = hook._superseded["policy-1.1"]
-        hook._superseded["policy-1.1"] = since - 3600
+        assert loaded(bed) == [f"policy-{label(step)}" for step in (1, 2, 3, 4)]
+        since = hook._superseded[f"policy-{label(1)}"]
+        hook._superseded[f"policy-{label(1)}"] = since - 3600
         follow(bed, hook, 5)
-        assert loaded(bed) == [f"policy-1.{step}" for step in (2, 3, 4, 5)]
+        assert loaded(bed) == [f"policy-{label(step)}" for step in (2, 3, 4, 5)]
 
 
 def test_an_unload_that_fails_does_not_make_a_good_version_bad(bed, hook):
     follow(bed, hook, 1, 2, 3)
     bed.engine.replies["/v1/unload_lora_adapter"] = Answer(500, {"error": "not now"})
     follow(bed, hook, 4)
-    assert hook.current_version() == Running("1.4")
+    assert hook.current_version() == Running(label(4))
     bed.engine.replies.clear()
     follow(bed, hook, 5)
-    assert loaded(bed) == ["policy-1.3", "policy-1.4", "policy-1.5"]
+    assert loaded(bed) == [f"policy-{label(3)}", f"policy-{label(4)}", f"policy-{label(5)}"]
 
 
 def test_adapters_of_others_are_left_alone(bed, hook):
@@ -98,14 +104,14 @@ def test_adapters_of_others_are_left_alone(bed, hook):
     assert hook.current_version() == Running(None)
     follow(bed, hook, 1, 2, 3, 4, 5)
     assert others < set(bed.engine.adapters)
-    assert hook.current_version() == Running("1.5")
+    assert hook.current_version() == Running(label(5))
 
 
 def test_a_name_of_its_own_keeps_two_jobs_apart(tmp_path):
     with LoraBed(tmp_path, name="job-a") as bed:
         hook = bed.open()
         load(hook, bed.target((1, 10)))
-        assert list(bed.engine.adapters) == ["job-a-1.10"]
+        assert list(bed.engine.adapters) == [f"job-a-{label(10)}"]
         other = LoraHook.from_options(HookOptions(bed.engine.address, token=bed.token))
         assert other.current_version() == Running(None)
 
@@ -118,15 +124,15 @@ def test_an_adapter_that_fails_leaves_the_old_one(bed, hook):
     with pytest.raises(LoadFailedError, match="max_lora_rank"):
         hook.load(target)
     hook.abort(bed.target((1, 2)))
-    assert hook.current_version() == Running("1.2")
-    assert loaded(bed) == ["policy-1.1", "policy-1.2"]
+    assert hook.current_version() == Running(label(2))
+    assert loaded(bed) == [f"policy-{label(1)}", f"policy-{label(2)}"]
 
 
 def test_a_last_good_adapter_that_was_lost_with_a_restart_is_loaded_again(bed, hook):
     follow(bed, hook, 1)
     bed.restart()
     hook.abort(bed.target((1, 1)))
-    assert hook.current_version() == Running("1.1")
+    assert hook.current_version() == Running(label(1))
 
 
 def test_a_last_good_adapter_that_cannot_be_loaded_again_makes_the_engine_dead(bed, hook):
@@ -139,16 +145,26 @@ def test_a_last_good_adapter_that_cannot_be_loaded_again_makes_the_engine_dead(b
 
 def test_a_name_that_stands_for_another_directory_is_replaced(bed, hook, tmp_path):
     target = bed.target((1, 10))
-    bed.engine.adapters["policy-1.10"] = ("/an/older/job", "something else")
+    bed.engine.adapters[f"policy-{label(10)}"] = ("/an/older/job", "something else")
     load(hook, target)
     assert bed.runs(target)
+
+
+@pytest.mark.parametrize("left", ["policy-1.10", "policy-1.10.ffffffffffffffff"])
+def test_an_adapter_of_the_same_number_and_other_content_is_neither_believed_nor_kept(bed, hook, left):
+    target = bed.target((1, 10))
+    bed.engine.adapters[left] = ("/an/older/job", "something else")
+    assert hook.current_version().label == left.removeprefix("policy-")
+    load(hook, target)
+    assert hook.current_version() == Running(target.label)
+    assert list(bed.engine.adapters) == [hook.adapter_name(target)]
 
 
 def test_going_back_withdraws_what_is_newer(bed, hook):
     follow(bed, hook, 10, 11, 12)
     follow(bed, hook, 10)
-    assert hook.current_version() == Running("1.10")
-    assert loaded(bed) == ["policy-1.10"]
+    assert hook.current_version() == Running(label(10))
+    assert loaded(bed) == [f"policy-{label(10)}"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from engine_beds import SglangBed, write_version
 from fake_engines import fingerprint_of
 from fake_servers import Answer
 from hook_contract import load
-from targets import target_of
+from targets import label, target_of
 
 from explorer_hooks.base import HookOptions, Running
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
@@ -33,7 +33,7 @@ def told(bed):
 def test_one_load_is_these_requests(bed, hook):
     target = bed.target((2, 120))
     load(hook, target)
-    body = {"model_path": target.path, "weight_version": "2.120", "flush_cache": True}
+    body = {"model_path": target.path, "weight_version": label(120, 2), "flush_cache": True}
     assert told(bed) == [
         ("POST /pause_generation", {"mode": "retract"}),
         ("POST /update_weights_from_disk", body),
@@ -129,7 +129,7 @@ def test_a_server_that_a_wrong_shape_ended_is_unreachable_until_it_is_started_ag
     assert hook.current_version() == Running(None)
     hook.abort(good)
     assert bed.runs(good)
-    assert hook.current_version() == Running("1.10")
+    assert hook.current_version() == Running(label(10))
 
 
 def test_sglang_that_does_not_say_whether_it_is_paused_counts_as_paused_until_it_was_resumed(bed):
@@ -138,11 +138,11 @@ def test_sglang_that_does_not_say_whether_it_is_paused_counts_as_paused_until_it
     assert hook.current_version() == Running(None, paused=True)
     target = bed.target((1, 10))
     load(hook, target)
-    assert hook.current_version() == Running("1.10")
+    assert hook.current_version() == Running(label(10))
     other = bed.open()
-    assert other.current_version() == Running("1.10", paused=True)
+    assert other.current_version() == Running(label(10), paused=True)
     load(other, target)
-    assert other.current_version() == Running("1.10")
+    assert other.current_version() == Running(label(10))
 
 
 @pytest.mark.parametrize(

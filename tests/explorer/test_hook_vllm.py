@@ -8,7 +8,7 @@ from engine_beds import SECRET, VllmBed, write_version
 from fake_engines import START, fingerprint, fingerprint_of
 from fake_servers import Answer
 from hook_contract import load
-from targets import target_of
+from targets import label, target_of
 
 from explorer_hooks.base import HookOptions, Running
 from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
@@ -77,14 +77,14 @@ def test_a_cache_that_cannot_be_reset_is_a_failure(bed, hook):
     hook.load(target)
     with pytest.raises(LoadFailedError, match="prefix cache"):
         hook.commit(target)
-    assert hook.current_version() == Running("1.10", paused=True)
+    assert hook.current_version() == Running(label(10), paused=True)
 
 
 def test_where_stale_keys_are_wanted_a_cache_that_is_held_is_not_a_failure(tmp_path):
     with VllmBed(tmp_path, clear_cache="false") as bed:
         bed.engine.blocked_cache = True
         load(bed.open(), bed.target((1, 10)))
-        assert bed.open().current_version() == Running("1.10")
+        assert bed.open().current_version() == Running(label(10))
 
 
 def test_an_engine_that_cannot_go_back_is_dead_and_stays_paused(bed, hook, tmp_path):
@@ -99,7 +99,7 @@ def test_an_engine_that_cannot_go_back_is_dead_and_stays_paused(bed, hook, tmp_p
         hook.abort(good)
     assert "restart" in error.value.hint
     assert bed.is_paused()
-    assert hook.current_version() == Running("1.10", paused=True)
+    assert hook.current_version() == Running(label(10), paused=True)
 
 
 def test_a_second_try_brings_an_engine_back_that_failed_once_more(bed, hook):
@@ -135,7 +135,7 @@ def test_an_engine_that_does_not_pause_goes_on_as_it_was(bed, hook, path, answer
     hook.abort(good)
     assert sent(bed).count("POST /collective_rpc") == reloads
     assert bed.runs(good)
-    assert hook.current_version() == Running("1.10")
+    assert hook.current_version() == Running(label(10))
 
 
 def test_a_pause_of_its_own_is_taken_back_without_a_load(bed, hook):
@@ -148,7 +148,7 @@ def test_a_pause_of_its_own_is_taken_back_without_a_load(bed, hook):
     reloads = sent(bed).count("POST /collective_rpc")
     hook.abort(good)
     assert sent(bed).count("POST /collective_rpc") == reloads
-    assert hook.current_version() == Running("1.10")
+    assert hook.current_version() == Running(label(10))
 
 
 def test_what_another_follower_left_paused_is_loaded_before_it_is_resumed(bed):
@@ -161,10 +161,10 @@ def test_what_another_follower_left_paused_is_loaded_before_it_is_resumed(bed):
     with pytest.raises(LoadFailedError):
         dying.load(torn)
     following = bed.open()
-    assert following.current_version() == Running("1.10", paused=True)
+    assert following.current_version() == Running(label(10), paused=True)
     following.abort(good)
     assert bed.runs(good)
-    assert following.current_version() == Running("1.10")
+    assert following.current_version() == Running(label(10))
 
 
 def test_a_paused_engine_of_unknown_weights_is_not_resumed_without_any_good_ones(bed, hook):

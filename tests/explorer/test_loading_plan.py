@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer_hooks.base import TensorMeta
-from explorer_hooks.loading.plan import blocks, fit, pieces_of
+from explorer_hooks.fit import fit
+from explorer_hooks.loading.plan import blocks, pieces_of
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -106,14 +107,19 @@ F32, BF16 = TensorMeta("F32", (2, 3)), TensorMeta("BF16", (2, 3))
     ("offered", "aliases", "cast", "wrong"),
     [
         ({"a": F32}, {}, False, ()),
-        ({}, {}, False, ("a is missing",)),
-        ({"a": F32, "x": F32}, {}, False, ("x is not expected",)),
-        ({"a": TensorMeta("F32", (3, 2))}, {}, True, ("a is [3, 2] where [2, 3] is expected",)),
-        ({"a": BF16}, {}, False, ("a is BF16 where F32 is expected",)),
+        ({}, {}, False, ("tensor 'a' is missing",)),
+        ({"a": F32, "x": F32}, {}, False, ("tensor 'x' is not expected",)),
+        ({"a": TensorMeta("F32", (3, 2))}, {}, True, ("tensor 'a' is F32[3, 2] instead of F32[2, 3]",)),
+        ({"a": BF16}, {}, False, ("tensor 'a' is BF16[2, 3] instead of F32[2, 3]",)),
         ({"a": BF16}, {}, True, ()),
-        ({"a": TensorMeta("I32", (2, 3))}, {}, True, ("a is I32 where F32 is expected",)),
+        ({"a": TensorMeta("I32", (2, 3))}, {}, True, ("tensor 'a' is I32[2, 3] instead of F32[2, 3]",)),
         ({"tied": F32}, {"tied": "a"}, False, ()),
-        ({"tied": TensorMeta("F32", (6,))}, {"tied": "a"}, False, ("tied is [6] where [2, 3] is expected",)),
+        (
+            {"tied": TensorMeta("F32", (6,))},
+            {"tied": "a"},
+            False,
+            ("tensor 'tied' is F32[6] instead of F32[2, 3]",),
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(offered, aliases, cast, wrong):

@@ -13,6 +13,7 @@ from followers import Scene  # noqa: E402
 from safetensors.torch import save  # noqa: E402
 from test_transformers_hook import log_probs, tiny  # noqa: E402
 
+from explorer_hooks.base import pair_of  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 
@@ -53,7 +54,7 @@ def until(condition):
 @pytest.mark.parametrize("stage", [False, True], ids=["hashed on the way", "staged"])
 def test_each_generation_is_of_one_published_version_also_when_one_is_damaged(scene, tmp_path, stage):
     hook = TransformersHook(tiny(0), timeout=60)
-    references = {None: log_probs(tiny(0)), **{f"1.{step}": log_probs(tiny(step)) for step in (1, 2, 4)}}
+    references = {None: log_probs(tiny(0)), **{(1, step): log_probs(tiny(step)) for step in (1, 2, 4)}}
     more = {"stage": str(tmp_path / "stage")} if stage else {}
     follower = scene.follow("e0", hook, verify="header", retries=1, **more)
     over, wrong, seen = threading.Event(), [], []
@@ -61,9 +62,9 @@ def test_each_generation_is_of_one_published_version_also_when_one_is_damaged(sc
     def generate():
         while not over.is_set():
             with hook.generating() as label:
-                if not torch.equal(log_probs(hook.model), references[label]):
+                if not torch.equal(log_probs(hook.model), references[pair_of(label)]):
                     wrong.append(label)
-            seen.append(label)
+            seen.append(pair_of(label))
             time.sleep(0.002)
 
     threads = [threading.Thread(target=generate), threading.Thread(target=follower.run, args=(over.is_set,))]
@@ -72,12 +73,12 @@ def test_each_generation_is_of_one_published_version_also_when_one_is_damaged(sc
     try:
         for step in (1, 2):
             publish(scene, step)
-            until(lambda step=step: f"1.{step}" in seen[-3:])
+            until(lambda step=step: (1, step) in seen[-3:])
         publish(scene, 3, damaged=True)
         until(lambda: {"failed", "refused"} & {key for key, value in scene.presence().info.items() if value})
-        assert hook.current_version().label == "1.2"
+        assert hook.current_version().pair == (1, 2)
         publish(scene, 4)
-        until(lambda: "1.4" in seen[-3:])
+        until(lambda: (1, 4) in seen[-3:])
     finally:
         over.set()
         for thread in threads:

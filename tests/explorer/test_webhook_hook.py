@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hook_contract import PATIENCE, Bed, HookContract, load
-from targets import target_of
+from targets import label, target_of
 from test_callback_hook import START, content_of, write_shards
 
 from explorer_hooks.base import HookOptions, Running
@@ -185,7 +185,7 @@ def test_what_is_posted_says_which_version_where_and_what_to_do(bed, target):
     assert [document["phase"] for document in documents] == ["prepare", "load", "commit", "abort"]
     assert len({document.pop("delivery") for document in documents}) == 4
     assert documents[1] == {
-        "protocol": 1, "phase": "load", "label": "2.7", "generation": 2, "step": 7, "kind": "weights",
+        "protocol": 1, "phase": "load", "label": label(7, 2), "generation": 2, "step": 7, "kind": "weights",
         "path": target.path, "digest": target.version.digest, "verified": True,
         "shards": [target.shards[0].as_document()],
     }  # fmt: skip
@@ -238,7 +238,7 @@ def test_a_receiver_without_get_is_believed_what_it_committed(bed, target):
     hook = bed.open()
     assert hook.current_version() == Running(None)
     load(hook, target)
-    assert hook.current_version() == Running("2.7")
+    assert hook.current_version() == Running(label(7, 2))
 
 
 @pytest.mark.parametrize("body", [[], {}, {"label": 7}, {"label": "1.1", "paused": "no"}, "1.1"])

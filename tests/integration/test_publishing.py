@@ -90,7 +90,7 @@ def test_what_a_crashed_save_left_is_not_in_the_step(job, export):
             file.write(b"left")
     publish_directory(job, 4, str(export))
     names = sorted(os.listdir(actor))
-    assert [name for name in names if "safetensors" in name] == [
+    assert [name for name in names if name.endswith(".safetensors")] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     ]

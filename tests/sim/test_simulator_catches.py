@@ -98,7 +98,7 @@ def test_acting_on_an_old_look(monkeypatch):
 
 
 def test_leading_without_fencing(monkeypatch):
-    monkeypatch.setattr(candidate, "fence_below", lambda *_: None)
+    monkeypatch.setattr(candidate, "fence_below", lambda *_: ())
     assert_caught("I5 a deposed leader does nothing", first=29)
 
 

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
@@ -23,7 +24,7 @@ from trainer.config.kept import (
     settle_job_dir,
 )
 from trainer.config.keys import keys
-from trainer.config.load import load_config
+from trainer.config.load import FIRST_LINE, load_config
 
 
 @pytest.fixture
@@ -249,3 +250,26 @@ def test_looking_makes_nothing(file, tmp_path):
     assert planned_job_dir(config) == f"{tmp_path}/job"
     assert contradictions(config) == ()
     assert sorted(os.listdir(tmp_path)) == ["file.toml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "agrees"), [("grpo", True), ("gpg", True), ("sapo", True), ("rloo", True), ("gspo", False)]
+)
+def test_a_copy_of_an_earlier_release_is_agreed_with_where_nothing_else_is_computed(file, name, agrees):
+    """It wrote one default for all: where the algorithm reads it and its publication says another, that is told."""
+    config = enter_job_dir(load_config(file, ["--algorithm.name", name]))
+    path = kept_path(config.job.dir)
+    table = tomllib.loads(read(path))
+    former = {"clip_ratio": 0.2, "clip_ratio_low": "none", "clip_ratio_high": "none"}
+    table["algorithm"] |= {**former, "loss_agg_mode": "token-mean", "norm_advantage": True}
+    Path(path).write_text(f"{FIRST_LINE}\n{tomli_w.dumps(table)}", encoding="utf-8")
+    found = {one.key for one in contradictions(load_config(file, ["--algorithm.name", name]))}
+    clips = {
+        f"algorithm.{key}" for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "loss_agg_mode")
+    }
+    assert found == (set() if agrees else clips)
+    if agrees:
+        assert not contradictions(load_config(path)), "the copy itself can be given"
+    before = ["--algorithm.clip_ratio", "0.2", "--algorithm.loss_agg_mode", "token-mean"]
+    if not agrees:
+        assert not contradictions(load_config(file, ["--algorithm.name", name, *before])), "as it was"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from syncd.errors import ConfigError, UsageError
 from syncd.synchronizer.styles import SyncMethod, SyncStyle
+from trainer.config.algorithms import clip_bounds
 from trainer.config.keys import KEYS, keys
 from trainer.config.load import load_config
 
@@ -73,7 +74,7 @@ def test_a_file_and_defaults(write, tmp_path):
         (["--job.name", "two\nx = 3"], "job.name", "two\nx = 3"),
         (["--job.name", "1\nx = 3"], "job.name", "1\nx = 3"),
         (["--monitor.options.wandb.mode", "offline"], "monitor.options", {"wandb": {"mode": "offline"}}),
-        (["--engine.options.depth", "2"], "engine.options", {"depth": 2}),
+        (["--engine.options.fsdp_size", "2"], "engine.options", {"fsdp_size": 2}),
         (["--sync.style", "Dynamic_By_Trainer"], "sync.style", SyncStyle.TRAINER_DRIVEN),
         (["--sync.method", "OFFLINE"], "sync.method", SyncMethod.CHECKPOINT),
         (["--daemon.max_bytes", "500GiB"], "daemon", {"max_bytes": "500GiB"}),
@@ -187,7 +188,7 @@ def test_a_wrong_value_says_what_is_taken(write, table, said):
         (["--algorithm.clip_ratio_low", "1"], "algorithm.clip_ratio_low = 1 clips nothing below"),
         (["--algorithm.optimizer.schedule", "cosine"], "has no end"),
         (["--algorithm.name", "grop"], 'algorithm.name = "grop" is not one of'),
-        (["--algorithm.advantage", "gae"], "cannot be had: it needs a critic"),
+        (["--algorithm.advantage", "gae"], "is not supported: it needs a critic"),
         (["--algorithm.advantage", "remax"], "greedy rollout"),
         (["--algorithm.advantage", "nope"], 'algorithm.advantage = "nope" is not one of'),
         (["--algorithm.loss", "nope"], 'algorithm.loss = "nope" is not one of'),
@@ -195,6 +196,53 @@ def test_a_wrong_value_says_what_is_taken(write, table, said):
         (["--algorithm.kl_type", "full"], 'algorithm.kl_type = "full" is not one of'),
         (["--engine.strategy", "megatron"], 'engine.strategy = "megatron" is not one of fsdp, fsdp2'),
         (["--algorithm.name", "grpo_passk", "--data.group_size", "1"], "has no second best"),
+        (
+            ["--algorithm.name", "gpg", "--algorithm.clip_ratio", "0.3"],
+            "clip_ratio means nothing to the loss gpg",
+        ),
+        (
+            ["--algorithm.name", "sapo", "--algorithm.loss_agg_mode", "token-mean"],
+            "algorithm.loss_agg_mode means nothing to the loss sapo",
+        ),
+        (
+            ["--algorithm.name", "rloo", "--algorithm.norm_advantage", "false"],
+            "algorithm.norm_advantage means nothing to the estimator rloo",
+        ),
+        (
+            ["--algorithm.name", "sft", "--data.sft_path", "x", "--algorithm.options.clip_ratio_c", "4"],
+            'algorithm.options means nothing to algorithm.name = "sft"',
+        ),
+        (["--algorithm.options.clip_ratio_d", "4"], "did you mean clip_ratio_c?"),
+        (["--algorithm.options.tau_pos", "2"], "the loss vanilla does not read algorithm.options.tau_pos"),
+        (["--algorithm.options.clip_ratio", "2"], "algorithm.options.clip_ratio is not set here"),
+        (["--algorithm.options.clip_ratio_c", "1"], "algorithm.options.clip_ratio_c = 1 is not a value"),
+        (["--algorithm.options.shuffle", "true"], "algorithm.options.shuffle is not supported"),
+        (
+            ["--algorithm.options.calculate_entropy", "true"],
+            "does nothing: the entropy is measured without it",
+        ),
+        (["--algorithm.loss", "dro"], "dro needs a penalty"),
+        (
+            ["--algorithm.options.policy_loss.rollout_correction.bypass_mode", "true"],
+            'old_logprobs = "rollout"',
+        ),
+        (
+            [
+                "--algorithm.old_logprobs",
+                "rollout",
+                "--algorithm.options.policy_loss.rollout_correction.rollout_is",
+                "token",
+            ],
+            "is already taken against the log-probs of explorers",
+        ),
+        (["--engine.options.forward_prefetsh", "true"], "verl has no engine.options.forward_prefetsh"),
+        (["--engine.options.forward_prefetch", "true"], 'does nothing with engine.strategy = "fsdp2"'),
+        (["--engine.options.pad_to_length", "true"], "engine.options.pad_to_length is not supported"),
+        (["--engine.options.use_dynamic_bsz", "true"], "use_dynamic_bsz needs a bound"),
+        (
+            ["--engine.options.max_token_len_per_gpu", "9"],
+            "does nothing without engine.options.use_dynamic_bsz",
+        ),
         (["--job.dir", ""], "job.dir is empty"),
     ],
 )
@@ -210,11 +258,50 @@ def test_keys_that_do_not_go_together(write, arguments, said):
         ["--algorithm.optimizer.schedule", "cosine", "--trainer.total_steps", "5"],
         ["--algorithm.optimizer.schedule", "cosine", "--algorithm.optimizer.schedule_steps", "5"],
         ["--data.beyond", "weight", "--data.max_age", "0"],
+        ["--algorithm.options.policy_loss.rollout_correction.rollout_is_threshold", "0.5_2.0"],
+        ["--algorithm.loss", "dro", "--algorithm.options.policy_loss.dro_beta", "0.1"],
+        ["--engine.strategy", "fsdp", "--engine.options.forward_prefetch", "true"],
         ["--engine.name", "other", "--engine.strategy", "own", "--algorithm.name", "own"],
     ],
 )
 def test_keys_that_do(write, arguments):
     load_config(write(), arguments)
+
+
+PUBLISHED = {
+    "grpo": (0.2, 0.2, "token-mean", {}),
+    "ppo": (0.2, 0.2, "token-mean", {}),
+    "gspo": (3e-4, 4e-4, "seq-mean-token-mean", {}),
+    "cispo": (10.0, 0.2, "token-mean", {}),
+    "dppo_tv": (0.15, 0.15, "token-mean", {"clip_ratio_c": 20.0}),
+    "dppo_kl": (0.05, 0.05, "token-mean", {"clip_ratio_c": 20.0}),
+    "clip_cov": (1.0, 1.0, "token-mean", {}),
+    "kl_cov": (None, None, "token-mean", {"policy_loss": {"ppo_kl_coef": 1.0}}),
+    "gpg": (None, None, "token-mean", {}),
+}
+"""Clip below and above, aggregation and options of the publications."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_name_sets_what_its_publication_says(write, name):
+    found = load_config(write(), ["--algorithm.name", name]).algorithm
+    below, above, mode, options = PUBLISHED[name]
+    assert clip_bounds(found) == (None if below is None else (below, above))
+    assert (found.loss_agg_mode, found.options) == (mode, options)
+
+
+def test_what_a_user_gives_stands_above_the_publication(write):
+    gspo = ["--algorithm.name", "gspo"]
+    own = load_config(
+        write(), [*gspo, "--algorithm.clip_ratio", "0.2", "--algorithm.loss_agg_mode", "token-mean"]
+    )
+    assert clip_bounds(own.algorithm) == (0.2, 0.2)
+    assert own.algorithm.loss_agg_mode == "token-mean"
+    high = load_config(write(), [*gspo, "--algorithm.clip_ratio_high", "0.001"])
+    assert clip_bounds(high.algorithm) == (3e-4, 1e-3)
+    kl = ["--algorithm.name", "kl_cov", "--algorithm.options.policy_loss.kl_cov_ratio", "0.002"]
+    options = load_config(write(), kl).algorithm.options
+    assert options == {"policy_loss": {"ppo_kl_coef": 1.0, "kl_cov_ratio": 0.002}}
 
 
 def test_warmup_that_leaves_no_cosine(write):

@@ -149,8 +149,8 @@ def test_a_contradiction_of_any_stage_is_said_before_one_runs(write, tmp_path):
     with pytest.raises(ConfigError) as caught:
         go(write(), overrides=["--algorithm.clip_ratio", "0.3"])
     assert str(caught.value).splitlines()[1:] == [
-        f"  algorithm.clip_ratio: 0.2 in {tmp_path}/jobs/{name}/config.toml, 0.3 now"
-        for name in ("sft", "grpo")
+        f"  algorithm.clip_ratio: {kept} in {tmp_path}/jobs/{name}/config.toml, 0.3 now"
+        for name, kept in (("sft", '"none"'), ("grpo", 0.2))
     ]
 
 

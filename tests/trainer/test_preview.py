@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="experiences need pyarrow")
 
-from experiences import make
+from experiences import make, segmented
 
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
@@ -38,6 +38,14 @@ def test_a_rollout_says_where_it_comes_from():
     assert (shown.prompt, shown.response) == ("7+8", "10+11+12")
     assert (shown.generation, shown.step, shown.group, shown.task) == (1, 40, "g0", "task-0")
     assert shown.explorer == "explorer-0"
+
+
+def test_a_rollout_of_several_segments_is_shown_once():
+    made = (*segmented("a", 0, steps=[1, 2]), make("b", 0, reward=0.0))
+    batch = Batch(made, (0, 0, 1), (1.0,) * 3, (0,) * 3, tuple(Origin("e", 1, at) for at in range(3)))
+    best, worst = choose(batch, 4)
+    assert (best.group, worst.group) == ("a", "b")
+    assert best.response.split("\n")[0] == best.response.split("\n")[2] == "10 11 12"
 
 
 def test_without_a_tokenizer_or_with_one_that_fails_ids_are_the_text():

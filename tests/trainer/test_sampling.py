@@ -118,11 +118,96 @@ def test_a_strategy_goes_on_from_its_state(job, data):
             {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]},
             ([0, 1, 2], 2),
         ),
-        ({"prompt": "ab", "response": "cdefghijkl"}, ([0, 1, 2, 3, 4, 5, 6, 7], 2)),
     ],
 )
 def test_rows_become_tokens(model, row, expected):
-    assert Encoder(model, 8, trust=False)(row) == expected
+    assert Encoder(model, trust=False)(row) == expected
+
+
+TEMPLATES = {
+    "ChatML": ("<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n", "<|im_start|>assistant\n", ""),
+    "nothing after it": ("<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>", "<|im_start|>assistant\n", ""),
+    "end of text after it": (
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n", "<|im_start|>assistant\n", "<|endoftext|>",
+    ),
+}  # fmt: skip
+"""What a chat template writes for a message, before a reply that is to come, and after a conversation without one."""
+
+
+def chat_model(path, kind):
+    """Make a tokenizer of single letters with a template; as in Qwen, the end of a turn is a special token."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    message, reply, end = TEMPLATES[kind]
+    letters = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz?\n")}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    inner.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>")
+    made.chat_template = (
+        f"{{% for m in messages %}}{message}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{reply}{{% else %}}{end}{{% endif %}}"
+    )
+    made.save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("content", ["de", "de\n", "d\ne"])
+def test_a_turn_is_learnt_up_to_its_end_and_no_further(tmp_path, kind, content):
+    import transformers
+
+    path = chat_model(tmp_path, kind)
+    talk = [("user", "ab"), ("assistant", "c"), ("user", "b"), ("assistant", content)]
+    row = {"messages": [{"role": role, "content": text} for role, text in talk]}
+    tokens, prompt_length = Encoder(path, trust=False)(row)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    expected = [*(tokenizer.convert_tokens_to_ids(letter) for letter in content), end]
+    assert list(tokens[prompt_length:]) == expected
+    assert tokens[:prompt_length].count(end) == 3
+
+
+ROWS = [(2, 3), (8, 2), (3, 9), (7, 1), (40, 5)]
+"""Rows of an SFT data set: tokens of prompt and of response."""
+
+
+def stored(path, rows):
+    file = path / "rows.jsonl"
+    lines = [
+        {"tokens": [number, *range(1, prompt + response)], "prompt_length": prompt}
+        for number, (prompt, response) in enumerate(rows)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"sft_path": str(file), "max_length": 8, "groups": 1, "group_size": 1, "epochs": 2}
+
+
+def test_rows_whose_prompt_reaches_max_length_are_skipped_and_counted(job, capsys):
+    config = small_config(job, algorithm={"name": "sft"}, data=stored(job, ROWS))
+    strategy = make_strategy(config, Job.at(job))
+    said = capsys.readouterr()
+    assert "sft_rows_skipped" in said.out + said.err
+    assert "skipped=2" in said.out + said.err
+    first = strategy.sample(0, generation=1)
+    kept = strategy.state_dict()
+    rest = [strategy.sample(step, generation=1) for step in range(1, 6)]
+    found = [
+        (one.tokens[0], len(one.tokens), one.prompt_length) for b in [first, *rest] for one in b.examples
+    ]
+    assert sorted(found) == sorted(2 * [(0, 5, 2), (2, 8, 3), (3, 8, 7)]), "two epochs of the three others"
+    assert strategy.over
+    resumed = make_strategy(config, Job.at(job))
+    resumed.load_state_dict(json.loads(json.dumps(kept)))
+    assert [resumed.sample(step, generation=1) for step in range(1, 6)] == rest
+
+
+def test_a_data_set_without_room_for_any_response_is_refused(job):
+    config = small_config(job, algorithm={"name": "sft"}, data=stored(job, [(8, 2), (40, 5)]))
+    with pytest.raises(
+        ConfigError, match=r"data\.max_length = 8: the shortest prompt has 8 tokens"
+    ) as refused:
+        make_strategy(config, Job.at(job))
+    assert refused.value.hint == "--data.max_length 80"
 
 
 def test_texts_need_a_tokenizer(job):

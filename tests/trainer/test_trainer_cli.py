@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
 from cli import environment
+from stand_ins import leave_model
 
 from syncd.errors import StorageError
 from trainer.cli.main import VERBS, run
@@ -24,6 +25,7 @@ from trainer.config.text import documentation
 def file(tmp_path):
     path = tmp_path / "file.toml"
     path.write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    leave_model(tmp_path / "model")
     return str(path)
 
 
@@ -109,7 +111,7 @@ def test_a_dry_run_prints_the_resolved_file_and_touches_nothing(shell, file, tmp
     table = tomllib.loads(out)
     assert (table["sync"]["interval"], table["algorithm"]["entropy_coeff"]) == (3, -1e-3)
     assert err == f"job directory: {tmp_path}/job\n"
-    assert os.listdir(tmp_path) == ["file.toml"]
+    assert sorted(os.listdir(tmp_path)) == ["file.toml", "model"]
 
 
 def test_a_dry_run_says_what_contradicts(shell, file, tmp_path, module):
@@ -244,5 +246,7 @@ def test_config_prints(shell):
     assert json.loads(shell("config", "schema")[1])["title"] == "JobConfig"
     assert shell("config", "docs")[1] == documentation()
     out = shell("config", "algorithms")[1].splitlines()
-    assert out[0].split() == ["name", "advantage", "loss"]
+    assert out[0].split() == ["name", "advantage", "loss", "clip", "loss_agg_mode"]
+    gspo = next(line for line in out if line.startswith("gspo"))
+    assert gspo.split()[:5] == ["gspo", "grpo", "gspo", "0.0003/0.0004", "seq-mean-token-mean"]
     assert "reinforce_plus_plus" in next(line for line in out if line.startswith("ppo"))

@@ -1,7 +1,7 @@
 """Batches as arrays: padded and jagged say the same."""
 
 import numpy as np
-from experiences import fifo, make, write
+from experiences import fifo, make, segmented, write
 from jobs import ManualClock
 
 from syncd.protocol.layout import Job
@@ -48,6 +48,24 @@ def test_jagged_rows_are_the_padded_ones_without_padding(tmp_path):
         for name in ("logprobs", "response_mask"):
             piece = flat[name][responses[row] : responses[row + 1]]
             assert piece.tolist() == square[name][row][prompt:length].tolist()
+
+
+def test_what_a_rollout_may_have_besides_is_carried_through(tmp_path):
+    job = Job.at(tmp_path)
+    told = make(
+        "a", 0, reward=0.75, unproven=[False, True, False], teacher_logprobs=[-0.5, -1.0, -1.5],
+        turn_rewards=[(1, 0.25), (3, 0.5)],
+    )  # fmt: skip
+    write(job, "e0", [told, *segmented("a", 1, steps=[0, 0])])
+    batch = fifo(job, ManualClock(), groups=1).sample(1, generation=1)
+    square, flat = padded(batch), jagged(batch)
+    assert square["response_mask"].tolist()[:2] == [[0, 0, 1, 0, 1], [0, 0, 1, 1, 1]]
+    assert square["teacher_logprobs"].tolist()[:2] == [[0, 0, -0.5, -1.0, -1.5], [0] * 5]
+    assert square["turn_rewards"].tolist()[:2] == [[0, 0, 0.25, 0, 0.5], [0] * 5]
+    assert square["has_teacher"].tolist() == square["has_turns"].tolist() == [True, False, False]
+    assert square["rollout"].tolist() == [0, 1, 1]
+    assert flat["teacher_logprobs"].tolist()[:3] == [-0.5, -1.0, -1.5]
+    assert flat["turn_rewards"].tolist()[:3] == [0.25, 0, 0.5]
 
 
 def test_examples_learn_their_responses():

@@ -6,7 +6,7 @@ import tempfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from experiences import fifo, make, names, whole_group, write
+from experiences import fifo, make, names, segmented, whole_group, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import ManualClock
@@ -108,8 +108,8 @@ def test_what_is_older_than_the_bound_is_dropped_by_whole_groups(job, clock):
     assert (metrics["experience/age_mean"], metrics["experience/age_max"]) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("other", [{"generation": 1}, {"generation": 3}, {"step": 6}])
-def test_what_another_line_of_training_produced_is_stale(job, clock, other):
+@pytest.mark.parametrize("other", [{"generation": 3}, {"generation": 3, "step": 1}, {"step": 6}])
+def test_what_is_ahead_of_the_trainer_is_stale(job, clock, other):
     strategy = fifo(job, clock, groups=1, staleness=Staleness(bound=100))
     write(
         job,
@@ -122,8 +122,96 @@ def test_what_another_line_of_training_produced_is_stale(job, clock, other):
 
 def test_the_oldest_token_decides(job, clock):
     strategy = fifo(job, clock, groups=1, size=1, staleness=Staleness(bound=2))
-    write(job, "e0", [make("a", step=9, token_steps=[5, 9, 9])], [make("b", step=9, token_steps=[8, 9, 9])])
+    write(
+        job, "e0", [make("a", step=5, spans=[(0, 1, 5), (1, 1, 9)])], [make("b", step=8, spans=[(0, 1, 9)])]
+    )
     assert groups(strategy.sample(9, generation=1)) == ["b"]
+
+
+VERSIONS = [
+    # now, made by, interval, age
+    ((2, 5), (2, 5), 1, 0),
+    ((2, 5), (2, 3), 1, 2),
+    ((2, 5), (2, 6), 1, None),
+    ((2, 5), (3, 1), 1, None),
+    ((2, 5), (1, 5), 1, 1),
+    ((2, 5), (1, 3), 1, 3),
+    ((2, 5), (1, 9), 1, 5),
+    ((4, 5), (1, 9), 1, 7),
+    ((2, 40), (1, 60), 10, 3),
+    ((2, 40), (1, 40), 10, 1),
+]
+
+
+@pytest.mark.parametrize(("now", "made_by", "interval", "age"), VERSIONS)
+def test_ages_go_by_generation_and_step(now, made_by, interval, age):
+    """After a rewind a higher step of an earlier generation is old, not from the future."""
+    generation, step = made_by
+    found = Staleness(interval=interval).age(make(generation=generation, step=step), now)
+    assert found == age
+
+
+def test_tokens_of_before_a_rewind_make_a_rollout_old(job, clock):
+    """Its newest tokens are of the trainer's own version, its first ones of a step that was abandoned."""
+    across = make("across", generation=1, step=9, spans=[(0, 1, 9), (2, 2, 5)])
+    strategy = fifo(job, clock, groups=1, size=1, staleness=Staleness(bound=4))
+    write(job, "e0", [across], [make("a", generation=2, step=5)])
+    assert groups(strategy.sample(5, generation=2)) == ["a"]
+    assert strategy.metrics()["experience/dropped_stale"] == 1
+    assert Staleness().age(across, (2, 5)) == 5
+
+
+def test_a_rollout_is_as_old_as_its_oldest_segment(job, clock):
+    staleness = Staleness(bound=1, beyond="weight", decay=0.5)
+    strategy = fifo(job, clock, groups=1, size=2, staleness=staleness)
+    write(job, "e0", [*segmented("a", 0, steps=[9, 6, 8]), make("a", 1, step=9)])
+    batch = strategy.sample(9, generation=1)
+    assert batch.ages == (3, 3, 3, 0)
+    assert batch.weights == (0.25, 0.25, 0.25, 1.0)
+    assert strategy.metrics()["experience/age_mean"] == 1.5
+
+
+def test_segments_of_a_rollout_are_one_member_of_their_group(job, clock):
+    strategy = fifo(job, clock, groups=1, size=2, max_waiting=2)
+    write(job, "e0", segmented("a", 0, steps=[1, 1, 1]), segmented("a", 0, steps=[1]), [make("a", 1)])
+    batch = strategy.sample(1, generation=1)
+    assert [(one.rollout, one.segment) for one in batch.experiences] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert [origin.row for origin in batch.origins] == [0, 1, 2, 0]
+    assert (batch.rollouts, batch.groups) == ((0, 0, 0, 1), (0, 0, 0, 0))
+    assert [one.rollout for one in batch.firsts] == [0, 1]
+    assert strategy.metrics()["experience/dropped_duplicate"] == 1
+
+
+def test_a_waiting_rollout_of_segments_outlasts_a_restart(job, clock):
+    strategy = fifo(job, clock, groups=1, size=2)
+    write(job, "e0", [make("z", 0), *segmented("a", 0, steps=[1, 1, 1])])
+    assert strategy.sample(1, generation=1) is None
+    assert strategy.metrics()["experience/waiting_incomplete"] == 2
+    state = json.loads(json.dumps(strategy.state_dict()))
+    again = fifo(job, clock, groups=1, size=2)
+    again.load_state_dict(state)
+    write(job, "e0", [make("a", 1)])
+    drawn = [one.sample(1, generation=1) for one in (strategy, again)]
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0].experiences) == 4
+    state["waiting"][1]["members"].pop()
+    part = fifo(job, clock, groups=1, size=2)
+    part.load_state_dict(state)
+    assert part.metrics()["experience/waiting_incomplete"] == 1
+
+
+def test_examples_are_a_share_of_rollouts_not_of_segments(job, clock):
+    write(job, "e0", [*segmented("a", 0, steps=[1] * 7), make("a", 1)])
+    strategy = Mix(fifo(job, clock, groups=1), Examples(_examples(), seed=1), ratio=0.5)
+    assert len(strategy.sample(1, generation=1).examples) == 2
+
+
+def test_unproven_tokens_are_counted(job, clock):
+    write(job, "e0", [make("a", unproven=[True, False, True]), make("a", 1)])
+    strategy = fifo(job, clock, groups=1)
+    batch = strategy.sample(1, generation=1)
+    assert [list(one.learnt) for one in batch.experiences] == [[0, 1, 0], [1, 1, 1]]
+    assert strategy.metrics()["experience/unproven_tokens"] == 2
 
 
 def test_what_is_older_may_count_less(job, clock):
@@ -135,9 +223,9 @@ def test_what_is_older_may_count_less(job, clock):
 
 def test_without_a_bound_all_is_taken(job, clock):
     strategy = fifo(job, clock, groups=1, size=1)
-    write(job, "e0", [make("a", generation=0, step=50)])
-    batch = strategy.sample(4, generation=1)
-    assert (batch.ages, batch.weights) == ((None,), (1.0,))
+    write(job, "e0", [make("a", generation=2, step=1)], [make("b", generation=0, step=50)])
+    batches = [strategy.sample(4, generation=1) for _ in range(2)]
+    assert [(batch.ages, batch.weights) for batch in batches] == [((None,), (1.0,)), ((47,), (1.0,))]
 
 
 def test_replay_draws_a_share_of_used_groups_and_keeps_their_batches(job, clock):
@@ -292,11 +380,11 @@ def _run(kind, schedule, restarts, *, commit):
                 with open(path, "r+b") as file:
                     file.truncate(40)
             else:
-                write(
-                    job,
-                    event[0],
-                    [make(f"g{group}", rollout, step=step, tag=number) for group, rollout, step in event[1]],
-                )
+                rollouts = [
+                    segmented(f"g{group}", rollout, steps=[step] * (1 + step % 3), tag=number)
+                    for group, rollout, step in event[1]
+                ]
+                write(job, event[0], [segment for rollout in rollouts for segment in rollout])
         return drawn
 
 

@@ -17,48 +17,78 @@ from syncd.experience import model, table
 from syncd.experience.model import Experience
 from syncd.experience.table import SCHEMA, decode_batch, encode_batch
 
+NAMES = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @st.composite
-def experiences(draw):
+def experiences(draw, **shared):
     prompt, response = draw(st.integers(1, 5)), draw(st.integers(1, 8))
     several = lambda element, count=response: st.lists(element, min_size=count, max_size=count)  # noqa: E731
-    name = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
+    starts = [0, *sorted(draw(st.sets(st.integers(1, response - 1)) if response > 1 else st.just(set())))]
+    versions = draw(several(st.tuples(st.integers(0, 2**53), st.integers(0, 2**53)), len(starts)))
+    generation, step = min(versions)
+    fields = {
+        "reward": draw(FLOATS),
+        "group": draw(NAMES),
+        "task": draw(NAMES),
+        "rollout": draw(st.integers(0, 2**31 - 1)),
+    }
     return Experience(
         tokens=draw(several(st.integers(0, 2**31 - 1), prompt + response)),
         prompt_length=prompt,
         logprobs=draw(several(FLOATS)),
         action_mask=draw(several(st.booleans())),
-        reward=draw(FLOATS),
-        group=draw(name),
-        task=draw(name),
-        rollout=draw(st.integers(0, 2**31 - 1)),
-        generation=draw(st.integers(0, 2**53)),
-        step=draw(st.integers(0, 2**53)),
-        token_steps=draw(st.none() | several(st.integers(0, 2**53))),
+        generation=generation,
+        step=step,
+        spans=[(start, *version) for start, version in zip(starts, versions, strict=True)],
+        teacher_logprobs=draw(st.none() | several(FLOATS)),
+        unproven=draw(st.none() | several(st.booleans())),
         created_at=draw(st.floats(0, 1e12)),
         info=draw(st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=5))),
+        **{**fields, **shared},
     )
 
 
-@given(st.lists(experiences(), min_size=1, max_size=5))
+@st.composite
+def rollouts(draw):
+    """Draw a rollout of one or more segments; the rewards of its turns, where there are any, add up to its own."""
+    count = draw(st.integers(1, 3))
+    turns = draw(st.none() | st.lists(st.integers(-8, 8), min_size=count, max_size=count))
+    shared = {
+        "group": draw(NAMES),
+        "task": draw(NAMES),
+        "rollout": draw(st.integers(0, 9)),
+        "segments": count,
+    }
+    shared["reward"] = draw(FLOATS) if turns is None else float(sum(turns))
+    return [
+        draw(experiences(
+            segment=number, turn_rewards=None if turns is None else [(1, float(turns[number]))], **shared
+        ))
+        for number in range(count)
+    ]  # fmt: skip
+
+
+@given(st.lists(rollouts(), min_size=1, max_size=4))
 @settings(max_examples=60)
-def test_what_is_written_comes_back(batch):
+def test_what_is_written_comes_back(drawn):
+    batch = [segment for rollout in drawn for segment in rollout]
     assert decode_batch(encode_batch(batch), "x") == tuple(batch)
 
 
 def test_pandas_reads_a_batch(tmp_path):
     path = tmp_path / "1.parquet"
-    path.write_bytes(encode_batch([make(info={"answer": 7}), make(rollout=1, token_steps=[3, 3, 4])]))
+    path.write_bytes(encode_batch([make(info={"answer": 7}), make(rollout=1, spans=[(0, 1, 3), (2, 2, 1)])]))
     frame = pd.read_parquet(path)
     assert list(frame.columns) == SCHEMA.names
     assert list(frame["tokens"][0]) == [7, 8, 10, 11, 12]
     assert list(frame["action_mask"][0]) == [True, True, True]
-    assert frame["token_steps"][0] is None
-    assert list(frame["token_steps"][1]) == [3, 3, 4]
+    assert frame["unproven"][0] is None
+    assert list(frame["spans"][0]) == [{"start": 0, "generation": 1, "step": 0}]
+    assert [span["step"] for span in frame["spans"][1]] == [3, 1]
     assert json.loads(frame["info"][0]) == {"answer": 7}
-    assert pq.read_schema(path).metadata[b"protocol"] == b"1"
+    assert pq.read_schema(path).metadata[b"format"] == b"2"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +111,29 @@ def test_pandas_reads_a_batch(tmp_path):
         {"rollout": -1},
         {"step": 2**60},
         {"generation": True},
-        {"token_steps": [1]},
-        {"token_steps": [-1, 2]},
+        {"segment": 1},
+        {"segments": 0},
+        {"segment": -1, "segments": 2},
+        {"spans": [(1, 1, 1)]},
+        {"spans": [(0, 1, 1), (0, 1, 1)]},
+        {"spans": [(0, 1, 1), (2, 1, 1)]},
+        {"spans": [(0, 1, 0)]},
+        {"spans": [(0, 0, 9)]},
+        {"spans": [(0, 1, 2**60)]},
+        {"spans": [(0, 1)]},
+        {"spans": [(0.0, 1, 1), (1, 1, 1)]},
+        {"spans": 5},
+        {"turn_rewards": [(1, 0.5)]},
+        {"turn_rewards": []},
+        {"turn_rewards": [(0, 1.0)]},
+        {"turn_rewards": [(3, 1.0)]},
+        {"turn_rewards": [(2, 0.5), (1, 0.5)]},
+        {"turn_rewards": [(1, float("nan"))]},
+        {"turn_rewards": [(1, "a")]},
+        {"teacher_logprobs": [0.0]},
+        {"teacher_logprobs": [0.0, float("inf")]},
+        {"unproven": [True]},
+        {"unproven": [2, 0]},
         {"created_at": float("nan")},
         {"info": {"x": float("nan")}},
         {"info": {"x": object()}},
@@ -104,8 +155,9 @@ def test_what_is_no_experience_is_refused_when_it_is_made(wrong):
         "step": 1,
     }
     Experience(**right)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         Experience(**{**right, **wrong})
+    assert next(iter(wrong)) in caught.value.message
 
 
 def test_sizes_are_bounded(monkeypatch):

@@ -26,7 +26,9 @@ from syncd.protocol.manifest import (
 )
 from syncd.protocol.receipt import FileRecord, Receipt
 
-NAMES = st.lists(st.from_regex(r"[a-z]{1,5}(/[a-z]{1,5})?", fullmatch=True), unique=True, max_size=4)
+NAMES = st.lists(
+    st.from_regex(r"actor/[a-z]{1,5}(/[a-z]{1,5})?", fullmatch=True), unique=True, min_size=1, max_size=4
+)
 DIGESTS = st.binary(max_size=4).map(digest_bytes)
 
 
@@ -36,7 +38,8 @@ def manifests(draw) -> Manifest:
     records = [
         FileRecord(name, draw(st.integers(0, 99)), draw(DIGESTS), draw(st.integers(0, 9))) for name in names
     ]
-    cut = draw(st.integers(0, len(records)))
+    records[0] = records[0]._replace(tensors=draw(st.integers(1, 9)))
+    cut = draw(st.integers(1, len(records)))
     kind = draw(st.sampled_from(KINDS))
     step = draw(st.integers(1, 10**15))
     header = DeltaHeader(draw(st.integers(0, step - 1)), "sha256:00", draw(st.text()), 1, 9)
@@ -48,7 +51,7 @@ def manifests(draw) -> Manifest:
         tuple(records[cut:]),
         kind,
         header if kind == "delta" else None,
-        draw(st.text()) if kind == "remote" else None,
+        "tinker://run/" + draw(st.from_regex(r"[!-~]*", fullmatch=True)) if kind == "remote" else None,
         draw(st.floats(0, 2e9)),
     )
 
@@ -141,7 +144,7 @@ def test_a_manifest_without_its_digest_or_with_another_is_refused():
 
 
 def test_numbers_that_are_none_are_refused():
-    text = encode_manifest(Manifest(7, 1, "run", ())).replace(b'"written_at":0.0', b'"written_at":NaN')
+    text = encode({**BODY, "written_at": 0.0}).replace(b'"written_at":0.0', b'"written_at":NaN')
     with pytest.raises(CorruptDataError):
         decode_manifest(text, "/a")
 
@@ -154,7 +157,7 @@ def step(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        records.append(FileRecord(name, len(content), digest_bytes(content)))
+        records.append(FileRecord(name, len(content), digest_bytes(content), len(content) // 3))
     manifest = Manifest(7, 1, "run", tuple(records[:1]), tuple(records[1:]))
     (tmp_path / "manifest.json").write_bytes(encode_manifest(manifest))
     return tmp_path, manifest
@@ -222,6 +225,22 @@ def test_the_digest_does_not_make_two_manifests_differ(step):
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_corrupt(wrong):
-    manifest = Manifest(12, 1, "run", (), **wrong)
-    with pytest.raises(CorruptDataError, match="step"):
+    manifest = Manifest(12, 1, "run", (FileRecord("actor/a", 3, digest_bytes(b"abc"), 1),), **wrong)
+    with pytest.raises(CorruptDataError, match=r"a step of kind|a delta of a later step"):
+        decode_manifest(encode_manifest(manifest), "manifest.json")
+
+
+@pytest.mark.parametrize("uri", ["tinker://run/7", "s3://bucket/a b", "file:/models/a", "/models/start"])
+def test_a_remote_step_is_at_a_uri_or_an_absolute_path(uri):
+    manifest = Manifest(12, 1, "run", (), kind="remote", uri=uri)
+    assert decode_manifest(encode_manifest(manifest), "manifest.json").uri == uri
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["--config=/tmp/evil", "-x", "", "weights/7", "7://a", "tinker://a\x1b[2J", "a:", "s:" + "x" * 4096],
+)
+def test_what_a_program_could_take_for_an_option_is_no_uri(uri):
+    manifest = Manifest(12, 1, "run", (), kind="remote", uri=uri)
+    with pytest.raises(CorruptDataError, match="payload"):
         decode_manifest(encode_manifest(manifest), "manifest.json")

@@ -75,7 +75,7 @@ def reason_against(node):
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         if name in WAITS and is_short(given.get("timeout")):
             return f"waits for less than {LEAST} seconds"
-        if name == "settings" and "deadline" in given:
+        if name == "settings" and "deadline" in given and ast.unparse(given["deadline"]) != "None":
             return "has a deadline of its own"
         if name == "settings" and "too_slow" not in ast.unparse(given.get("suppress_health_check", ANY)):
             return "fails where examples are slow"

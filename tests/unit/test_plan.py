@@ -7,8 +7,9 @@ from builders import complete, filling, published, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncd.daemon.plan import plan, still_holds
-from syncd.daemon.policy import Policy
+from syncd.daemon.plan import ROOM, plan, still_holds
+from syncd.daemon.policy import Policy, Retention
+from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Snapshot, State
 from syncd.protocol.marker import parse_marker
 from syncd.protocol.request import Request
@@ -282,3 +283,23 @@ def test_a_plan_that_is_said_to_hold_is_what_planning_again_gives(looked, other,
     decided = plan(looked, POLICY)
     if still_holds(decided, looked, later, POLICY):
         assert plan(later, POLICY) == decided
+
+
+def test_without_room_a_publish_is_preceded_by_what_goes_in_any_case():
+    old, before, newest, next_one = (complete(step) for step in (1, 2, 3, 4))
+    version = published(newest, previous=(1, 2))
+    roomy = snapshot(old, before, newest, next_one, marker=4, version=version, free=ROOM)
+    policy = replace(POLICY, retention=Retention(keep_last=1))
+    assert plan(roomy, policy).first == ()
+    for short in (replace(roomy, free=ROOM - 1), replace(roomy, crowded=True)):
+        decided = plan(short, policy)
+        assert decided.publish == plan(roomy, policy).publish
+        assert [decision.step for decision in decided.first] == [1]
+
+
+@given(snapshots())
+@settings(deadline=None)
+def test_what_goes_before_a_publish_is_never_what_is_published_or_was(looked):
+    decided = plan(replace(looked, crowded=True), POLICY)
+    kept = {decision.step for decision in (*decide(looked, POLICY), *decided.decisions) if decision.keep}
+    assert not kept & {decision.step for decision in decided.first}

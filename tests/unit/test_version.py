@@ -33,7 +33,9 @@ VERSIONS = st.builds(
     published_at=st.floats(0, 2e9),
     previous=st.none() | PAIRS,
     held_marker=st.none() | st.text(),
+    held_tracker=st.none() | NUMBERS,
     request=st.none() | st.text(),
+    carried_out=st.lists(st.text(), max_size=3).map(tuple),
     abandoned=st.lists(st.tuples(NUMBERS, st.text()), max_size=3).map(tuple),
     term=NUMBERS,
 )

@@ -26,13 +26,15 @@ def docs() -> None:
 
 @config.command()
 def algorithms() -> None:
-    """Print what algorithm.name may be, with verl's estimator and loss for each."""
-    from trainer.config.algorithms import ALGORITHMS  # noqa: PLC0415
+    """Print what algorithm.name may be: verl's estimator and loss, clip below and above, aggregation."""
+    from trainer.config.algorithms import ALGORITHMS, published  # noqa: PLC0415
 
-    rows = [("name", "advantage", "loss", "")]
+    rows = [("name", "advantage", "loss", "clip", "loss_agg_mode", "")]
     rows += [
-        (name, known.advantage or "-", known.loss or "-", known.about) for name, known in ALGORITHMS.items()
+        (name, known.advantage or "-", known.loss or "-", *published(known.loss), known.about)
+        for name, known in ALGORITHMS.items()
     ]
-    first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
-    for name, advantage, loss, about in rows:
-        click.echo(f"{name:{first}}  {advantage:{second}}  {loss:{third}}  {about}".rstrip())
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for *cells, about in rows:
+        line = "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+        click.echo(f"{line}  {about}".rstrip())

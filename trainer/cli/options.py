@@ -29,7 +29,7 @@ def nproc_option(command: F) -> F:
 
 def dry_run_option(command: F) -> F:
     """Add `--dry-run`."""
-    text = "Print the resolved file and change nothing."
+    text = "Print the resolved file, check the model's files and change nothing."
     return click.option("--dry-run", is_flag=True, help=text)(command)
 
 

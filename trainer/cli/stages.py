@@ -1,11 +1,15 @@
 """`trainer stages`: one stage after the other."""
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from syncd.errors import UsageError
 from trainer.cli.options import TAKES_KEYS, config_argument, dry_run_option, nproc_option, show
+
+if TYPE_CHECKING:
+    from trainer.config.model import JobConfig
 
 _LAUNCHED = ("RANK", "SLURM_PROCID")
 
@@ -27,19 +31,28 @@ def stages(
       trainer stages stages.toml
       trainer stages stages.toml --nproc 2 --trainer.save_interval 50
     """  # noqa: D301 - click's mark is one backspace
+    from trainer.config.model_files import check_model  # noqa: PLC0415
     from trainer.config.plan import load_stages  # noqa: PLC0415
-    from trainer.stages import foreseen, run_stages  # noqa: PLC0415
+    from trainer.stages import foreseen, pending, run_stages  # noqa: PLC0415
 
     plan = load_stages(config, overrides)
     if dry_run:
         for stage, found in foreseen(plan):
             click.echo(f"# stage {stage.name}")
             show(stage.config, found)
+    else:
+        _refuse_ranks()
+    for stage in pending(plan):
+        check_model(stage.config)
+    if dry_run:
         return
-    _refuse_ranks()
     from trainer.launch.train import train  # noqa: PLC0415
 
-    ctx.exit(run_stages(plan, lambda job: train(job, nproc), lambda line: click.echo(line, err=True)))
+    def run(job: "JobConfig") -> int:
+        check_model(job)  # of a stage that follows another it was not there before
+        return train(job, nproc)
+
+    ctx.exit(run_stages(plan, run, lambda line: click.echo(line, err=True)))
 
 
 def _refuse_ranks() -> None:

@@ -25,6 +25,7 @@ def train(
       trainer train grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
     from trainer.config.load import load_config  # noqa: PLC0415
+    from trainer.config.model_files import check_model  # noqa: PLC0415
 
     job = load_config(config, overrides)
     if job.stages:
@@ -34,7 +35,9 @@ def train(
 
         settled = moved_to(job, planned_job_dir(job))
         show(settled, contradictions(settled))
+        check_model(settled)
         return
+    check_model(job)
     from trainer.launch.train import train as start  # noqa: PLC0415
 
     ctx.exit(start(job, nproc))

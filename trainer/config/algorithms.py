@@ -1,9 +1,12 @@
 """The algorithms by name, and which of verl's estimators and losses an experience has enough for. No torch here."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainer.config.model import AlgorithmSection
+
+VERL = "verl"
+"""The engine that these tables are about."""
 
 SFT = "sft"
 """The one algorithm without experiences: the response tokens of examples are learnt."""
@@ -15,7 +18,7 @@ class Algorithm(NamedTuple):
     Args:
         advantage: verl's advantage estimator, empty for sft.
         loss: verl's policy loss, empty for sft.
-        about: One line for people.
+        about: One line for people: what it is, and where it is not what its publication says.
     """
 
     advantage: str
@@ -25,9 +28,15 @@ class Algorithm(NamedTuple):
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     SFT: Algorithm("", "", "likelihood of the responses of data.sft_path"),
-    "grpo": Algorithm("grpo", "vanilla", "rewards against the mean of their group, clipped"),
+    "grpo": Algorithm(
+        "grpo",
+        "vanilla",
+        "rewards against the mean of their group, clipped; token-mean and no KL loss, unlike DeepSeekMath",
+    ),
     "ppo": Algorithm(
-        "reinforce_plus_plus", "vanilla", "PPO's clipped loss; without a critic its advantage is the return"
+        "reinforce_plus_plus",
+        "vanilla",
+        "PPO's clipped loss; without a critic its advantage is the whitened return",
     ),
     "gspo": Algorithm("grpo", "gspo", "grpo with one ratio for a whole response"),
     "cispo": Algorithm("grpo", "cispo", "grpo with clipped weights that carry no gradient"),
@@ -36,16 +45,86 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "dppo_kl": Algorithm("grpo", "dppo_kl", "grpo bounded by KL divergence"),
     "clip_cov": Algorithm("grpo", "clip_cov", "grpo that leaves out tokens of high covariance"),
     "kl_cov": Algorithm("grpo", "kl_cov", "grpo with a KL penalty on tokens of high covariance"),
-    "rloo": Algorithm("rloo", "vanilla", "rewards against the mean of the others of their group"),
-    "reinforce_plus_plus": Algorithm("reinforce_plus_plus", "vanilla", "returns, whitened over the batch"),
+    "rloo": Algorithm(
+        "rloo",
+        "vanilla",
+        "rewards against the mean of the others of their group; PPO's loss, unlike the paper's REINFORCE",
+    ),
+    "reinforce_plus_plus": Algorithm(
+        "reinforce_plus_plus",
+        "vanilla",
+        "returns, whitened over the batch; no KL in rewards, unlike the paper",
+    ),
     "reinforce_plus_plus_baseline": Algorithm(
         "reinforce_plus_plus_baseline", "vanilla", "the same, against the mean of the group"
     ),
-    "opo": Algorithm("opo", "vanilla", "rewards against a baseline that weighs by length"),
-    "gpg": Algorithm("gpg", "gpg", "plain policy gradient against the mean of the group"),
+    "opo": Algorithm(
+        "opo", "vanilla", "rewards against a baseline that weighs by length; exact with one update a step"
+    ),
+    "gpg": Algorithm(
+        "gpg", "gpg", "plain policy gradient; scaled by rows / rewards that are not 0, as verl has it"
+    ),
     "grpo_passk": Algorithm("grpo_passk", "vanilla", "only the best of a group, against the second best"),
 }
 """Each name with its pair. Dr. GRPO is a setting of grpo, no name of its own: see docs/configuration.md."""
+
+
+class Loss(NamedTuple):
+    """What one of verl's policy losses reads, and what its publication sets.
+
+    Args:
+        clip: The bounds of the publication, by their keys; empty for a loss that has none.
+        reads: The names in algorithm.options that this loss reads.
+        mode: loss_agg_mode of the publication.
+        has_modes: Whether another loss_agg_mode is possible.
+        options: Of `reads`, what the publication sets otherwise than verl does.
+    """
+
+    clip: Mapping[str, float]
+    reads: frozenset[str] = frozenset()
+    mode: str = "token-mean"
+    has_modes: bool = True
+    options: Mapping[str, Any] = {}
+
+
+LOSSES: Mapping[str, Loss] = {
+    # Schulman et al., "Proximal Policy Optimization Algorithms", 2017: 0.2. verl adds a dual clip (Ye et al., 2020).
+    "vanilla": Loss({"clip_ratio": 0.2}, frozenset({"clip_ratio_c"})),
+    # Zheng et al., "Group Sequence Policy Optimization", 2025: 3e-4 and 4e-4, the mean over sequences.
+    "gspo": Loss({"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}, mode="seq-mean-token-mean"),
+    # MiniMax, "MiniMax-M1", 2025: no bound below (1 - 10 < 0), the mean over tokens. It does not say its upper bound;
+    # 0.2 is that of verl's example.
+    "cispo": Loss({"clip_ratio_low": 10.0, "clip_ratio_high": 0.2}),
+    # Gao et al., "Soft Adaptive Policy Optimization", 2025: temperatures 1 and 1.05 (verl's own), the mean over
+    # sequences.
+    "sapo": Loss({}, frozenset({"tau_pos", "tau_neg"}), mode="seq-mean-token-mean", has_modes=False),
+    # Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning", 2026: thresholds of the divergence, and
+    # weights that are truncated at 20.
+    "dppo_tv": Loss({"clip_ratio": 0.15}, frozenset({"clip_ratio_c"}), options={"clip_ratio_c": 20.0}),
+    "dppo_kl": Loss({"clip_ratio": 0.05}, frozenset({"clip_ratio_c"}), options={"clip_ratio_c": 20.0}),
+    # Chu et al., "GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning", 2025: no ratio.
+    "gpg": Loss({}),
+    # Cui et al., "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", 2025: 2e-4 of the
+    # tokens with a covariance of 1 to 5 (verl's own), no other clip below 0 or above 2; KL: 2e-4, coefficient 1.
+    "clip_cov": Loss(
+        {"clip_ratio": 1.0},
+        frozenset({"policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"}),
+    ),
+    "kl_cov": Loss(
+        {},
+        frozenset({"policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"}),
+        options={"policy_loss": {"ppo_kl_coef": 1.0}},
+    ),
+    # Richemond et al., "Offline Regularised Reinforcement Learning for Large Language Models Alignment", 2024: the
+    # penalty has no default.
+    "dro": Loss({}, frozenset({"policy_loss.dro_beta"})),
+}
+"""verl's policy losses that need no more than log-probs and advantages, with the values of their publications."""
+
+NORMALISED = frozenset({"grpo", "grpo_vectorized", "grpo_passk"})
+"""The estimators that read norm_advantage."""
+
+_CLIPS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 
 ADVANTAGES = frozenset(
     {algorithm.advantage for algorithm in ALGORITHMS.values()} - {""} | {"grpo_vectorized", "rloo_vectorized"}
@@ -59,10 +138,7 @@ LACKING: Mapping[str, str] = {
     "optimal_token_baseline": "it needs sums over the whole vocabulary",
     "tir_optimal_token_baseline": "it needs sums over the whole vocabulary",
 }
-"""verl's other estimators, and why they cannot be had."""
-
-LOSSES = frozenset({algorithm.loss for algorithm in ALGORITHMS.values()} - {""} | {"dro"})
-"""verl's policy losses that need no more than log-probs and advantages."""
+"""verl's other estimators, and why they are not supported."""
 
 AGGREGATIONS = frozenset(
     {
@@ -83,5 +159,63 @@ KL_TYPES = frozenset(
 
 def estimator_and_loss(section: AlgorithmSection) -> tuple[str, str]:
     """Return verl's advantage estimator and policy loss, empty where there is none (sft) or the name is unknown."""
-    known = ALGORITHMS.get(section.name, Algorithm("", "", ""))
-    return section.advantage or known.advantage, section.loss or known.loss
+    return _pair(section.name, section.advantage, section.loss)
+
+
+def unread(name: str, advantage: str = "", loss: str = "") -> tuple[str, ...]:
+    """Return the keys of [algorithm] that the loss and the estimator do not read; none for sft, which has neither."""
+    estimator, policy = _pair(name, advantage, loss)
+    if estimator not in ADVANTAGES or policy not in LOSSES:
+        return ()
+    known = LOSSES[policy]
+    return (
+        *(() if known.clip else _CLIPS),
+        *(() if known.has_modes else ("loss_agg_mode",)),
+        *(() if estimator in NORMALISED else ("norm_advantage",)),
+    )
+
+
+def with_published(section: AlgorithmSection) -> AlgorithmSection:
+    """Return the table with the values of the publication wherever it says nothing; a second call changes nothing."""
+    advantage, loss = estimator_and_loss(section)
+    if loss not in LOSSES:
+        return section
+    known, found = LOSSES[loss], dict[str, Any]()
+    if section.clip_ratio is None:
+        found |= {key: value for key, value in known.clip.items() if getattr(section, key) is None}
+    if known.has_modes and not section.loss_agg_mode:
+        found["loss_agg_mode"] = known.mode
+    if advantage in NORMALISED and section.norm_advantage is None:
+        found["norm_advantage"] = True
+    found["options"] = _filled(known.options, section.options)
+    return section.model_copy(update=found)
+
+
+def published(loss: str) -> tuple[str, str]:
+    """Return the clip and the aggregation of a loss's publication, for people; `-` where there is none."""
+    if loss not in LOSSES:
+        return "-", "-"
+    known = LOSSES[loss]
+    bounds = sorted(known.clip.items(), reverse=True)  # low, high
+    return "/".join(f"{value:g}" for _, value in bounds) or "-", known.mode
+
+
+def clip_bounds(section: AlgorithmSection) -> tuple[float, float] | None:
+    """Return how far below and above 1 a ratio may be, None for a loss that has no such bounds."""
+    below = section.clip_ratio if section.clip_ratio_low is None else section.clip_ratio_low
+    above = section.clip_ratio if section.clip_ratio_high is None else section.clip_ratio_high
+    return None if below is None or above is None else (below, above)
+
+
+def _pair(name: str, advantage: str, loss: str) -> tuple[str, str]:
+    known = ALGORITHMS.get(name, Algorithm("", "", ""))
+    return advantage or known.advantage, loss or known.loss
+
+
+def _filled(published: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with what it lacks of another one, tables in it too."""
+    found = {**published, **own}
+    for name, value in published.items():
+        if isinstance(value, Mapping) and isinstance(own.get(name), Mapping):
+            found[name] = _filled(value, own[name])
+    return found

@@ -16,11 +16,15 @@ from trainer.config.algorithms import (
     LACKING,
     LOSSES,
     SFT,
+    VERL,
+    clip_bounds,
     estimator_and_loss,
+    unread,
+    with_published,
 )
-from trainer.config.model import JobConfig
+from trainer.config.model import AlgorithmSection, JobConfig
+from trainer.config.options import algorithm_problems, engine_problems
 
-_VERL = "verl"
 _STRATEGIES = frozenset({"fsdp", "fsdp2"})
 _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a slip of the pen; cispo, for one, is used so."""
@@ -31,7 +35,7 @@ def check(config: JobConfig) -> Iterator[Problem]:
     yield from _places(config)
     yield from _data(config)
     yield from _optimizer(config)
-    if config.engine.name == _VERL:
+    if config.engine.name == VERL:
         yield from _verl(config)
     yield from _daemon(config.daemon)
 
@@ -93,7 +97,8 @@ def _optimizer(config: JobConfig) -> Iterator[Problem]:
 def _verl(config: JobConfig) -> Iterator[Problem]:
     section = config.algorithm
     yield from _one_of("engine.strategy", config.engine.strategy, _STRATEGIES)
-    yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
+    if section.loss_agg_mode:
+        yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
     yield from _one_of("algorithm.name", section.name, ALGORITHMS)
     if section.loss:
@@ -101,17 +106,30 @@ def _verl(config: JobConfig) -> Iterator[Problem]:
     if section.advantage in LACKING:
         why = LACKING[section.advantage]
         yield Problem(
-            "algorithm.advantage", f'algorithm.advantage = "{section.advantage}" cannot be had: {why}'
+            "algorithm.advantage", f'algorithm.advantage = "{section.advantage}" is not supported: {why}'
         )
     elif section.advantage:
         yield from _one_of("algorithm.advantage", section.advantage, ADVANTAGES)
     yield from _pair(config)
+    yield from _unread(section)
+    yield from algorithm_problems(section)
+    yield from engine_problems(config.engine)
+
+
+def _unread(section: AlgorithmSection) -> Iterator[Problem]:
+    """Yield the keys that are given and that the algorithm does not read."""
+    advantage, loss = estimator_and_loss(section)
+    for name in unread(section.name, section.advantage, section.loss):
+        field = AlgorithmSection.model_fields[name]
+        if getattr(section, name) != field.get_default(call_default_factory=True):
+            reader = f"the estimator {advantage}" if name == "norm_advantage" else f"the loss {loss}"
+            yield Problem(f"algorithm.{name}", f"algorithm.{name} means nothing to {reader}", "leave it out")
 
 
 def _pair(config: JobConfig) -> Iterator[Problem]:
     section = config.algorithm
     advantage, loss = estimator_and_loss(section)
-    low = section.clip_ratio if section.clip_ratio_low is None else section.clip_ratio_low
+    low, _ = clip_bounds(with_published(section)) or (0.0, 0.0)
     if loss in _CLIPPED_BELOW and low >= 1:
         key = "clip_ratio" if section.clip_ratio_low is None else "clip_ratio_low"
         yield Problem(
@@ -119,8 +137,9 @@ def _pair(config: JobConfig) -> Iterator[Problem]:
         )
     if advantage == "grpo_passk" and config.data.group_size == 1:
         yield Problem("data.group_size", "data.group_size = 1 has no second best, which grpo_passk takes")
-    if section.name == SFT and (section.advantage or section.loss):
-        key = "algorithm.advantage" if section.advantage else "algorithm.loss"
+    given = [key for key in ("advantage", "loss", "options") if getattr(section, key)]
+    if section.name == SFT and given:
+        key = f"algorithm.{given[0]}"
         yield Problem(key, f'{key} means nothing to algorithm.name = "sft"')
 
 

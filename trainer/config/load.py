@@ -8,6 +8,7 @@ from syncd.jobfile import layers as jobfile
 from syncd.jobfile.layers import Layer, layer_of, placed, read_toml
 from syncd.jobfile.problems import Problem, error_of
 from trainer.config import checks
+from trainer.config.algorithms import SFT, VERL, unread, with_published
 from trainer.config.keys import KEYS
 from trainer.config.model import JobConfig
 
@@ -16,6 +17,9 @@ FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes i
 
 HINT = "trainer config docs"
 """What to run where several things are wrong."""
+
+_FORMER_DEFAULTS = {"clip_ratio": 0.2, "loss_agg_mode": "token-mean", "norm_advantage": True}
+"""What earlier releases wrote of [algorithm] for sft, which reads none of it."""
 
 _REQUIRED_TABLES = ("job", "model")
 
@@ -63,6 +67,7 @@ def read_table(path: str) -> dict[str, Any]:
     table, text = read_toml(path)
     if text.startswith(FIRST_LINE):
         _forget_derived(table)
+        _forget_unread(table)
     return table
 
 
@@ -70,8 +75,11 @@ def validated(layers: Sequence[Layer]) -> tuple[JobConfig | None, list[Problem]]
     """Return the configuration that layers make, None if there is none, and all that is wrong with it."""
     made, problems = jobfile.validated(KEYS, layers, _REQUIRED_TABLES)
     config = cast("JobConfig | None", made)
-    found = placed(checks.check(config), layers) if config else []
-    return config, [*problems, *found]
+    if config is None:
+        return None, problems
+    found = placed(checks.check(config), layers)
+    resolved = config.model_copy(update={"algorithm": with_published(config.algorithm)})
+    return resolved, [*problems, *found]
 
 
 def with_source(config: JobConfig, path: str) -> JobConfig:
@@ -86,3 +94,14 @@ def _forget_derived(table: dict[str, Any]) -> None:
         keep = trainer.get("max_checkpoints_to_keep", 0)
         if daemon.get("keep_full") == keep:
             del daemon["keep_full"]
+
+
+def _forget_unread(table: dict[str, Any]) -> None:
+    # Earlier releases wrote values for keys that the algorithm never read; a user who gives them is refused.
+    section, engine = table.get("algorithm"), table.get("engine", {})
+    if not isinstance(section, dict) or engine.get("name", VERL) != VERL:
+        return
+    name, *others = (section.get(key, "") for key in ("name", "advantage", "loss"))
+    former = [key for key, value in _FORMER_DEFAULTS.items() if section.get(key) == value]
+    for key in (*former, "options") if name == SFT else unread(name or "grpo", *others):
+        section.pop(key, None)

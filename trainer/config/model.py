@@ -46,7 +46,7 @@ class EngineSection(Section):
     collective_timeout: Seconds = 1800.0
     """Seconds after which a collective that a rank does not join is an error."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Anything else the engine takes, by its own names."""
+    """What else the engine takes, by its own names; of verl: docs/engines.md."""
 
 
 class OptimizerSection(Section):
@@ -77,22 +77,22 @@ class AlgorithmSection(Section):
     """verl's advantage estimator, if not the one of `name`; only those that need no critic."""
     loss: str = Field(default="", json_schema_extra=FIXED)
     """verl's policy loss, if not the one of `name`."""
-    clip_ratio: Above0 = Field(default=0.2, json_schema_extra=FIXED)
-    """How far the ratio of probabilities may leave 1."""
+    clip_ratio: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
+    """How far the ratio of probabilities may leave 1, if not what the loss's publication sets."""
     clip_ratio_low: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
     """Below 1, if not `clip_ratio`."""
     clip_ratio_high: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
     """Above 1, if not `clip_ratio`."""
-    loss_agg_mode: str = Field(default="token-mean", json_schema_extra=FIXED)
-    """How verl makes one number of the losses of all tokens."""
+    loss_agg_mode: str = Field(default="", json_schema_extra=FIXED)
+    """How verl makes one number of the losses of all tokens, if not as the loss's publication does."""
     entropy_coeff: float = Field(default=0.0, json_schema_extra=FIXED)
     """Weight of the entropy bonus."""
     kl_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
     """Weight of the KL loss against the model as it was at the start; above 0 a second copy of it is kept."""
     kl_type: str = Field(default="low_var_kl", json_schema_extra=FIXED)
     """verl's KL estimator."""
-    norm_advantage: bool = Field(default=True, json_schema_extra=FIXED)
-    """Divide advantages of a group by their standard deviation (grpo)."""
+    norm_advantage: bool | NoneText = Field(default=None, json_schema_extra=FIXED)
+    """Divide advantages of a group by their standard deviation (grpo, grpo_passk); true unless given."""
     old_logprobs: Literal["recompute", "rollout"] = Field(default="recompute", json_schema_extra=FIXED)
     """Log-probs that ratios are taken against: of this model before the update, or those that explorers recorded."""
     temperature: Above0 = Field(default=1.0, json_schema_extra=FIXED)
@@ -104,7 +104,7 @@ class AlgorithmSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     """AdamW and its learning rate."""
     options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
-    """Anything else of verl's actor config, by its own names."""
+    """What else the loss reads of verl's actor config, by verl's names; docs/engines.md lists it for each loss."""
 
 
 class TrainerSection(Section):

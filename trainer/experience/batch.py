@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 from syncd.experience.model import Experience
@@ -13,11 +14,13 @@ from trainer.experience.sft import Example
 class Batch:
     """The samples of one training step; all fields but the examples are of equal length, members of a group in a row.
 
+    A sample is a rollout: its segments are rows one after the other, with one group, weight and age.
+
     Args:
-        experiences: The rollouts.
+        experiences: The rollouts' segments; most rollouts have one.
         groups: The number of the group of each, from 0.
-        weights: What each counts in the loss: 1 unless it is down-weighted for its age.
-        ages: The age of each in versions; None for one of another generation.
+        weights: What each counts in the loss: 1 unless its rollout is down-weighted for its age.
+        ages: The age of each one's rollout in versions; None for one that is ahead of the trainer.
         origins: Where each is stored.
         examples: Examples of an SFT data set that are mixed in.
     """
@@ -28,6 +31,16 @@ class Batch:
     ages: tuple[int | None, ...]
     origins: tuple[Origin, ...]
     examples: tuple[Example, ...] = ()
+
+    @property
+    def rollouts(self) -> tuple[int, ...]:
+        """Return the number of the rollout of each row, from 0."""
+        return tuple(accumulate((one.segment == 0 for one in self.experiences), initial=-1))[1:]
+
+    @property
+    def firsts(self) -> tuple[Experience, ...]:
+        """Return the first segment of each rollout: for what is said once a rollout."""
+        return tuple(one for one in self.experiences if one.segment == 0)
 
 
 class Strategy(Protocol):

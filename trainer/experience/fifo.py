@@ -23,7 +23,7 @@ class Sampling:
         groups: Groups of one training step.
         staleness: What is done with what is old.
         group_timeout: Seconds that a group may wait for its other rollouts before it is dropped.
-        max_waiting: Experiences in whole groups above which no more batches are taken in; they wait on disk.
+        max_waiting: Rollouts in whole groups above which no more batches are taken in; they wait on disk.
     """
 
     group_size: int
@@ -54,6 +54,7 @@ class Fifo:
         self.counts: Counter[str] = Counter()
         self._pool = Pool(sampling.group_size, self.counts)
         self._ages: list[int] = []
+        self._unproven = 0
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
         """Return the oldest whole groups, None while there are not enough."""
@@ -75,9 +76,13 @@ class Fifo:
         staleness = self.sampling.staleness
         experiences = tuple(experience for group in groups for experience in group.experiences)
         origins: tuple[Origin, ...] = tuple(origin for group in groups for origin in group.origins)
-        ages = tuple(staleness.age(experience, now) for experience in experiences)
-        numbers = tuple(number for number, group in enumerate(groups) for _ in group.members)
-        self._ages = [age for age in ages if age is not None]
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        found = [staleness.oldest(rollout, now) for rollout in rollouts]
+        ages = tuple(age for age, rollout in zip(found, rollouts, strict=True) for _ in rollout)
+        numbers = tuple(number for number, group in enumerate(groups) for _ in group.experiences)
+        self._ages = [age for age in found if age is not None]
+        disputed = [one for one in experiences if one.unproven is not None]
+        self._unproven = sum(sum(one.action_mask) - sum(one.learnt) for one in disputed)
         return Batch(experiences, numbers, tuple(map(staleness.weight, ages)), ages, origins)
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,29 +112,30 @@ class Fifo:
         return self.reader.commit(through, keep.union(files_of(fields.records("waiting"))))
 
     def metrics(self) -> dict[str, float]:
-        """Return ages of the last batch in versions, what waits, and what was dropped and set aside so far."""
+        """Return ages and unproven tokens of the last batch, what waits, what was dropped and set aside so far."""
         known = {f"experience/{name}": float(count) for name, count in sorted(self.counts.items())}
         return {
             **known,
-            "experience/waiting": float(self._pool.rows(whole=True)),
-            "experience/waiting_incomplete": float(self._pool.rows(whole=False)),
+            "experience/waiting": float(self._pool.waiting(whole=True)),
+            "experience/waiting_incomplete": float(self._pool.waiting(whole=False)),
             "experience/waiting_batches": float(self.reader.waiting_files),
             "experience/dropped": float(sum(self.counts.values())),
             "experience/rejected": float(self.reader.counts["rejected"]),
             "experience/age_mean": sum(self._ages) / len(self._ages) if self._ages else 0.0,
             "experience/age_max": float(max(self._ages, default=0)),
+            "experience/unproven_tokens": float(self._unproven),
         }
 
     def _take_in(self, now: Pair) -> None:
         clock, most = self.reader.clock.monotonic, self.sampling.max_waiting
         self._drop(now)
-        if self._pool.rows(whole=True) >= most:
+        if self._pool.waiting(whole=True) >= most:
             return
         for loaded in self.reader.poll():
             self._pool.add(loaded, clock())
-            if max(self._pool.rows(whole=True), self._pool.rows(whole=False)) >= most:
+            if max(self._pool.waiting(whole=True), self._pool.waiting(whole=False)) >= most:
                 self._drop(now)
-                if self._pool.rows(whole=True) >= most:
+                if self._pool.waiting(whole=True) >= most:
                     return
         self._drop(now)
 
@@ -140,6 +146,6 @@ class Fifo:
             "incomplete",
             lambda group: not pool.is_whole(group) and at - group.since >= sampling.group_timeout,
         )
-        while pool.rows(whole=False) > sampling.max_waiting:
+        while pool.waiting(whole=False) > sampling.max_waiting:
             oldest = next(group for group in pool.groups.values() if not pool.is_whole(group))
             pool.drop("crowded", lambda group, oldest=oldest: group is oldest)  # type: ignore[misc]

@@ -34,7 +34,7 @@ class Mix:
         batch = self._strategy.sample(step, generation=generation)
         if batch is None:
             return None
-        count = round(len(batch.experiences) * self._ratio / (1 - self._ratio))
+        count = round(len(batch.firsts) * self._ratio / (1 - self._ratio))
         return replace(batch, examples=self._examples.take(count))
 
     def state_dict(self) -> dict[str, Any]:

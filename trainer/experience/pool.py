@@ -3,15 +3,20 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from syncd.experience.model import Experience
+from syncd.experience.rollouts import rollouts
 from syncd.protocol.documents import Fields
 from trainer.experience.cursor import File, Origin
 from trainer.experience.store import Loaded
 
 Key = tuple[str, str]
 """Explorer and group id: an explorer makes whole groups."""
+
+Member = list[tuple[Origin, Experience]]
+"""A rollout: origin and experience of each of its segments, in order."""
 
 
 @dataclass(slots=True)
@@ -21,22 +26,27 @@ class Group:
     Args:
         key: Explorer and group id.
         since: When the first of them was taken in, on this host's clock.
-        members: Origin and experience by rollout number.
+        members: The rollouts by their numbers.
     """
 
     key: Key
     since: float
-    members: dict[int, tuple[Origin, Experience]] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+
+    @property
+    def rollouts(self) -> list[list[Experience]]:
+        """Return its rollouts by their numbers, each with its segments."""
+        return [[experience for _, experience in self.members[number]] for number in sorted(self.members)]
 
     @property
     def experiences(self) -> list[Experience]:
-        """Return its experiences by rollout number."""
-        return [self.members[rollout][1] for rollout in sorted(self.members)]
+        """Return the segments of all its rollouts."""
+        return [experience for rollout in self.rollouts for experience in rollout]
 
     @property
     def origins(self) -> list[Origin]:
         """Return where they are stored, in the same order."""
-        return [self.members[rollout][0] for rollout in sorted(self.members)]
+        return [origin for number in sorted(self.members) for origin, _ in self.members[number]]
 
 
 class Pool:
@@ -52,14 +62,16 @@ class Pool:
         self.groups: dict[Key, Group] = {}
 
     def add(self, loaded: Loaded, now: float) -> None:
-        """Take in a batch; of two of a rollout the first counts."""
-        for row, experience in enumerate(loaded.experiences):
-            key = (loaded.file.explorer, experience.group)
+        """Take in a batch, whose rollouts are whole; of two of a number the first counts."""
+        rows = count()
+        for segments in rollouts(loaded.experiences):
+            member = [(Origin(*loaded.file, next(rows)), experience) for experience in segments]
+            key = (loaded.file.explorer, segments[0].group)
             group = self.groups.setdefault(key, Group(key, now))
-            if experience.rollout in group.members or self.is_whole(group):
+            if segments[0].rollout in group.members or self.is_whole(group):
                 self.counts["dropped_duplicate"] += 1
             else:
-                group.members[experience.rollout] = (Origin(*loaded.file, row), experience)
+                group.members[segments[0].rollout] = member
 
     def is_whole(self, group: Group) -> bool:
         """Say whether all rollouts of a group are there."""
@@ -69,8 +81,8 @@ class Pool:
         """Return the whole groups, oldest first."""
         return [group for group in self.groups.values() if self.is_whole(group)]
 
-    def rows(self, *, whole: bool) -> int:
-        """Return how many experiences wait in whole groups, or in others."""
+    def waiting(self, *, whole: bool) -> int:
+        """Return how many rollouts wait in whole groups, or in others."""
         return sum(len(group.members) for group in self.groups.values() if self.is_whole(group) == whole)
 
     def drop(self, why: str, condition: Callable[[Group], bool]) -> None:
@@ -123,8 +135,15 @@ def _group(document: Fields, read: Mapping[File, tuple[Experience, ...] | None],
         experiences = read[File(explorer, seq)] or ()
         if row >= len(experiences):
             return None
-        group.members[experiences[row].rollout] = (Origin(explorer, seq, row), experiences[row])
-    return group
+        member = group.members.setdefault(experiences[row].rollout, [])
+        member.append((Origin(explorer, seq, row), experiences[row]))
+    return group if all(map(_is_rollout, group.members.values())) else None
+
+
+def _is_rollout(member: Member) -> bool:
+    """Say whether all segments of a rollout are there, in order."""
+    segments = [experience.segment for _, experience in member]
+    return segments == list(range(member[0][1].segments))
 
 
 def _members(document: Fields) -> list[tuple[int, int]]:

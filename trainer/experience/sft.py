@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import structlog
 
 from syncd.errors import ConfigError, storage_error
 from trainer.experience.cursor import fields_of
@@ -31,11 +32,21 @@ def stored_tokens(row: Mapping[str, Any]) -> tuple[Sequence[int], int]:
     return row["tokens"], row["prompt_length"]
 
 
-def read_examples(path: str, encode: Encode = stored_tokens) -> tuple[Example, ...]:
+def read_examples(
+    path: str, encode: Encode = stored_tokens, *, max_length: int | None = None
+) -> tuple[Example, ...]:
     """Return the examples of a JSONL or Parquet file.
 
+    A row of more than `max_length` tokens is cut at its end. A row whose prompt alone has as many leaves nothing to
+    learn: it is skipped, and a warning counts such rows.
+
+    Args:
+        path: The file.
+        encode: Makes a row into tokens.
+        max_length: Tokens of an example at most, None for no bound.
+
     Raises:
-        ConfigError: A row is not an example, or there is none.
+        ConfigError: A row is not an example, or no row has room for a response, or there is no row.
         StorageError: The file cannot be read.
     """
     try:
@@ -47,7 +58,30 @@ def read_examples(path: str, encode: Encode = stored_tokens) -> tuple[Example, .
         raise ConfigError(f"not an SFT data set: {error}", path=path, hint="JSONL or .parquet") from None
     if not examples:
         raise ConfigError("an SFT data set without a row", path=path)
-    return examples
+    return examples if max_length is None else _bounded(examples, max_length, path)
+
+
+def _bounded(examples: Sequence[Example], max_length: int, path: str) -> tuple[Example, ...]:
+    """Return the examples that have room for a response, cut to `max_length`."""
+    kept = tuple(
+        Example(one.tokens[:max_length], one.prompt_length)
+        for one in examples
+        if one.prompt_length < max_length
+    )
+    longest, shortest = (pick(one.prompt_length for one in examples) for pick in (max, min))
+    if not kept:
+        raise ConfigError(
+            f"no row of the SFT data set has room for a response within data.max_length = {max_length}:"
+            f" the shortest prompt has {shortest} tokens",
+            path=path,
+            hint=f"--data.max_length {2 * longest}",
+        )
+    if skipped := len(examples) - len(kept):
+        structlog.get_logger().warning(
+            "sft_rows_skipped", path=path, skipped=skipped, rows=len(examples), max_length=max_length,
+            longest_prompt=longest, reason="the prompt alone reaches data.max_length",
+        )  # fmt: skip
+    return kept
 
 
 class Examples:
@@ -92,7 +126,8 @@ class Examples:
         fields = fields_of(state, self.KIND)
         if fields.text("digest") != self._digest:
             raise ConfigError(
-                "the SFT data set has changed since the state was saved", hint="use the old one"
+                "the SFT data set, or what this release makes of its rows, has changed since the state was saved",
+                hint="use the old one, or begin a new job with model.path = the newest full checkpoint of this one",
             )
         self._epoch, self._at = fields.integer("epoch"), fields.integer("at")
         self._order = self._shuffled()

@@ -37,14 +37,29 @@ class Staleness:
             )
 
     def age(self, experience: Experience, now: Pair) -> int | None:
-        """Return the age in versions; None for one that this line of training cannot have produced.
+        """Return the age in versions: that of the oldest one that had a part in it; None where one is ahead of `now`.
 
-        That is one of another generation, and one of a step that the trainer has not come to: it has gone back.
+        Versions are ordered as pairs of generation and step. What is above the trainer's own pair is ahead: the
+        trainer has gone back without a new generation, or belongs to an older line.
         """
-        generation, step = now
-        if experience.generation != generation or experience.step > step:
+        ages = [self._age(version, now) for version in experience.versions]
+        return None if None in ages else max(age for age in ages if age is not None)
+
+    def oldest(self, experiences: Iterable[Experience], now: Pair) -> int | None:
+        """Return the age of a rollout of several segments: that of its oldest one; None where one has none."""
+        ages = [self.age(experience, now) for experience in experiences]
+        return None if None in ages else max(age for age in ages if age is not None)
+
+    def _age(self, version: Pair, now: Pair) -> int | None:
+        """Return the versions between two at least: to a common ancestor and from there, and one for each rewind.
+
+        Steps of an earlier generation above the trainer's own were abandoned: they are not from the future. As far as
+        they are above it, so many versions lie between them and what both go back to.
+        """
+        if version > now:
             return None
-        return step // self.interval - experience.oldest_step // self.interval
+        apart = abs(now[1] // self.interval - version[1] // self.interval)
+        return apart + now[0] - version[0]
 
     def weight(self, age: int | None) -> float:
         """Return what an experience of an age counts; nothing beyond the bound unless it is down-weighted."""

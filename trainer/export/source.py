@@ -10,7 +10,7 @@ from syncd.errors import (
     UsageError,
 )
 from syncd.protocol.disk import MISSING, Disk, exists, list_if_there
-from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job, parse_step_name
+from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job, parse_attempt_name, parse_step_name
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest
 from syncd.protocol.receipt import FileRecord, receipts_directory
 from trainer.export.fsdp import FsdpFiles, has_fsdp_files
@@ -70,6 +70,8 @@ def _require_there(job: Job, step: int) -> None:
     except MISSING:
         raise JobMissingError("the job directory is not there", path=job.root) from None
     steps = sorted(found for found in map(parse_step_name, names) if found is not None)
+    if step not in steps and step in map(parse_attempt_name, names):
+        raise NotReadyError(f"step {step} is not complete: it is being written", path=job.root)
     if step not in steps:
         raise UsageError(
             f"there is no step {step}", path=job.root, hint=f"steps that are there: {_shown(steps)}"

@@ -6,6 +6,7 @@ import traceback
 
 from syncd.console import tell
 from syncd.errors import SyncdError, storage_error
+from syncd.extras import not_installed
 from trainer.config.model import JobConfig
 from trainer.launch.place import place_from
 from trainer.launch.train import HANDED, run_here
@@ -21,6 +22,10 @@ def main(run: str) -> int:
         return _tell(error)
     except OSError as error:
         return _tell(storage_error(error, config.job.dir))
+    except ModuleNotFoundError as error:
+        if missing := not_installed(error, "trainer"):
+            return _tell(missing)
+        raise
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -253,7 +253,7 @@ class Trainer:
 def shard(step: int, attempt: str, rank: int) -> bytes:
     """Return a safetensors file of one tensor, whose size tells nothing about its content."""
     body = f"{step:04d} {attempt:>12} {rank:02d}".encode()
-    tensor = {"w": {"dtype": "U8", "shape": [len(body)], "data_offsets": [0, len(body)]}}
+    tensor = {str(rank): {"dtype": "U8", "shape": [len(body)], "data_offsets": [0, len(body)]}}
     header = json.dumps(tensor).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + body

@@ -16,10 +16,11 @@ from hook_contract import Bed
 from jobs import start
 from targets import target_of
 
-from explorer_hooks.base import HookOptions
+from explorer_hooks.base import HookOptions, engine_label
 from explorer_hooks.follower import Follower, FollowOptions
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import read_version
 from syncd.publishing import publish_directory
 
@@ -140,6 +141,10 @@ class RealJob:
         source = small_qwen.write_shards(f"{self.root}-sources/{step}", seed_of((1, step)), shards, change)
         publish_directory(self.job, step, source)
         awaited(lambda: self.published() == step)
+
+    def label(self, step):
+        """Return what engines are told of the version of a step."""
+        return engine_label((1, step), read_manifest(self.job.disk, self.job.step(step)).digest)
 
     def published(self):
         version = read_version(self.job)

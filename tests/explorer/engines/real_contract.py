@@ -25,6 +25,7 @@ from real_bed import (
     seed_of,
     taken_away,
 )
+from targets import label
 
 from explorer_hooks.base import Running
 from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
@@ -54,25 +55,25 @@ class TakesWeights:
         for number, bucket in enumerate([delivery.BUCKET, 100_000, 1], 1):
             monkeypatch.setattr(delivery, "BUCKET", bucket)
             begin = time.monotonic()
-            hook.take(f"1.{number}", "attempt", small_qwen.model_of(1000 + number).state_dict())
+            hook.take(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
             seconds.append(time.monotonic() - begin)
             assert bed.distance(1000 + number) < CLOSE
             assert bed.distance(1000 + number, [number + 20] * 70) < CLOSE
-            assert hook.current_version() == Running(f"1.{number}")
-            assert other.current_version() == Running(None, paused=True)
-        hook.own()
-        assert bed.label() == "1.3"
-        assert other.current_version() == Running("1.3")
+            assert hook.current_version() == Running(f"1.{number}+attempt")
+            assert other.current_version() == Running(f"1.{number}+attempt", paused=True)
+        hook.own(label(3))
+        assert bed.label() == label(3)
+        assert other.current_version() == Running(label(3))
         told = ", ".join(f"{1e3 * one:.0f}" for one in seconds)
         record_line(f"{bed.engine}: ms of a take with 1, 6 and 27 buckets: {told}")
 
     def test_versions_from_memory_while_clients_stream(self, bed):
         hook, clients = bed.open(), Clients(bed.stream, 4)
         for number in range(1, 9):
-            hook.take(f"1.{number}", "attempt", small_qwen.model_of(1000 + number).state_dict())
+            hook.take(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
             assert bed.distance(1000 + number) < CLOSE
         assert clients.finish() >= 4
-        assert hook.current_version() == Running("1.8")
+        assert hook.current_version() == Running("1.8+attempt")
 
     @pytest.mark.parametrize("at", [1, 6, 15])
     def test_an_update_that_breaks_off_leaves_an_engine_that_files_bring_back(self, bed, monkeypatch, at):
@@ -89,12 +90,12 @@ class TakesWeights:
 
         monkeypatch.setattr(LocalGroup, "send", broken)
         with pytest.raises(LoadFailedError):
-            hook.take("1.2", "attempt", small_qwen.model_of(1002).state_dict())
+            hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.is_paused()
         hook.abort(good)
         assert bed.runs(good)
-        assert hook.current_version() == Running("1.1")
-        hook.take("1.3", "attempt", small_qwen.model_of(1003).state_dict())
+        assert hook.current_version() == Running(bed.target((1, 1)).label)
+        hook.take("1.3+attempt", small_qwen.model_of(1003).state_dict())
         assert bed.distance(1003) < CLOSE
 
     def test_a_hook_that_is_killed_in_the_midst_leaves_an_engine_that_the_next_one_loads(
@@ -108,7 +109,7 @@ class TakesWeights:
         assert hook.current_version().paused
         load(hook, good)
         assert bed.runs(good)
-        hook.take("1.2", "attempt", small_qwen.model_of(1002).state_dict())
+        hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.distance(1002) < CLOSE
 
     def test_an_engine_that_is_killed_in_the_midst_is_loaded_from_files_when_it_is_back(
@@ -124,14 +125,14 @@ class TakesWeights:
 
         monkeypatch.setattr(LocalGroup, "send", deadly)
         with pytest.raises((EngineUnreachableError, LoadFailedError)):
-            hook.take("1.2", "attempt", small_qwen.model_of(1002).state_dict())
+            hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
         with pytest.raises(EngineUnreachableError):
             hook.abort(None)
         bed.process.start()
         good = bed.target((1, 2))
         load(hook, good)
         assert bed.runs(good)
-        assert hook.current_version() == Running("1.2")
+        assert hook.current_version() == Running(bed.target((1, 2)).label)
 
 
 class RealEngineContract(HookContract):
@@ -169,7 +170,7 @@ class RealEngineContract(HookContract):
                 job.publish(step)
                 timings.append(applied_next(follower, (1, step)).timings)
                 seed = seed_of((1, step))
-                assert bed.label() == f"1.{step}"
+                assert bed.label() == job.label(step)
                 assert follower.applied == (1, step)
                 # The first prompt is the same for every version: stale blocks of the prefix cache would show.
                 distances.append(bed.distance(seed))
@@ -250,7 +251,7 @@ class RealEngineContract(HookContract):
             job.publish(2)
             bed.process.start()
             awaited(lambda: follower.turn(1.0).kind == "applied" or follower.applied == (1, 2))
-            assert bed.label() == "1.2"
+            assert bed.label() == job.label(2)
             assert bed.distance(seed_of((1, 2))) < CLOSE
             assert ready.read_text().split() == ["1.2"]
             assert follower.may_work()

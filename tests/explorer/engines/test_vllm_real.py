@@ -27,7 +27,7 @@ class Bed(VllmRealBed):
         with pytest.raises(EngineDeadError) as error:
             hook.abort(good)
         assert "restart" in error.value.hint
-        assert hook.current_version() == Running("1.1", paused=True)
+        assert hook.current_version() == Running(job.label(1), paused=True)
 
 
 class TestVllm(TakesWeights, RealEngineContract):

@@ -32,7 +32,7 @@ def launch(models):
 def two_ranks(launch, tmp_path_factory):
     """Return what two ranks of an engine found, and the directory of their files."""
     every = ("contract", "cut_off", *(["remembered"] if os.access("/dev/shm", os.W_OK) else []))
-    verl = (*every, "same_gradients", "many_updates", "published", "platform", "no_ray")
+    verl = (*every, "same_gradients", "many_updates", "published", "platform", "no_ray", "segments")
     found = {}
 
     def of(engine):
@@ -49,7 +49,8 @@ def one_rank(launch, two_ranks):
     """Return what one rank of an engine found, in the directory of two ranks."""
     verl = (
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
-        "learns", "not_finite", "halves", "refused", "no_ray",
+        "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
+        "through_the_engine", "keys_matter", "segments", "expected_segments",
     )  # fmt: skip
     found = {}
 

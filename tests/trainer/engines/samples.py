@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from dataclasses import replace
 
 from syncd.experience.model import Experience
 from syncd.protocol.layout import Job
@@ -52,6 +53,23 @@ def batch_of(seed, sizes=(4, 3, 3), examples=0, weight=1.0, reward=None):
     weights = tuple(weight if number % 2 else 1.0 for number in range(count))
     origins = tuple(Origin("e", number, 0) for number in range(count))
     return Batch(tuple(found), tuple(groups), weights, (0,) * count, origins, _examples(draw, examples))
+
+
+def segmented_batch(seed):
+    """Return a batch of two groups: rollouts of one, two and three segments; some tokens are unproven."""
+    draw = random.Random(seed)
+    found, groups = [], []
+    for group in range(2):
+        for member, segments in enumerate((1, 3, 2)):
+            reward = draw.random()
+            for segment in range(segments):
+                row = _experience(draw, group, member, reward)
+                unproven = [draw.random() < 0.3 for _ in row.logprobs] if segment else None
+                found.append(replace(row, segment=segment, segments=segments, unproven=unproven))
+                groups.append(group)
+    weights = tuple(0.5 if one.rollout == 1 else 1.0 for one in found)
+    origins = tuple(Origin("e", 1, number) for number in range(len(found)))
+    return Batch(tuple(found), tuple(groups), weights, (0,) * len(found), origins)
 
 
 def _experience(draw, group, member, reward):

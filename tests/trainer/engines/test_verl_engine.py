@@ -34,6 +34,21 @@ def test_gradients_are_those_of_the_formula(one):
         same(found[name, "eight"][0], gradients)
 
 
+def test_a_rollout_of_several_segments_counts_once(one, two):
+    """Its reward is in its group once, its tokens are learnt together, and unproven ones are not."""
+    (expected,), (alone,) = one["expected_segments"], one["segments"]
+    for mode, gradients in expected.items():
+        same(alone[mode][0], gradients)
+        for together in two["segments"]:
+            same(together[mode][0], gradients)
+    batch, (_, metrics) = samples.segmented_batch(7), alone["token-mean"]
+    rewards = [row.reward for row in batch.experiences if row.segment == 0]
+    assert len(rewards) == 6
+    assert metrics["reward/mean"] == pytest.approx(sum(rewards) / 6)
+    assert metrics["train/tokens"] == sum(sum(row.learnt) for row in batch.experiences)
+    assert metrics["train/tokens"] < sum(sum(row.action_mask) for row in batch.experiences)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("directory", [".", "huggingface"])
 def test_a_written_step_is_the_model_that_was_trained(two, dtype, tolerance, directory):
@@ -154,18 +169,22 @@ REFUSALS = {
     "fsdp on processors": ("fsdp does not run on processors", "fsdp2"),
     "strategy": ("no strategy 'fsdp3'", "fsdp"),
     "algorithm": ("no algorithm is called 'grop'", "did you mean grpo"),
-    "critic": ("gae needs values", "one of gdpo, gpg, grpo,"),
+    "critic": ("gae needs values", "one of gpg, grpo,"),
     "baseline": ("remax needs reward_baselines", "rloo"),
     "estimator": ("'grpoo'", "did you mean grpo"),
     "loss": ("'vanila'", "did you mean vanilla"),
     "mean of a micro-batch": ("depend on how rows are dealt", "gspo"),
+    "another loss of bypassed updates": ("old_logprobs", "vanilla"),
     "dro": ("dro needs a penalty", "dro_beta"),
     "aggregation": ("cannot aggregate losses by 'mean'", "token-mean"),
     "kl": ("no KL estimator 'k9'", "low_var_kl"),
-    "engine option": ("verl has no engine.options.forward_prefetsh", "did you mean forward_prefetch"),
+    "engine option": (
+        "verl has no engine.options.reshard_after_forwrad",
+        "did you mean reshard_after_forward",
+    ),
     "engine option elsewhere": ("engine.options.param_offload is not set here", "engine.offload_params"),
     "actor option": ("verl has no algorithm.options.clip_ratio_d", "did you mean clip_ratio_"),
-    "loss option": ("verl has no algorithm.options.policy_loss.dro", "dro_beta"),
+    "loss option": ("verl has no algorithm.options.policy_loss.dro", "clip_ratio_c"),
     "cosine": ("a cosine schedule needs an end", "trainer.total_steps"),
     "no directory": ("not a model directory: No such file or directory: /nowhere/model", "hf download"),
     "attention": ('the model cannot be built: Specified `attn_implementation="none"`', ""),

@@ -1,6 +1,7 @@
 """What of verl's engine needs no verl: rows and who takes them, figures over ranks, names, companions."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st  # noqa: E402
 from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
-from trainer.engines.verl import rows  # noqa: E402
-from trainer.engines.verl.checks import read_model_config, resolve, schedule_steps  # noqa: E402
+from trainer.config.model_files import read_model_config  # noqa: E402
+from trainer.engines.verl import rows, summary  # noqa: E402
+from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
 from trainer.engines.verl.companions import companions  # noqa: E402
 from trainer.engines.verl.figures import Figures  # noqa: E402
 from trainer.engines.verl.step import prepare  # noqa: E402
@@ -66,6 +68,29 @@ def test_part_in_which_nothing_was_chosen_is_no_update():
     assert found == [rows.Part([2, 3], [])]
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(1, 5))
+def test_segments_of_a_rollout_are_in_one_update(sizes, parts):
+    found = [replace(row_of(5), rollout=number) for number, size in enumerate(sizes) for _ in range(size)]
+    updates = rows.split(found, [], parts)
+    assert [number for part in updates for number in part.rollouts] == list(range(len(found)))
+    assert len(updates) == min(parts, len(sizes))
+    sets = [{found[number].rollout for number in part.rollouts} for part in updates]
+    assert sum(map(len, sets)) == len(set.union(*sets)) == len(sizes)
+    counts = [rows.samples(found, part.rollouts) for part in updates]
+    assert counts == [len(its) for its in sets]
+    assert rows.samples([row_of(5), row_of(5), row_of(5, learnt=False)], range(3)) == 2
+
+
+def test_unproven_tokens_are_not_learnt_and_a_horizon_is_of_whole_rollouts():
+    batch = samples.segmented_batch(1)
+    step = prepare(resolve(AlgorithmSection()), batch, mixed=False)
+    for row, one in zip(step.rollouts, batch.experiences, strict=True):
+        doubted = one.unproven or bytes(len(one.logprobs))
+        assert row.mask.tolist() == [int(a and not b) for a, b in zip(one.action_mask, doubted, strict=True)]
+    assert [row.rollout for row in step.rollouts] == [0, 1, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5]
+    assert step.horizon == max(sum(len(r.mask) for r in step.rollouts if r.rollout == n) for n in range(6))
+
+
 def test_response_is_what_positions_before_its_tokens_say():
     row = rows.Row(torch.arange(6), 2, torch.ones(4))
     assert row.response(torch.arange(10, 16)).tolist() == [11, 12, 13, 14]
@@ -109,6 +134,21 @@ def test_figures_of_all_ranks_are_weighted():
     one.top("top", -2.0)
     other.top("top", -1.0)
     assert one.over(Pair(other)) == {"unseen": 0, "sum": 3, "mean": 1.5, "top": -1, "unseen top": 0}
+
+
+def test_lengths_count_what_the_model_chose_and_a_tool_apart():
+    batch = samples.batch_of(1, sizes=(3, 3))
+    chosen = [sum(row.action_mask) for row in batch.experiences]
+    others = [sum(not chose for chose in row.action_mask) for row in batch.experiences]
+    assert sum(others) == 4, "two rows have a tool's token at each end"
+    found = summary.of_rollouts(batch)
+    assert found["response/length_mean"] == pytest.approx(sum(chosen) / 6)
+    assert found["response/tokens"] == sum(chosen)
+    assert found["response/tool_tokens_mean"] == pytest.approx(4 / 6)
+    step = prepare(resolve(AlgorithmSection()), batch, mixed=False)
+    assert found["response/tokens"] == sum(int(row.mask.sum()) for row in step.rows), "as train/tokens"
+    nothing = summary.of_rollouts(samples.batch_of(1, sizes=()))
+    assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
 
 
 def test_name_stands_for_what_the_file_does_not_say():

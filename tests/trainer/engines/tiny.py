@@ -144,7 +144,8 @@ def rows(batch):
     """Return token ids, prompt length, mask of the response and weight of everything that is learnt."""
     rewards = {}
     for group, row in zip(batch.groups, batch.experiences, strict=True):
-        rewards.setdefault(group, []).append(row.reward)
+        if row.segment == 0:
+            rewards.setdefault(group, []).append(row.reward)
     found = []
     for row, group, weight in zip(batch.experiences, batch.groups, batch.weights, strict=True):
         mean = sum(rewards[group]) / len(rewards[group])
@@ -152,7 +153,7 @@ def rows(batch):
             (
                 list(row.tokens),
                 row.prompt_length,
-                torch.tensor(list(row.action_mask)),
+                torch.tensor(list(row.learnt)),
                 weight * (row.reward - mean),
             )
         )

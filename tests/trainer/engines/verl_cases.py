@@ -101,6 +101,53 @@ def _sft(model, examples):
     return -torch.cat(parts).mean()
 
 
+SEGMENTS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+def segments(bench):
+    """Return gradients of a batch of rollouts of several segments, for each way to add up losses, and figures."""
+    engine, found = bench.engine_of(algorithm=STILL), {}
+    for mode in SEGMENTS:
+        learn(engine, {"loss_agg_mode": mode})
+        engine._learner.model.engine_config.micro_batch_size_per_gpu = 4
+        with gradients(engine) as kept:
+            metrics = engine.train_step(samples.segmented_batch(7))
+        found[mode] = kept, metrics
+    return found
+
+
+def expected_segments(bench):
+    """Return the same by transformers alone: a rollout's tokens are those of all its segments."""
+    batch = samples.segmented_batch(7)
+    return {
+        mode: _expected(bench, lambda model, mode=mode: _rollouts(model, batch, mode)) for mode in SEGMENTS
+    }
+
+
+def _rollouts(model, batch, mode):
+    losses, counts, lengths = {}, {}, {}
+    for row, group, weight in zip(batch.experiences, batch.groups, batch.weights, strict=True):
+        rewards = torch.tensor([
+            one.reward for one, its in zip(batch.experiences, batch.groups, strict=True)
+            if its == group and one.segment == 0
+        ])  # fmt: skip
+        advantage = weight * (row.reward - rewards.mean()) / (rewards.std() + 1e-6)
+        chosen = _chosen(_distribution(model, row.tokens, row.prompt_length), row.tokens, row.prompt_length)
+        doubted = row.unproven or [False] * len(row.logprobs)
+        learnt = torch.tensor([bool(a) and not b for a, b in zip(row.action_mask, doubted, strict=True)])
+        key = (group, row.rollout)
+        losses[key] = losses.get(key, 0) - (advantage * (chosen - chosen.detach()).exp() * learnt).sum()
+        counts[key] = counts.get(key, 0) + int(learnt.sum())
+        lengths[key] = lengths.get(key, 0) + len(row.logprobs)
+    total = sum(losses.values())
+    return {
+        "token-mean": total / sum(counts.values()),
+        "seq-mean-token-sum": total / len(losses),
+        "seq-mean-token-mean": sum(losses[key] / counts[key] for key in losses) / len(losses),
+        "seq-mean-token-sum-norm": total / len(losses) / max(lengths.values()),
+    }[mode]
+
+
 def plain_log_probs(bench):
     """Return log-probs by transformers alone: before training, and of a step as explorers load it after it."""
     batch = samples.batch_of(9)
@@ -175,7 +222,6 @@ def not_finite(bench):
 
 
 LOSSES = (
-    "bypass_mode",
     "vanilla",
     "dppo_tv",
     "dppo_kl",
@@ -189,13 +235,16 @@ LOSSES = (
 )
 
 
+DRO = {"policy_loss": {"dro_beta": 0.1}}
+
+
 def every_algorithm(bench):
     """Return the figures of one step of each algorithm, estimator and loss."""
     from trainer.engines.verl.advantages import usable
 
     ways = [{"name": name} for name, pair in ALGORITHMS.items() if pair.loss]
     ways += [{"advantage": name} for name in usable()]
-    ways += [{"loss": name, "options": {"policy_loss": {"dro_beta": 0.1}}} for name in LOSSES]
+    ways += [{"loss": name, "options": DRO if name == "dro" else {}} for name in LOSSES]
     engine, found = bench.engine_of(algorithm=STILL), []
     for way in ways:
         learn(engine, way)
@@ -218,10 +267,11 @@ REFUSED = {
     "estimator": {"algorithm": {"advantage": "grpoo"}},
     "loss": {"algorithm": {"loss": "vanila"}},
     "mean of a micro-batch": {"algorithm": {"loss": "geo_mean"}},
+    "another loss of bypassed updates": {"algorithm": {"loss": "bypass_mode"}},
     "dro": {"algorithm": {"loss": "dro"}},
     "aggregation": {"algorithm": {"loss_agg_mode": "mean"}},
     "kl": {"algorithm": {"kl_type": "k9"}},
-    "engine option": {"engine": {"options": {"forward_prefetsh": True}}},
+    "engine option": {"engine": {"options": {"reshard_after_forwrad": True}}},
     "engine option elsewhere": {"engine": {"options": {"param_offload": True}}},
     "actor option": {"algorithm": {"options": {"clip_ratio_d": 3.0}}},
     "loss option": {"algorithm": {"options": {"policy_loss": {"dro": 3.0}}}},

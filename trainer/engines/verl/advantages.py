@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
 from syncd.errors import ConfigError
+from trainer.config.algorithms import ADVANTAGES, LACKING
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import known
 from trainer.experience.batch import Batch
@@ -18,10 +18,12 @@ from trainer.experience.batch import Batch
 _GIVEN = frozenset({"token_level_rewards", "response_mask", "index", "config", "norm_adv_by_std_in_grpo"})
 """What an estimator may ask for. Others want a critic's values, a baseline's rewards, or more of the model."""
 
+_MEAN_OF_ROWS = "seq-mean-token-mean"
+
 
 def usable() -> list[str]:
     """Return the names of the estimators that need no more than rewards and groups."""
-    return sorted(name for name in ADV_ESTIMATOR_REGISTRY if not _missing(name))
+    return sorted(name for name in ADV_ESTIMATOR_REGISTRY if name in ADVANTAGES and not _missing(name))
 
 
 def check_estimator(name: str) -> None:
@@ -35,31 +37,69 @@ def check_estimator(name: str) -> None:
         hint = known("algorithm.advantage", name, names)
         raise ConfigError(f"no advantage estimator is called {name!r}", hint=hint)
     if name not in names:
+        needed = ", ".join(_missing(name)) or LACKING.get(name, "what is not supported").removeprefix(
+            "it needs "
+        )
         hint = f"algorithm.advantage is one of {', '.join(names)}"
-        raise ConfigError(f"{name} needs {', '.join(_missing(name))}, which are not computed", hint=hint)
+        raise ConfigError(f"{name} needs {needed}, which are not computed", hint=hint)
 
 
 def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
     """Return the advantage of each response token, one tensor a row, weighted by the row's weight.
 
-    The reward is at the last token that the model chose; groups must be whole.
+    An estimator sees each rollout once: its learnt tokens over all segments end to end, with the reward at the last
+    one. Groups must be whole.
 
     Raises:
         ConfigError: The estimator refuses such groups.
     """
-    masks = [torch.tensor(list(row.action_mask), dtype=torch.float32) for row in batch.experiences]
-    mask = pad_sequence(masks, batch_first=True)
+    masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
+    learnt = _over_rollouts(batch, [int(mask.sum()) for mask in masks])
+    if not any(learnt):
+        return [torch.zeros(len(mask)) for mask in masks]
+    mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
+    normed = bool(algorithm.norm_advantage)
+    groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
     given: dict[str, Any] = {
         "token_level_rewards": _rewards(batch, mask),
         "response_mask": mask,
-        "index": np.array([str(group) for group in batch.groups], dtype=object),
-        "norm_adv_by_std_in_grpo": algorithm.norm_advantage,
-        "config": AlgoConfig(
-            adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=algorithm.norm_advantage
-        ),
+        "index": np.array([str(group) for group in groups], dtype=object),
+        "norm_adv_by_std_in_grpo": normed,
+        "config": AlgoConfig(adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=normed),
     }
-    found = _call(algorithm.advantage, given) * torch.tensor(batch.weights).unsqueeze(1)
-    return [row[: len(own)] for row, own in zip(found, masks, strict=True)]
+    return _spread(algorithm, batch, _call(algorithm.advantage, given), masks)
+
+
+def _spread(
+    algorithm: AlgorithmSection, batch: Batch, found: torch.Tensor, masks: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the advantages of rollouts at the tokens of their rows.
+
+    Where each row is a mean over its own tokens, that of a segment counts by its share of the rollout's tokens.
+    """
+    counts = [int(mask.sum()) for mask in masks]
+    whole, taken = _over_rollouts(batch, counts), [0] * len(found)
+    spread = []
+    for rollout, count, mask, weight in zip(batch.rollouts, counts, masks, batch.weights, strict=True):
+        values = found[rollout, taken[rollout] : taken[rollout] + count].float() * weight
+        taken[rollout] += count
+        if _takes_means(algorithm) and count < whole[rollout]:
+            values = values * (count / whole[rollout])
+        spread.append(torch.zeros(len(mask)).masked_scatter(mask, values))
+    return spread
+
+
+def _takes_means(algorithm: AlgorithmSection) -> bool:
+    # verl's sapo knows no other mode.
+    return algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
+
+
+def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
+    """Return the sums of rows' counts by rollout."""
+    sums = [0] * len(batch.firsts)
+    for rollout, count in zip(batch.rollouts, counts, strict=True):
+        sums[rollout] += count
+    return sums
 
 
 def _call(name: str, given: dict[str, Any]) -> torch.Tensor:
@@ -73,15 +113,11 @@ def _call(name: str, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _rewards(batch: Batch, mask: torch.Tensor) -> torch.Tensor:
+    """Return the reward of each rollout at its last token; one of which nothing is learnt has it for its group."""
     rewards = torch.zeros_like(mask)
-    for number, row in enumerate(batch.experiences):
-        rewards[number, last_action(row.action_mask)] = row.reward
+    last = mask.sum(1).long().sub(1).clamp(min=0)
+    rewards[torch.arange(len(mask)), last] = torch.tensor([one.reward for one in batch.firsts])
     return rewards
-
-
-def last_action(mask: Sequence[bool]) -> int:
-    """Return the place of the last token that the model chose; the response's last one if it chose none."""
-    return next((place for place in reversed(range(len(mask))) if mask[place]), len(mask) - 1)
 
 
 def _missing(name: str) -> list[str]:

@@ -1,14 +1,13 @@
 """What the configuration may not ask of verl here, said before verl is imported, which takes long."""
 
 import difflib
-import json
-import os
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from syncd.errors import ConfigError
-from trainer.config.algorithms import ALGORITHMS, SFT, estimator_and_loss
+from syncd.jobfile.problems import Problem
+from trainer.config.algorithms import ALGORITHMS, SFT, estimator_and_loss, with_published
 from trainer.config.model import AlgorithmSection, JobConfig
+from trainer.config.model_files import read_model_config
 
 STRATEGIES = ("fsdp2", "fsdp")
 
@@ -30,7 +29,7 @@ def check(config: JobConfig, device: str) -> None:
 
 
 def resolve(section: AlgorithmSection) -> AlgorithmSection:
-    """Return the table `algorithm` with verl's estimator and loss, of its name where the file does not say otherwise.
+    """Return the table `algorithm` with what its name stands for where the file does not say otherwise.
 
     Raises:
         ConfigError: There is no algorithm of this name.
@@ -43,7 +42,7 @@ def resolve(section: AlgorithmSection) -> AlgorithmSection:
             hint=known("algorithm.name", section.name, ALGORITHMS),
         )
     advantage, loss = estimator_and_loss(section)
-    return section.model_copy(update={"advantage": advantage, "loss": loss})
+    return with_published(section.model_copy(update={"advantage": advantage, "loss": loss}))
 
 
 def schedule_steps(config: JobConfig) -> int:
@@ -64,27 +63,6 @@ def schedule_steps(config: JobConfig) -> int:
     return optimizer.schedule_steps or (steps or 0) * algorithm.epochs * algorithm.mini_batches
 
 
-def read_model_config(path: str) -> dict[str, Any]:
-    """Return config.json of a model directory.
-
-    Raises:
-        ConfigError: It is not one, or does not name one architecture.
-    """
-    file_path = os.path.join(path, "config.json")
-    try:
-        with open(file_path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError) as error:
-        hint = "model.path is a directory as `hf download <model> --local-dir <directory>` makes it"
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"not a model directory: {reason}", path=path, hint=hint) from error
-    architectures = found.get("architectures") if isinstance(found, dict) else None
-    if not isinstance(architectures, list) or len(architectures) != 1:
-        hint = 'write, for example, "architectures": ["Qwen2ForCausalLM"]'
-        raise ConfigError("the model's config does not name one architecture", path=file_path, hint=hint)
-    return dict(found)
-
-
 def known(key: str, name: str, names: Iterable[str]) -> str:
     """Return a hint: the nearest of the names there are, or all of them."""
     choices = list(names)
@@ -92,20 +70,14 @@ def known(key: str, name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"{key} is one of {', '.join(choices)}"
 
 
-def check_options(
-    table: str, options: Collection[str], names: Iterable[str], elsewhere: Mapping[str, str]
-) -> None:
-    """Refuse names that verl does not have, and those that have a key of their own.
+def refuse_first(problems: Iterable[Problem]) -> None:
+    """Do nothing where there is no problem.
 
     Raises:
         ConfigError: The first of them.
     """
-    free = sorted(set(names) - set(elsewhere))
-    for name in options:
-        if name in elsewhere:
-            raise ConfigError(f"{table}.{name} is not set here", hint=elsewhere[name])
-        if name not in free:
-            raise ConfigError(f"verl has no {table}.{name}", hint=known(table, name, free))
+    for problem in problems:
+        raise ConfigError(problem.text, hint=problem.hint)
 
 
 def _check_strategy(strategy: str, device: str) -> None:

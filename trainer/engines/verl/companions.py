@@ -4,7 +4,7 @@ import json
 import os
 
 from syncd.errors import storage_error
-from trainer.engines.verl.checks import read_model_config
+from trainer.config.model_files import read_model_config
 
 _NAMES = frozenset({
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",

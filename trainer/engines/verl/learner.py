@@ -8,11 +8,13 @@ import torch
 
 from trainer.config.algorithms import SFT
 from trainer.config.model import JobConfig
+from trainer.config.options import correction
 from trainer.engines.base import Metrics
 from trainer.engines.verl import state, summary
 from trainer.engines.verl.advantages import advantages, check_estimator
 from trainer.engines.verl.batches import Budget
 from trainer.engines.verl.checks import resolve
+from trainer.engines.verl.corrections import weights
 from trainer.engines.verl.losses import differ
 from trainer.engines.verl.models import Model, build
 from trainer.engines.verl.passes import Found, forward
@@ -68,7 +70,7 @@ class Learner:
 
     def log_probs(self, batch: Batch) -> list[torch.Tensor]:
         """Return the log-probs of response tokens, one tensor a row, on all ranks."""
-        rollouts = rollout_rows(batch.experiences)
+        rollouts = rollout_rows(batch)
         self._check(rollouts)
         if not rollouts:
             return []
@@ -92,7 +94,7 @@ class Learner:
 
     def _columns(self, step: Step) -> Columns:
         """Return what the policy loss needs of each token of this rank's rows."""
-        columns = {"advantages": dict(enumerate(advantages(self._algorithm, step.batch)))}
+        columns: dict[str, Found] = {"advantages": dict(enumerate(advantages(self._algorithm, step.batch)))}
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
         if not slots:
@@ -101,6 +103,10 @@ class Learner:
             columns["old_log_probs"] = recorded
         else:
             columns["old_log_probs"] = self._recomputed(step, slots, recorded)
+        settings = correction(self._algorithm.options)
+        if settings is not None:
+            own = columns["old_log_probs"]
+            columns["rollout_is_weights"] = weights(settings, step.rollouts, own, recorded, step.figures)
         if self._reference is not None:
             columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
         return columns

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 import torch
 
 from syncd.errors import CorruptDataError
-from syncd.experience.model import Experience
+from trainer.experience.batch import Batch
 from trainer.experience.sft import Example
 
 Columns = Mapping[str, Mapping[int, torch.Tensor]]
@@ -19,11 +19,15 @@ Slots = list[int | None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample: its tokens (int64), the length of its prompt, and which response tokens are learnt (int64)."""
+    """One row: its tokens (int64), the length of its prompt, and which response tokens are learnt (int64).
+
+    Rows with the same number of a rollout are its segments, one after the other; other rows have none.
+    """
 
     tokens: torch.Tensor
     prompt: int
     mask: torch.Tensor
+    rollout: int | None = None
 
     def response(self, values: torch.Tensor) -> torch.Tensor:
         """Return the part of a model's output, one value a position, that belongs to the response's tokens."""
@@ -41,9 +45,12 @@ class Part:
     examples: list[int]
 
 
-def rollout_rows(experiences: Iterable[Experience]) -> list[Row]:
-    """Return rollouts as rows; a tool's tokens are not learnt."""
-    return [_row(one.tokens, one.prompt_length, torch.tensor(list(one.action_mask))) for one in experiences]
+def rollout_rows(batch: Batch) -> list[Row]:
+    """Return rollouts as rows; neither a tool's tokens are learnt nor those whose version is unproven."""
+    return [
+        Row(torch.tensor(list(one.tokens)), one.prompt_length, torch.tensor(list(one.learnt)).long(), number)
+        for one, number in zip(batch.experiences, batch.rollouts, strict=True)
+    ]
 
 
 def example_rows(examples: Iterable[Example]) -> list[Row]:
@@ -67,15 +74,29 @@ def check_vocabulary(rows: Iterable[Row], size: int) -> None:
 
 
 def split(rollouts: Sequence[Row], examples: Sequence[Row], parts: int) -> list[Part]:
-    """Return the updates of one pass: neighbours together, in equal parts; without those that teach nothing."""
+    """Return the updates of one pass: neighbours together, in equal parts; without those that teach nothing.
+
+    A rollout is in one update with all its segments.
+    """
     found, nothing = [], list[int]()
-    pairs = zip_longest(_pieces(len(rollouts), parts), _pieces(len(examples), parts), fillvalue=nothing)
+    whole = [list(its) for _, its in groupby(range(len(rollouts)), key=lambda at: _sample(rollouts[at], at))]
+    pieces = ([number for place in piece for number in whole[place]] for piece in _pieces(len(whole), parts))
+    pairs = zip_longest(pieces, _pieces(len(examples), parts), fillvalue=nothing)
     for left, right in pairs:
         learnt = [number for number in left if rollouts[number].mask.any()]
         part = Part(left if learnt else [], right)
         if part.rollouts or part.examples:
             found.append(part)
     return found
+
+
+def samples(rows: Sequence[Row], numbers: Iterable[int]) -> int:
+    """Return how many samples are learnt from: a rollout counts once, however many segments it has."""
+    return len({_sample(rows[number], number) for number in numbers if rows[number].mask.any()})
+
+
+def _sample(row: Row, number: int) -> tuple[bool, int]:
+    return (False, number) if row.rollout is None else (True, row.rollout)
 
 
 def deal(rows: Sequence[Row], numbers: Sequence[int], rank: int, ranks: int) -> Slots:

@@ -1,10 +1,12 @@
 """One batch on its way through a step of training."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from syncd.errors import UsageError
 from trainer.config.algorithms import SFT
 from trainer.config.model import AlgorithmSection
+from trainer.config.options import correction
 from trainer.engines.verl.figures import Figures
 from trainer.engines.verl.rows import Part, Row, example_rows, rollout_rows, split
 from trainer.experience.batch import Batch
@@ -29,8 +31,11 @@ class Step:
 
     @property
     def horizon(self) -> int:
-        """Return the length of the longest response of a rollout."""
-        return max((len(row.mask) for row in self.rollouts), default=1)
+        """Return the length of the longest response of a rollout, over all its segments."""
+        lengths = Counter[int | None]()
+        for row in self.rollouts:
+            lengths[row.rollout] += len(row.mask)
+        return max(lengths.values(), default=1)
 
 
 def prepare(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> Step:
@@ -45,11 +50,13 @@ def prepare(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> Step:
         UsageError: There is nothing in it.
     """
     only_examples = algorithm.name == SFT
-    rollouts = [] if only_examples else rollout_rows(batch.experiences)
+    rollouts = [] if only_examples else rollout_rows(batch)
     examples = example_rows(batch.examples)
     if not rollouts and not examples:
         raise UsageError("a batch with nothing to learn from")
     means = () if only_examples else _POLICY
+    if not only_examples and correction(algorithm.options) is not None:
+        means = (*means, "rollout/is_weight_mean")
     if only_examples or mixed or examples:
         means = (*means, "sft/loss")
     tops = () if only_examples else ("rollout/logprob_diff_max",)

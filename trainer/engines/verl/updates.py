@@ -12,7 +12,7 @@ from trainer.engines.base import Metrics
 from trainer.engines.verl.batches import Budget, tensors
 from trainer.engines.verl.losses import ExampleLoss, PolicyLoss
 from trainer.engines.verl.models import Model
-from trainer.engines.verl.rows import Columns, Part, Row, deal
+from trainer.engines.verl.rows import Columns, Part, Row, deal, samples
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.step import Step
 from trainer.ranks import Ranks
@@ -101,7 +101,7 @@ class Updates:
             Budget.training(self._model.engine_config),
             temperature=temperature,
             calculate_entropy=entropy,
-            global_batch_size=sum(bool(rows[number].mask.any()) for number in numbers),
+            global_batch_size=samples(rows, numbers),
         )
 
     def _rate(self) -> float:

@@ -1,6 +1,7 @@
 """One rank that runs cases: run_cases.py DIRECTORY ENGINE MODELS DEVICE RANK WORLD_SIZE PORT CASE ...
 
-Each case is a function of engine_cases or verl_cases; what it returns is written to DIRECTORY/<case>.<rank>.pt.
+Each case is a function of engine_cases, verl_cases or algorithm_cases; what it returns is written to
+DIRECTORY/<case>.<rank>.pt.
 """
 
 import importlib
@@ -39,8 +40,10 @@ def main(directory, engine, models, device, rank, world_size, port, *names):
 
 def case_of(name):
     """Return a case; those of verl are looked for last, because it takes long to import what they need."""
-    found = getattr(engine_cases, name, None)
-    return found or getattr(importlib.import_module("verl_cases"), name)
+    if hasattr(engine_cases, name):
+        return getattr(engine_cases, name)
+    verl_cases = importlib.import_module("verl_cases")
+    return getattr(verl_cases, name, None) or getattr(importlib.import_module("algorithm_cases"), name)
 
 
 if __name__ == "__main__":

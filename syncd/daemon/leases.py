@@ -1,0 +1,61 @@
+"""Who still needs which steps: leases and pins, read where they are, not as some look found them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from syncd.protocol.layout import Job
+from syncd.protocol.pin import read_pins
+from syncd.protocol.presence import Presence, Presences, path_of
+
+Beat = tuple[str, int]
+"""(incarnation, beat) of a presence."""
+
+Dead = Mapping[str, Beat]
+"""The presence files of explorers and trainers whose leases are void, each with its last heartbeat. By file: an
+explorer and a trainer may have one name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one reading of leases and pins found.
+
+    Args:
+        steps: Each step that must stay, with why.
+        everything: Why every step must stay, empty where that is not so.
+    """
+
+    steps: Mapping[int, str]
+    everything: str = ""
+
+    def why(self, step: int) -> str | None:
+        """Say why a step must stay, None when nobody leases or pins it."""
+        return self.everything or self.steps.get(step)
+
+
+def read_held(job: Job, dead: Dead, presences: Presences | None = None) -> Held:
+    """Read who leases and pins what. What was written before this call is in it.
+
+    Args:
+        job: The job.
+        dead: Whose leases are void. One that beats again is alive.
+        presences: Reads the presences, and saves the parsing of those that are as they were.
+
+    Raises:
+        OSError: Who leases or pins cannot be read.
+    """
+    reader = presences or Presences(job.disk)
+    steps = dict.fromkeys(read_pins(job), "pinned")
+    everything = ""
+    for directory in (job.explorers, job.trainers):
+        readable, unreadable = reader.read(directory)
+        for name, presence in (readable | unreadable).items():
+            if dead.get(path_of(directory, name)) == (presence.incarnation, presence.beat):
+                continue
+            if presence.problem:
+                everything = f"what {name} leases cannot be read"
+            steps.update(_leased(name, presence))
+    return Held(steps, everything)
+
+
+def _leased(name: str, presence: Presence) -> dict[int, str]:
+    return dict.fromkeys(presence.leases, f"leased by {name}")

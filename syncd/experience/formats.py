@@ -1,0 +1,115 @@
+"""The formats of a batch: a number of their own, independent of the protocol's, and one schema for each.
+
+A change of the schema is a new number. Readers keep the schemas of all earlier numbers; writers write the newest.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError
+
+FORMAT = 2
+"""The format that writers write, and the newest that readers read."""
+
+_FIRST = 1
+_MAX_DIGITS = 8
+
+
+def _list_of(kind: Any) -> Any:
+    return pa.list_(pa.field("element", kind, nullable=False))
+
+
+def _struct_of(**kinds: Any) -> Any:
+    return pa.struct([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
+
+
+def _schema(columns: Mapping[str, Any], *, optional: set[str], metadata: Mapping[str, str]) -> Any:
+    fields = [pa.field(name, kind, nullable=name in optional) for name, kind in columns.items()]
+    return pa.schema(fields, metadata=dict(metadata))
+
+
+_SCHEMA_1 = _schema(
+    {
+        "tokens": _list_of(pa.int32()),
+        "prompt_length": pa.int32(),
+        "logprobs": _list_of(pa.float32()),
+        "action_mask": _list_of(pa.bool_()),
+        "reward": pa.float32(),
+        "group": pa.string(),
+        "task": pa.string(),
+        "rollout": pa.int32(),
+        "generation": pa.int64(),
+        "step": pa.int64(),
+        "token_steps": _list_of(pa.int64()),
+        "created_at": pa.float64(),
+        "info": pa.string(),
+    },
+    optional={"token_steps"},
+    metadata={"protocol": "1"},
+)
+
+# Releases that read format 1 alone look at `protocol`: by the 2 they say what to upgrade. Later ones do not look.
+_SCHEMA_2 = _schema(
+    {
+        "tokens": _list_of(pa.int32()),
+        "prompt_length": pa.int32(),
+        "logprobs": _list_of(pa.float32()),
+        "action_mask": _list_of(pa.bool_()),
+        "reward": pa.float32(),
+        "group": pa.string(),
+        "task": pa.string(),
+        "rollout": pa.int32(),
+        "segment": pa.int32(),
+        "segments": pa.int32(),
+        "generation": pa.int64(),
+        "step": pa.int64(),
+        "spans": _list_of(_struct_of(start=pa.int32(), generation=pa.int64(), step=pa.int64())),
+        "turn_rewards": _list_of(_struct_of(end=pa.int32(), reward=pa.float32())),
+        "teacher_logprobs": _list_of(pa.float32()),
+        "unproven": _list_of(pa.bool_()),
+        "created_at": pa.float64(),
+        "info": pa.string(),
+    },
+    optional={"turn_rewards", "teacher_logprobs", "unproven"},
+    metadata={"format": "2", "protocol": "2"},
+)
+
+SCHEMAS: dict[int, Any] = {_FIRST: _SCHEMA_1, FORMAT: _SCHEMA_2}
+"""The schema of each format."""
+
+
+def format_of(metadata: Mapping[bytes, bytes], path: str) -> int:
+    """Return the format that a file's metadata says.
+
+    Raises:
+        CorruptDataError: It says none.
+        ProtocolTooNewError: It is newer than this code.
+    """
+    own = _number(metadata.get(b"format"), path)
+    if own is None:
+        # Format 1 has no number of its own and says the protocol's, which was 1.
+        protocol = _number(metadata.get(b"protocol"), path)
+        if protocol is not None and protocol > _FIRST:
+            raise _too_new(f"a batch of protocol {protocol}, which says no format", path)
+        own = protocol
+    elif own > FORMAT:
+        raise _too_new(f"a batch of format {own}, and this release reads formats up to {FORMAT}", path)
+    if own not in SCHEMAS:
+        raise CorruptDataError("its metadata names no format of a batch", path=path)
+    return own
+
+
+def _too_new(what: str, path: str) -> ProtocolTooNewError:
+    return ProtocolTooNewError(
+        f"{what}: upgrade syncd", path=path, hint="pip install --upgrade 'syncd[experience]'"
+    )
+
+
+def _number(written: bytes | None, path: str) -> int | None:
+    if written is None:
+        return None
+    if not written.isdigit() or len(written) > _MAX_DIGITS:
+        raise CorruptDataError("its metadata names no format of a batch", path=path)
+    return int(written)

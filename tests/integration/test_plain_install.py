@@ -1,0 +1,87 @@
+"""Without the extras every verb works, or names the extra that it needs; processes in which nothing else imports."""
+
+import subprocess
+import sys
+
+import pytest
+from cli import ROOT, environment
+
+from explorer_hooks.cli.main import VERBS as EXPLORER
+from syncd.extras import extra_of
+from trainer.cli.main import VERBS as TRAINER
+
+CONFIG = 78
+CALLS = {
+    ("trainer", "train"): (["FILE"], "trainer"),
+    ("trainer", "stages"): (["FILE"], "trainer"),
+    ("trainer", "config"): (["schema"], "trainer"),
+    ("trainer", "plot"): (["JOB"], "plot"),
+    ("trainer", "export"): (["JOB", "1", "OUT"], "trainer"),
+    ("explorer", "run"): (["FILE"], "explorer"),
+    ("explorer", "config"): (["schema"], "explorer"),
+    ("syncd", "follow"): (
+        ["JOB", "--hook", "transformers=json:dumps", "--once", "--wait", "0"],
+        "transformers",
+    ),
+}
+"""Each verb with what it is given, and the extra that it then asks for."""
+
+
+def plain(program, *arguments):
+    bare = [sys.executable, str(ROOT / "tests/programs/bare.py"), program]
+    return subprocess.run(
+        [*bare, *arguments], check=False, capture_output=True, text=True, env=environment(), timeout=120
+    )
+
+
+@pytest.fixture
+def given(tmp_path):
+    """Return what the words in capitals stand for: a file, and a job with one line of metrics."""
+    (tmp_path / "file.toml").write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/metrics.jsonl").write_text('{"step": 1, "metrics": {"reward/mean": 0.5}}\n')
+    return {
+        "FILE": str(tmp_path / "file.toml"), "JOB": str(tmp_path / "job"), "OUT": str(tmp_path / "out")
+    }  # fmt: skip
+
+
+def test_every_verb_is_called():
+    called = {("trainer", verb) for verb in TRAINER} | {("explorer", verb) for verb in EXPLORER}
+    assert called | {("syncd", "follow")} == set(CALLS)
+
+
+@pytest.mark.parametrize(("program", "verb"), CALLS)
+def test_a_verb_names_the_extra_that_it_needs(program, verb, given):
+    arguments, extra = CALLS[program, verb]
+    ended = plain(program, verb, *(given.get(word, word) for word in arguments))
+    assert ended.returncode == CONFIG, ended.stderr
+    assert f"pip install 'syncd[{extra}]'" in ended.stderr
+    assert "a bug in" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("program", ["trainer", "explorer", "syncd"])
+def test_help_needs_no_extra(program):
+    ended = plain(program, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_module_of_no_extra_is_still_a_bug():
+    assert extra_of("nowhere", "trainer") is None
+    assert extra_of("torch.cuda", "explorer") == "transformers"
+    assert extra_of("torch.cuda", "trainer") == "trainer"
+
+
+def test_a_rank_names_the_extra_too(given, monkeypatch, capsys):
+    """Where pydantic is installed and verl is not, ranks are the first to notice."""
+    pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+    from trainer.config.load import load_config
+    from trainer.launch import rank
+
+    def lacking(*_):
+        raise ModuleNotFoundError("No module named 'verl.workers'", name="verl.workers")
+
+    monkeypatch.setenv("TRAINER_CONFIG", load_config(given["FILE"]).model_dump_json())
+    monkeypatch.setattr(rank, "run_here", lacking)
+    assert rank.main("trainer.run:run_rank") == CONFIG
+    assert "error: verl is not installed\nhint: pip install 'syncd[trainer]'" in capsys.readouterr().err

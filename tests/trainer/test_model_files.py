@@ -1,0 +1,169 @@
+"""A model that cannot be loaded is refused before ranks are started and before torch is imported."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+
+from cli import environment
+from stand_ins import leave_model
+
+from syncd.errors import ConfigError, StorageError
+from trainer.cli.main import run
+from trainer.config.load import load_config
+from trainer.config.model_files import check_model
+
+CONFIG = 78
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a job's file and returns its path."""
+
+    def write(more=""):
+        path = tmp_path / "file.toml"
+        path.write_text(f'[job]\ndir = "job"\n[model]\npath = "model"\n{more}')
+        return str(path)
+
+    return write
+
+
+def refused(file):
+    with pytest.raises(ConfigError) as caught:
+        check_model(load_config(file))
+    return f"{caught.value} | {caught.value.hint}"
+
+
+def test_a_whole_model_is_taken(write, tmp_path):
+    leave_model(tmp_path / "model")
+    check_model(load_config(write()))
+
+
+def test_shards_with_their_index_are_taken_and_a_missing_one_is_named(write, tmp_path):
+    leave_model(tmp_path / "model", shards=["a", "b", "c"])
+    check_model(load_config(write()))
+    (tmp_path / "model/model-00002-of-00003.safetensors").unlink()
+    assert "weights are missing: model-00002-of-00003.safetensors: " in refused(write())
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("config.json", "not a model directory: No such file or directory"),
+        ("model.safetensors", "weights are missing: model.safetensors (or model.safetensors.index.json"),
+        ("tokenizer.json", "has no tokenizer, and explorers load it from the steps: tokenizer.json (or"),
+    ],
+)
+def test_what_is_missing_is_named(write, tmp_path, lost, said):
+    leave_model(tmp_path / "model")
+    (tmp_path / "model" / lost).unlink()
+    found = refused(write())
+    assert said in found
+    assert str(tmp_path / "model") in found
+    assert "hf download" in found
+
+
+def test_a_config_that_does_not_parse_is_said_with_its_place(write, tmp_path):
+    leave_model(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text("{")
+    assert "not a model directory" in refused(write())
+    (tmp_path / "model/config.json").write_text("[]")
+    assert "does not name one architecture" in refused(write())
+    leave_model(tmp_path / "model", shards=["a"])
+    (tmp_path / "model/model.safetensors").unlink()
+    (tmp_path / "model/model.safetensors.index.json").write_text("{}")
+    assert "not an index of weights" in refused(write())
+
+
+def test_a_pointer_of_git_lfs_is_no_file_of_weights(write, tmp_path):
+    leave_model(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "a pointer of git-lfs: 43 bytes" in refused(write())
+
+
+@pytest.mark.parametrize(
+    "names", [["tokenizer.model"], ["vocab.json", "merges.txt"], ["vocab.txt"], ["qwen.tiktoken"]]
+)
+def test_any_tokenizer_will_do(write, tmp_path, names):
+    leave_model(tmp_path / "model", tokenizer=False)
+    for name in names:
+        (tmp_path / "model" / name).touch()
+    check_model(load_config(write()))
+
+
+SFT = '[algorithm]\nname = "sft"\n[data]\nsft_path = "rows.{kind}"\n'
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("row", [{"tokens": [1, 2], "prompt_length": 1}, {"prompt": "a", "response": "b"}])
+def test_sft_needs_a_tokenizer_for_texts_only(write, tmp_path, kind, row):
+    leave_model(tmp_path / "model", tokenizer=False)
+    if kind == "jsonl":
+        (tmp_path / "rows.jsonl").write_text(f"\n{json.dumps(row)}\n")
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    file = write(SFT.format(kind=kind))
+    if "tokens" in row:
+        check_model(load_config(file))
+    else:
+        assert "are texts: tokenizer.json" in refused(file)
+
+
+def test_a_data_set_that_is_not_there_is_said_at_once(write, tmp_path):
+    leave_model(tmp_path / "model", tokenizer=False)
+    with pytest.raises(StorageError):
+        check_model(load_config(write(SFT.format(kind="jsonl"))))
+
+
+def test_another_engine_looks_at_its_model_itself(write):
+    check_model(load_config(write('[engine]\nname = "other"\n')))
+
+
+def test_the_hub_s_cache_is_pointed_at_where_it_has_the_model(write, tmp_path, monkeypatch):
+    snapshot = tmp_path / "hub/models--org--name/snapshots/abc"
+    leave_model(snapshot)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    file = write()
+    with pytest.raises(ConfigError) as caught:
+        check_model(load_config(file, ["--model.path", "org/name"]))
+    assert caught.value.hint == f"the hub's cache has org/name: --model.path {snapshot}"
+    check_model(load_config(file, ["--model.path", str(snapshot)]))
+
+
+PROGRAM = """
+import sys
+from trainer.cli.main import run
+code = run(sys.argv[1:])
+heavy = {name.partition('.')[0] for name in sys.modules} & {"torch", "verl", "ray", "transformers"}
+print(code, sorted(heavy))
+"""
+
+
+@pytest.mark.parametrize("verb", ["train", "stages"])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_it_is_said_before_torch_is_imported_and_before_anything_is_made(write, tmp_path, verb, dry):
+    file = write('[[stages]]\nname = "a"\n' if verb == "stages" else "")
+    command = [sys.executable, "-c", PROGRAM, verb, file, *dry]
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=120, env=environment()
+    )
+    assert ended.stdout.splitlines()[-1] == f"{CONFIG} []"
+    assert f"error: not a model directory: No such file or directory: {tmp_path}/model\n" in ended.stderr
+    assert "hint: model.path is a directory: hf download" in ended.stderr
+    assert os.listdir(tmp_path) == ["file.toml"]
+
+
+def test_a_stage_that_is_done_needs_its_model_no_more(write, tmp_path, monkeypatch):
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    file = write('[[stages]]\nname = "a"\n')
+    assert run(["stages", file]) == CONFIG
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/stages.json").write_text('{"done": ["a"], "models": {}}')
+    assert run(["stages", file]) == 0

@@ -1,0 +1,310 @@
+"""Formats of a batch: earlier ones are read exactly, later ones harm themselves only, and rollouts are whole."""
+
+import os
+import re
+
+import pyarrow.parquet as pq
+import pytest
+from batch_formats import RELEASED, changed, write_format_1
+from experiences import fifo, make, segmented, whole_group, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import ManualClock
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
+from syncd.experience import columns, places
+from syncd.experience.table import decode_batch, encode_batch
+from syncd.protocol import documents
+from syncd.protocol.layout import Job
+from trainer.experience.store import ExperienceReader
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def two():
+    """Return a batch of two rollouts, with nothing that is optional."""
+    return encode_batch(whole_group("g", step=3))
+
+
+# What earlier releases wrote.
+
+
+def test_a_batch_of_the_first_release_is_read_as_it_was_written():
+    found = decode_batch(read(RELEASED), RELEASED)
+    plain = {"step": 40, "generation": 2}
+    mixed = {"step": 3, "generation": 2, "spans": [(0, 2, 3), (2, 2, 4)], "info": {"answer": 7}}
+    long = {
+        "step": 7, "length": 5, "reward": -2.5, "created_at": 1.7e9, "logprobs": [-1.5, -0.25, -3.0, -0.5, 0.0],
+        "spans": [(0, 1, 7), (2, 1, 9), (3, 1, 8)],
+    }  # fmt: skip
+    assert found == (
+        make("plain", 0, **plain), make("plain", 1, **plain), make("mixed", 0, **mixed), make("mixed", 1, **long),
+    )  # fmt: skip
+    for one in found:
+        assert (one.segment, one.segments) == (0, 1)
+        assert (one.turn_rewards, one.teacher_logprobs, one.unproven) == (None, None, None)
+
+
+@st.composite
+def rows_of_format_1(draw):
+    prompt, response = draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    several = lambda element, count=response: st.lists(element, min_size=count, max_size=count)  # noqa: E731
+    return {
+        "tokens": draw(several(st.integers(0, 2**31 - 1), prompt + response)),
+        "prompt_length": prompt,
+        "logprobs": draw(several(FLOATS)),
+        "action_mask": draw(several(st.booleans())),
+        "reward": draw(FLOATS),
+        "group": "g",
+        "task": "t",
+        "rollout": draw(st.integers(0, 9)),
+        "generation": draw(st.integers(0, 2**53)),
+        "step": draw(st.integers(0, 2**53)),
+        "token_steps": draw(st.none() | several(st.integers(0, 3)) | several(st.integers(0, 2**53))),
+        "created_at": draw(st.floats(0, 1e12)),
+        "info": "{}",
+    }
+
+
+@given(st.lists(rows_of_format_1(), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_every_row_of_format_1_is_read_and_loses_nothing(rows):
+    for row, one in zip(rows, decode_batch(write_format_1(rows), "x"), strict=True):
+        for name in ("tokens", "logprobs"):
+            assert list(getattr(one, name)) == row[name]
+        assert list(map(bool, one.action_mask)) == row["action_mask"]
+        for name in ("prompt_length", "reward", "group", "task", "rollout", "generation", "created_at"):
+            assert getattr(one, name) == row[name]
+        steps = row["token_steps"] or [row["step"]] * len(row["logprobs"])
+        assert one.step == min([row["step"], *steps])
+        ends = [*[span.start for span in one.spans[1:]], len(steps)]
+        said = [span.step for span, end in zip(one.spans, ends, strict=True) for _ in range(end - span.start)]
+        assert said == steps
+        assert {span.generation for span in one.spans} == {row["generation"]}
+        assert decode_batch(encode_batch([one]), "x") == (one,)
+
+
+@pytest.mark.parametrize("steps", [[1], [1, 2, 3, 4], [], [-1, 2, 3]])
+def test_steps_of_tokens_that_fit_no_response_are_refused(steps):
+    row = pq.read_table(RELEASED).slice(0, 1).to_pylist()[0] | {"token_steps": steps}
+    with pytest.raises(CorruptDataError, match="row 0 is not an experience"):
+        decode_batch(write_format_1([row]), "x")
+
+
+def test_a_job_with_batches_of_both_formats_is_trained_on(tmp_path):
+    job = Job.at(tmp_path)
+    write(job, "e0", [make("later", 0), make("later", 1)])
+    os.makedirs(places.batches(job, "e1"))
+    with open(places.batch(job, "e1", 1), "wb") as file:
+        file.write(read(RELEASED))
+    batch = fifo(job, ManualClock(), groups=3).sample(50, generation=2)
+    assert [one.group for one in batch.experiences[::2]] == ["later", "plain", "mixed"]
+
+
+# A number of its own.
+
+
+def test_the_format_is_a_number_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(documents, "PROTOCOL", 7)
+    path = tmp_path / "1.parquet"
+    path.write_bytes(two())
+    assert pq.read_schema(path).metadata[b"format"] == b"2"
+    assert decode_batch(two(), "x") == tuple(whole_group("g", step=3))
+
+
+def test_releases_that_know_format_1_alone_say_what_to_upgrade(tmp_path):
+    """They look at `protocol`, and take a batch for damaged in which it is missing."""
+    path = tmp_path / "1.parquet"
+    path.write_bytes(two())
+    assert int(pq.read_schema(path).metadata[b"protocol"]) > 1
+
+
+@pytest.mark.parametrize("metadata", [{"format": "3"}, {"format": "3", "protocol": "1"}, {"protocol": "9"}])
+def test_a_later_format_is_refused_with_what_to_upgrade(metadata):
+    with pytest.raises(ProtocolTooNewError, match="upgrade syncd") as caught:
+        decode_batch(changed(two(), metadata=metadata), "x")
+    assert "pip install" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "metadata", [{}, {"format": ""}, {"format": "0"}, {"format": "two"}, {"format": "-2"}]
+)
+def test_metadata_without_a_format_is_refused(metadata):
+    with pytest.raises(CorruptDataError, match="no format of a batch"):
+        decode_batch(changed(two(), metadata=metadata), "x")
+
+
+def test_columns_of_another_format_are_refused():
+    with pytest.raises(CorruptDataError, match="columns"):
+        decode_batch(changed(two(), metadata={"format": "1"}), "x")
+    with pytest.raises(CorruptDataError, match="columns"):
+        decode_batch(changed(read(RELEASED), metadata={"format": "2"}), "x")
+
+
+def test_a_batch_of_a_later_format_harms_itself_only(tmp_path):
+    job = Job.at(tmp_path)
+    paths = write(job, "e0", *[whole_group(name) for name in "abc"])
+    later = changed(read(paths[1]), metadata={"format": "3"})
+    with open(paths[1], "wb") as file:
+        file.write(later)
+    reader = ExperienceReader(job, ManualClock())
+    assert [loaded.file.seq for loaded in reader.poll()] == [1, 3]
+    assert reader.counts["rejected"] == 1
+    reason = read(f"{places.rejected(job, 'e0')}/2.parquet.reason.json")
+    assert b"format 3" in reason
+    assert b"upgrade syncd" in reason
+    assert read(f"{places.rejected(job, 'e0')}/2.parquet") == later
+
+
+# Values that contradict each other.
+
+
+def _spans(*spans):
+    return [{"start": start, "generation": generation, "step": step} for start, generation, step in spans]
+
+
+def _turns(*turns):
+    return [{"end": end, "reward": reward} for end, reward in turns]
+
+
+RIGHT = {"spans": _spans((0, 1, 3)), "turn_rewards": None, "teacher_logprobs": None, "unproven": None}
+HOSTILE = {
+    "a span with a negative start": {"spans": _spans((-1, 1, 3))},
+    "spans that overlap": {"spans": _spans((0, 1, 3), (2, 1, 4), (1, 1, 5))},
+    "two spans at one token": {"spans": _spans((0, 1, 3), (0, 1, 4))},
+    "a first span after the first token": {"spans": _spans((1, 1, 3))},
+    "a span behind the response": {"spans": _spans((0, 1, 3), (3, 1, 4))},
+    "a span of a negative step": {"spans": _spans((0, 1, 3), (1, 1, -4))},
+    "a span of a negative generation": {"spans": _spans((0, 1, 3), (1, -1, 4))},
+    "a span of a step beyond all": {"spans": _spans((0, 1, 3), (1, 1, 2**60))},
+    "a span older than the row": {"spans": _spans((0, 1, 2))},
+    "log-probs of another length": {"teacher_logprobs": [0.0]},
+    "log-probs that are no number": {"teacher_logprobs": [0.0, float("nan"), 0.0]},
+    "log-probs without end": {"teacher_logprobs": [0.0, float("-inf"), 0.0]},
+    "a mask of another length": {"unproven": [True]},
+    "rewards that add up to another one": {"turn_rewards": _turns((1, 0.25), (3, 0.5))},
+    "rewards that are no number": {"turn_rewards": _turns((1, float("nan")))},
+    "a turn without a token": {"turn_rewards": _turns((0, 0.5))},
+    "a turn behind the response": {"turn_rewards": _turns((4, 0.5))},
+    "turns that overlap": {"turn_rewards": _turns((2, 0.25), (1, 0.25))},
+    "no turn for a reward": {"turn_rewards": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_refusal_names_file_row_and_field(what):
+    ((name, value),) = HOSTILE[what].items()
+    assert decode_batch(changed(two(), {name: [RIGHT[name]] * 2}), "x") == tuple(whole_group("g", step=3))
+    with pytest.raises(CorruptDataError) as caught:
+        decode_batch(changed(two(), {name: [RIGHT[name], value]}), "e0/7.parquet")
+    assert re.search(rf"row 1 is not an experience: {name}\b", caught.value.message)
+    assert caught.value.path == "e0/7.parquet"
+
+
+def test_no_span_at_all_is_the_version_of_the_row():
+    found = decode_batch(changed(two(), {"spans": [[], RIGHT["spans"]]}), "x")
+    assert found == tuple(whole_group("g", step=3))
+
+
+def test_spans_of_one_batch_are_bounded(monkeypatch):
+    long = [make("g", 0, spans=[(place, 1, place) for place in range(3)])]
+    data = encode_batch(long)
+    row = pq.read_table(RELEASED).slice(2, 1).to_pylist()[0] | {"token_steps": [3, 4, 5]}
+    monkeypatch.setattr(columns, "MAX_ITEMS", 2)
+    with pytest.raises(UsageError, match="spans: 3 in one batch where at most 2"):
+        encode_batch(long)
+    for hostile in (data, write_format_1([row])):
+        with pytest.raises(CorruptDataError, match="spans: 3 in one batch where at most 2"):
+            decode_batch(hostile, "x")
+
+
+# Rollouts of several segments.
+
+
+def test_segments_come_back_in_order():
+    batch = [*segmented("g", 0, steps=[3, 4, 5]), make("g", 1)]
+    assert decode_batch(encode_batch(batch), "x") == tuple(batch)
+
+
+def _wrong(*rows):
+    return [make("g", segment=segment, segments=segments, **more) for segment, segments, more in rows]
+
+
+PARTS = {
+    "the last one is missing": (_wrong((0, 3, {}), (1, 3, {})), "row 0: segments"),
+    "the first one is missing": (_wrong((1, 2, {})), "row 0: segment is 1"),
+    "the middle one is missing": (_wrong((0, 3, {}), (2, 3, {})), "row 1: segment is 2"),
+    "one comes twice": (_wrong((0, 2, {}), (0, 2, {})), "row 1: segment is 0"),
+    "in another order": (_wrong((1, 2, {}), (0, 2, {})), "row 0: segment is 1"),
+    "other counts": (_wrong((0, 2, {}), (1, 3, {})), "row 1: segments"),
+    "other rewards": (_wrong((0, 2, {}), (1, 2, {"reward": 1.0})), "row 1: reward"),
+    "other tasks": (_wrong((0, 2, {}), (1, 2, {"tag": 1})), "row 1: task"),
+    "another rollout": (_wrong((0, 2, {}), (1, 2, {"rollout": 1})), "row 1: rollout"),
+    "turns in one alone": (
+        _wrong((0, 2, {"turn_rewards": [(1, 0.5)]}), (1, 2, {})),
+        "row 0 is .* turn_rewards",
+    ),
+    "turns that add up to more": (
+        _wrong(*[(number, 2, {"turn_rewards": [(1, 0.5)]}) for number in range(2)]),
+        "row 0 is .* turn_rewards add up to 1 where the reward is 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_a_rollout_that_is_not_whole_is_refused_when_it_is_written_and_when_it_is_read(what, monkeypatch):
+    batch, why = PARTS[what]
+    with pytest.raises(UsageError, match=why):
+        encode_batch(batch)
+    with monkeypatch.context() as patch:
+        patch.setattr("syncd.experience.table.check_rollouts", lambda _: None)
+        data = encode_batch(batch)
+    with pytest.raises(CorruptDataError, match=why) as caught:
+        decode_batch(data, "e0/7.parquet")
+    assert caught.value.path == "e0/7.parquet"
+
+
+def test_rewards_of_turns_are_counted_over_all_segments():
+    turns = [[(1, 0.25), (3, 0.5)], [], [(2, -0.25)]]
+    batch = [
+        make("g", segment=number, segments=3, turn_rewards=its, reward=0.5)
+        for number, its in enumerate(turns)
+    ]
+    assert [one.turn_rewards for one in decode_batch(encode_batch(batch), "x")] == [
+        ((1, 0.25), (3, 0.5)), (), ((2, -0.25),)
+    ]  # fmt: skip
+
+
+def test_rewards_of_many_turns_may_differ_by_rounding():
+    turns = [(place + 1, 0.1) for place in range(1000)]
+    assert make(length=1000, reward=100.0, turn_rewards=turns).reward == 100.0
+    with pytest.raises(UsageError, match="add up"):
+        make(length=1000, reward=100.1, turn_rewards=turns)
+
+
+SMALL = st.tuples(st.integers(-1, 4), st.integers(-1, 2), st.integers(1, 5))
+
+
+@given(
+    st.just([])
+    | st.lists(SMALL, min_size=1, max_size=4).flatmap(lambda spans: st.sampled_from([spans, sorted(spans)]))
+)
+@settings(max_examples=150, deadline=None)
+def test_spans_are_read_if_and_only_if_they_cover_the_response(spans):
+    """Whoever can write can seal: what is read keeps every rule, whatever was written."""
+    starts = [start for start, _, _ in spans]
+    right = starts == sorted(set(starts)) and all(
+        version >= (1, 3) for _, *pair in spans for version in [tuple(pair)]
+    )
+    right = right and (not spans or (starts[0] == 0 and starts[-1] < 3))
+    data = changed(two(), {"spans": [RIGHT["spans"], _spans(*spans)]})
+    if right:
+        assert decode_batch(data, "x")[1].spans == tuple(spans or [(0, 1, 3)])
+    else:
+        with pytest.raises(CorruptDataError, match="row 1 is not an experience: spans"):
+            decode_batch(data, "x")

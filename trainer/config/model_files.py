@@ -1,0 +1,158 @@
+"""What a model directory must have, looked at before ranks are started: no torch, a few small reads."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from syncd.errors import ConfigError, storage_error
+from trainer.config.algorithms import SFT, VERL
+from trainer.config.model import JobConfig
+
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
+_VOCABULARY_SUFFIXES = (".model", ".tiktoken")
+_SHOWN = 5
+"""Missing files that a message names."""
+
+_LENGTH = 8
+"""Bytes of the length of a header, with which a safetensors file begins."""
+
+
+def check_model(config: JobConfig) -> None:
+    """Refuse a model that cannot be loaded, or that has no tokenizer where the run needs one.
+
+    Other engines than verl's check their models themselves.
+
+    Raises:
+        ConfigError: Files are missing; the message names them.
+        StorageError: A file cannot be read.
+    """
+    if config.engine.name != VERL:
+        return
+    path = config.model.path
+    read_model_config(path)
+    try:
+        missing = list(_missing_weights(path))
+        if missing:
+            raise _incomplete(path, "the model's weights are missing", missing)
+        why = _needs_tokenizer(config)
+        if why and not _has_tokenizer(path):
+            lacking = ["tokenizer.json (or tokenizer.model, or vocab.json with merges.txt)"]
+            raise _incomplete(path, f"the model has no tokenizer, and {why}", lacking)
+    except OSError as error:
+        raise storage_error(error, error.filename or path) from error
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """Return config.json of a model directory.
+
+    Raises:
+        ConfigError: It is not one, or does not name one architecture.
+    """
+    file_path = os.path.join(path, "config.json")
+    try:
+        with open(file_path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"not a model directory: {reason}", path=path, hint=_where_from(path)) from error
+    architectures = found.get("architectures") if isinstance(found, dict) else None
+    if not isinstance(architectures, list) or len(architectures) != 1:
+        hint = 'write, for example, "architectures": ["Qwen2ForCausalLM"]'
+        raise ConfigError("the model's config does not name one architecture", path=file_path, hint=hint)
+    return dict(found)
+
+
+def _missing_weights(path: str) -> Iterator[str]:
+    """Yield the files of weights that are not there, or not whole; nothing where all are."""
+    if whole := [name for name in _WHOLE if os.path.isfile(f"{path}/{name}")]:
+        yield from _cut_off(path, whole[0])
+        return
+    index = next((name for name in _INDEXES if os.path.isfile(f"{path}/{name}")), None)
+    if index is None:
+        yield f"model.safetensors (or {_INDEXES[0]} with its shards)"
+        return
+    for name in _shards(f"{path}/{index}"):
+        if os.path.isfile(f"{path}/{name}"):
+            yield from _cut_off(path, name)
+        else:
+            yield name
+
+
+def _shards(index: str) -> list[str]:
+    try:
+        with open(index, encoding="utf-8") as file:
+            return sorted(set(map(str, json.load(file)["weight_map"].values())))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"not an index of weights ({error!r})", path=index) from error
+
+
+def _cut_off(path: str, name: str) -> Iterator[str]:
+    """Yield a safetensors file that ends within its header, as a pointer of git-lfs does."""
+    if not name.endswith(".safetensors"):
+        return
+    with open(f"{path}/{name}", "rb") as file:
+        header = int.from_bytes(file.read(_LENGTH), "little")
+        size = os.fstat(file.fileno()).st_size
+    if size < _LENGTH + header or size <= _LENGTH:
+        yield f"{name} (the one there is cut off or a pointer of git-lfs: {size} bytes)"
+
+
+def _needs_tokenizer(config: JobConfig) -> str:
+    """Return why the run needs a tokenizer, empty where it does not."""
+    if config.algorithm.name != SFT:
+        return "explorers load it from the steps"
+    return "" if _has_tokens(config.data.sft_path) else f"the rows of {config.data.sft_path} are texts"
+
+
+def _has_tokens(path: str) -> bool:
+    """Say whether the first row of a data set has tokens; what is no data set is refused where it is read."""
+    if path.endswith(".parquet"):
+        import pyarrow as pa  # noqa: PLC0415 - only Parquet needs it
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        try:
+            return "tokens" in pq.read_schema(path).names
+        except pa.ArrowException:
+            return True
+    with open(path, encoding="utf-8") as file:
+        line = next((line for line in file if line.strip()), "{}")
+    try:
+        return "tokens" in json.loads(line)
+    except (ValueError, TypeError):
+        return True
+
+
+def _has_tokenizer(path: str) -> bool:
+    names = set(os.listdir(path))
+    if any(names.issuperset(files) for files in _VOCABULARIES):
+        return True
+    return any(name.endswith(_VOCABULARY_SUFFIXES) for name in names)
+
+
+def _incomplete(path: str, what: str, missing: list[str]) -> ConfigError:
+    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    return ConfigError(f"{what}: {', '.join(missing[:_SHOWN])}{more}", path=path, hint=_where_from(path))
+
+
+def _where_from(path: str) -> str:
+    """Return what to run: the hub's cache may have the model that a path ends like; a name alone is never loaded."""
+    name = "/".join(path.split("/")[-2:])
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and (cached := _cached(name)):
+        return f"the hub's cache has {name}: --model.path {shlex.quote(cached)}"
+    return f"model.path is a directory: hf download ORG/MODEL --local-dir {shlex.quote(path)}"
+
+
+def _cached(name: str) -> str | None:
+    """Return the newest snapshot of a model in the hub's cache, None where there is none."""
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    place = f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/models--{name.replace('/', '--')}/snapshots"
+    try:
+        found = [entry.path for entry in os.scandir(place) if os.path.isfile(f"{entry.path}/config.json")]
+        return max(found, key=os.path.getmtime, default=None)
+    except OSError:
+        return None
