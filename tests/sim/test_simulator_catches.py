@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -206,3 +207,20 @@ def test_a_reader_that_does_not_compare_digests(monkeypatch):
     for reader in (explorer, follower):
         monkeypatch.setattr(reader, "digest_bytes", lambda _: Anything())
     assert_caught("I4 confirmed bytes", first=79, deeds=frozenset({Deed.CORRUPT_READS}))
+
+
+def by_number_alone(monkeypatch):
+    """Let all claims have one identity: what tells a term from another is its number alone."""
+    monkeypatch.setattr(candidate, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
+
+
+def test_telling_terms_by_their_number_where_the_state_directory_is_removed(monkeypatch):
+    by_number_alone(monkeypatch)
+    assert_caught("I5 a term has one leader", first=10, deeds=frozenset({Deed.STATE_REMOVED}))
+
+
+def test_telling_directories_by_their_inode_where_the_job_is_made_again(monkeypatch):
+    by_number_alone(monkeypatch)
+    # Before a directory's birth was compared there was no such function, and this was how it was.
+    monkeypatch.setattr(scan, "_is_another", lambda *_: False, raising=False)
+    assert_caught("I5 a term has one leader", "I2", first=7, deeds=frozenset({Deed.JOB_REPLACED}))
