@@ -10,9 +10,10 @@ TEST_WORKERS ?= 3
 SCHEDULES ?= 10000
 SEED ?= 1
 FAULTS ?= 100
+RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-gpu test-faults test-slurm test-vllm test-sglang lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-slurm test-vllm test-sglang lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -29,6 +30,18 @@ demo-daemon: $(DEMO)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
+# After each edit, in two minutes or less on two cores: what needs no mount, no other machine and no long matrix. The
+# mark `slow` and the directories below say what that is.
+FAST := tests/unit tests/contract tests/sim tests/trainer tests/explorer
+WHOLE_ENGINES := tests/trainer/engines tests/explorer/engines tests/explorer/broadcast
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not sweep and not beds" \
+		$(FAST) $(addprefix --ignore=,$(WHOLE_ENGINES)) $(PYTEST_ARGS)
+
+# Two `syncd publish` of one step at once, 200 times: one wins, and the sealed bytes are its own.
+publish-races: $(READY)
+	SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_publish_race.py $(PYTEST_ARGS)
+
 # The same loop on CUDA with NCCL, where there is a GPU.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
@@ -36,9 +49,11 @@ test-gpu: $(READY)
 # Every fault at every point, a thousand markers on each NFS mount, fifty kills of ranks: an hour or two. `make test` takes
 # each kill, and of the rest a part that changes from point to point.
 test-faults: $(READY)
-	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 $(BIN)/python -m pytest tests/integration/test_sweep.py \
+	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_sweep.py \
+		tests/integration/test_sweep_full_disk.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
-		tests/integration/test_nfs_machines.py tests/trainer/test_kills.py $(PYTEST_ARGS)
+		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
+		tests/integration/test_publish_race.py tests/trainer/test_kills.py $(PYTEST_ARGS)
 
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 test-slurm: $(READY)
@@ -70,8 +85,10 @@ format: $(READY)
 soak: soak-simulator soak-parts
 
 # Random schedules of the whole system in a simulated world; a failing seed is printed with the command that replays it.
+# DEEDS=all, none or names with commas (syncd/lab/simulator/deeds.py) says what they contain beyond faults of calls.
 soak-simulator: $(READY)
-	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS)
+	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS) \
+		$(if $(DEEDS),--deeds $(DEEDS))
 
 # Real processes for an hour: a trainer, eight explorers and two daemons, killed, stopped, cut off, on full and frozen
 # disks, by a schedule of SEED. As root; without, the disks and cuts are left out, and it says so.

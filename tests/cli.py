@@ -11,6 +11,8 @@ from typing import Any
 from syncd.cli.main import run
 
 ROOT = Path(__file__).parents[1]
+LONG = 60.0
+"""A bound that only a failing test reaches."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ def environment(**more: str) -> dict[str, str]:
     """Return an environment in which this checkout is imported, and nothing of ours is set."""
     kept = {key: value for key, value in os.environ.items() if "SYNCD" not in key}
     return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def modules_loaded(*args: object) -> list[str]:
+    """Return the modules that a command line imports in a process of its own, those of start-up included."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command(*args)[1:]],
+        capture_output=True, text=True, env=environment(), check=True,
+    )  # fmt: skip
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return [line.rpartition("|")[2].strip() for line in lines[1:]]
 
 
 def spawn(*args: object, **more: Any) -> subprocess.Popen[str]:

@@ -1,5 +1,6 @@
-"""Fixtures and records that all tests share."""
+"""Fixtures, records and the Hypothesis profile that all tests share."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -8,6 +9,20 @@ import tempfile
 
 import pytest
 from beds import probe
+
+with contextlib.suppress(ImportError):  # the tests on a GPU run where it is not installed
+    from hypothesis import HealthCheck, settings
+
+    # No deadline and no health check that a loaded machine breaks. In CI the examples follow from the test alone;
+    # elsewhere they are drawn, and a failure prints the blob that reproduces it.
+    settings.register_profile(
+        "syncd",
+        deadline=None,
+        derandomize=bool(os.environ.get("CI")),
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("syncd")
 
 _RECORDS: list[str] = []
 _MEASURED = "measured"

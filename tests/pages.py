@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from cli import spawn
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)

@@ -262,3 +262,72 @@ def _lines(log: str) -> Iterator[tuple[str, str, str]]:
         for line in file:
             if match := _CALL.match(line):
                 yield match[1], match[2], match[3]
+
+
+# --- a full disk ------------------------------------------------------------------------------------------------
+
+NEEDS_ROOM = (
+    "write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range", "fallocate", "mkdir",
+    "mkdirat", "fsync", "fdatasync",
+)  # fmt: skip
+"""The calls that a full disk refuses. A file can be made on one, by an inode that is free; opens are left alone."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a run: the point that comes next, and how many calls of each name came before it."""
+
+    point: Point
+    before: dict[str, int] = field(compare=False)
+
+
+def moments(target: Target) -> list[Moment]:
+    """Return each moment of an undisturbed run right before a call that needs room below its directory."""
+    with copied(target) as (place, log):
+        done = _traced(target.command(place), log, "--seccomp-bpf")
+        if done.returncode != 0:
+            raise AssertionError(f"{target.name} fails undisturbed: {done.stderr[-2000:]}")
+        counts, found, changes = Counter[str](), [], {(p.call, p.when): p for p in _changes(log, place)}
+        first = next(_lines(log))[0]
+        for pid, call, _ in _lines(log):
+            if pid != first:
+                continue
+            counts[call] += 1
+            point = changes.get((call, counts[call]))
+            if point is not None and call in NEEDS_ROOM:
+                found.append(Moment(point, {**counts, call: counts[call] - 1}))
+        return found
+
+
+def fill_up(target: Target, chosen: Sequence[Moment], refused: int | None, workers: int = 4) -> Result:
+    """Let the disk be full from moments of a run on.
+
+    Args:
+        target: What is swept.
+        chosen: From when on, one run each.
+        refused: After how many refused calls of each name there is room again; None: never in this run.
+        workers: Runs at a time.
+    """
+    end = "for good" if refused is None else f"for {refused} calls of each name"
+    result = Result(target.name, [moment.point for moment in chosen], f"ENOSPC {end}")
+    with ThreadPoolExecutor(workers) as pool:
+        for moment, wrong in zip(
+            chosen, pool.map(lambda one: _filled(target, one, refused), chosen), strict=True
+        ):
+            result.runs += 1
+            result.problems += [f"full from {moment.point} on: {problem}" for problem in wrong]
+    return result
+
+
+def _filled(target: Target, moment: Moment, refused: int | None) -> list[str]:
+    options = []
+    for call in NEEDS_ROOM:
+        first = moment.before.get(call, 0) + 1
+        when = f"{first}+" if refused is None else f"{first}..{first + refused - 1}"
+        options.append(f"--inject={call}:error=ENOSPC:when={when}")
+    with copied(target) as (place, log):
+        done = _traced(target.command(place), log, "--seccomp-bpf", *options)
+        outcome = _outcome(done, log, place, "ENOSPC")
+        if not outcome.met:
+            return [f"no call was refused: {done.stderr[-500:]}"]
+        return target.check(place, outcome) or target.resume(place)

@@ -14,7 +14,7 @@ from syncd.protocol.presence import path_of, read_presence
 from syncd.protocol.version import read_version
 from syncd.synchronizer import AsyncSynchronizer, Synchronizer
 
-LONG = 30.0
+LONG = 60.0
 """A bound that only a failing test reaches."""
 
 A_WHILE = 0.25

@@ -58,7 +58,9 @@ def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | 
         directory: The name of its directory.
     """
     path = f"{root}/{directory}"
-    if not list_if_there(disk, path):
+    try:
+        disk.list(path)  # an empty one is there, too: its writer was killed before it wrote anything
+    except MISSING:
         return None
     present, expected = count_receipts(list_if_there(disk, receipts_directory(path)))
     return Step(

@@ -292,6 +292,16 @@ def test_one_attempt_alone_is_kept_until_a_later_step_is_published(tmp_path):
     assert [event["rule"] for event in heard.of("step_removed")] == ["stale_partial"]
 
 
+def test_an_attempt_whose_writer_was_killed_before_it_wrote_anything_goes_too(tmp_path):
+    job = Job.at(tmp_path)
+    os.mkdir(job.attempt(STEP, "empty"))
+    daemon, heard, _ = start(job)
+    write_step(job, STEP)
+    daemon.tick()
+    assert attempts_in(job) == set()
+    assert [event["path"] for event in heard.of("attempt_removed")] == [f".global_step_{STEP}.empty"]
+
+
 def test_pruning_off_keeps_attempts(tmp_path):
     job = Job.at(tmp_path)
     begun(job, "loser")

@@ -229,7 +229,7 @@ def test_steps_of_this_protocol_are_left_alone(tmp_path, sample):
     assert look(tmp_path / "receipts", sample) is None
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_hostile_content_never_raises(tmp_path, sample, data):
     path = sample.place(tmp_path)

@@ -6,7 +6,7 @@ import os
 from typing import ClassVar
 
 from fake_engines import START, FakeAdapters, FakeSglang, FakeVllm, fingerprint, fingerprint_of
-from hook_contract import Bed
+from hook_contract import PATIENCE, Bed
 from jobs import shard_bytes
 from targets import target_of
 
@@ -17,7 +17,6 @@ from explorer_hooks.hooks.vllm import VllmHook
 
 SHAPES = {"model.a": (4, 2), "model.b": (3,), "model.c": (2, 2)}
 SECRET = "a-secret-of-the-engine"
-TIMEOUT = 2.0
 
 
 def write_version(directory, salt, shards=1, shapes=None):
@@ -33,7 +32,7 @@ def write_version(directory, salt, shards=1, shapes=None):
 
 def asked(address, method, path, body=None, token=None):
     """Return status and document of a request that does not go through the hook."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE)
     try:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -62,7 +61,7 @@ class EngineBed(Bed):
 
     def open(self):
         return self.hook_type.from_options(
-            HookOptions(self.engine.address, settings=self.settings, timeout=TIMEOUT, token=self.token)
+            HookOptions(self.engine.address, settings=self.settings, timeout=self.patience, token=self.token)
         )
 
     def target(self, pair, *, shards=1):

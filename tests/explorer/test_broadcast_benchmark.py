@@ -3,6 +3,8 @@
 import forked
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WAYS = {"broadcast", "files", "tensor by tensor", "one buffer"}
 
 

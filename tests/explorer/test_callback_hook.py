@@ -6,7 +6,7 @@ import threading
 from typing import ClassVar
 
 import pytest
-from hook_contract import Bed, HookContract, bounded, load
+from hook_contract import PATIENCE, Bed, HookContract, bounded, load
 from jobs import shard_bytes
 from targets import target_of
 
@@ -66,14 +66,12 @@ def write_shards(directory, salt, shards=1):
 
 
 class OwnBed(Bed):
-    timeout = 0.5
-
     def __init__(self, directory):
         self.directory, self.engine = directory, OwnEngine()
 
     def open(self):
         engine = self.engine
-        return CallbackHook(engine.load, engine.current, commit=engine.commit, timeout=self.timeout)
+        return CallbackHook(engine.load, engine.current, commit=engine.commit, timeout=self.patience)
 
     def target(self, pair, *, shards=1):
         place = self.directory / f"{pair[0]}.{pair[1]}-{shards}"
@@ -128,7 +126,7 @@ class QuietBed(OwnBed):
     }
 
     def open(self):
-        return CallbackHook(self._load, timeout=self.timeout)
+        return CallbackHook(self._load, timeout=self.patience)
 
     def _load(self, target):
         self.engine.load(target)
@@ -217,6 +215,7 @@ def test_a_call_without_end_is_bounded_and_the_next_one_waits_for_it(target):
     assert isinstance(bounded(lambda: load(hook, target)), LoadFailedError)
     assert isinstance(bounded(lambda: hook.load(target)), EngineUnreachableError)
     free.set()
+    hook._timeout = PATIENCE
     load(hook, target)
     assert calls == [target.label, target.label]  # the one that did not begin in time never did
     hook.close()

@@ -52,7 +52,9 @@ class ProgramBed(Bed):
         self.restart()
 
     def open(self):
-        return CommandHook(self.command, current=self.command, phases=("load", "commit"), timeout=1)
+        return CommandHook(
+            self.command, current=self.command, phases=("load", "commit"), timeout=self.patience
+        )
 
     def target(self, pair, *, shards=1):
         place = self.directory / f"{pair[0]}.{pair[1]}-{shards}"
@@ -110,7 +112,7 @@ class RememberingBed(ProgramBed):
 
     def open(self):
         load_and_serve = ["/bin/sh", "-c", 'SYNCD_PHASE=abort exec "$@"', "sh", *self.command]
-        return CommandHook(load_and_serve, state=str(self.directory / "state.json"), timeout=20)
+        return CommandHook(load_and_serve, state=str(self.directory / "state.json"), timeout=self.patience)
 
 
 class TestProgramWhoseLastLoadIsRemembered(HookContract):
@@ -204,14 +206,20 @@ def test_when_its_time_is_over_the_whole_group_is_killed_also_what_ignores_signa
     monkeypatch.setattr(process, "GRACE", 0.2)
     pids = tmp_path / "pids"
     script = f"trap '' TERM; (trap '' TERM; echo $$ >> {pids}; sleep 300) & echo $! >> {pids}; sleep 300"
-    hook = CommandHook(["/bin/sh", "-c", script], timeout=0.5)
-    hook.prepare(target)
-    raised = bounded(lambda: hook.load(target))
-    assert isinstance(raised, LoadFailedError)
-    assert "killed after 0.5 s" in str(raised)
-    found = [int(line) for line in pids.read_text().split()]
+    found = []
+    # A loaded machine may not have started all of the group in the first half second.
+    for timeout in (0.5, 2.0, 8.0, 32.0):
+        pids.write_text("")
+        hook = CommandHook(["/bin/sh", "-c", script], timeout=timeout)
+        hook.prepare(target)
+        raised = bounded(lambda hook=hook: hook.load(target))
+        assert isinstance(raised, LoadFailedError)
+        assert f"killed after {timeout:g} s" in str(raised)
+        found = [int(line) for line in pids.read_text().split()]
+        assert all(ends(pid) for pid in found)
+        if len(found) == 2:
+            break
     assert len(found) == 2
-    assert all(ends(pid) for pid in found)
 
 
 def test_an_interrupted_load_kills_what_it_started(tmp_path, target):

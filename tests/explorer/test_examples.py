@@ -20,6 +20,8 @@ from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.presence import path_of, read_presence
 from syncd.synchronizer import RunningStatus, Synchronizer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -98,11 +98,17 @@ def test_answers_that_differ(left, right):
         "\u0663" * 1000,
     ],
 )
-def test_hostile_responses_get_nothing_and_take_no_time(hostile):
+def test_hostile_responses_get_nothing_in_time_that_grows_with_their_length(hostile):
+    whole, quarter = seconds_of(hostile), seconds_of(hostile[: len(hostile) // 4])
+    assert whole < 10 * quarter + 1.0, "quadratic patterns take sixteen times as long, minutes here"
+
+
+def seconds_of(hostile):
+    """Return the seconds of a processor that scoring takes; nothing of it is an answer."""
     begin = time.process_time()
     for response in (hostile, rf"\boxed{{{hostile}}}", f"#### {hostile}"):
         assert BUILT_IN["math"]("", response, {"answer": "5"}) == 0.0
-    assert time.process_time() - begin < 20.0  # quadratic patterns take minutes here
+    return time.process_time() - begin
 
 
 def test_long_texts_are_equal_only_as_a_whole():
@@ -169,8 +175,9 @@ def places(tmp_path):
     return [str(tmp_path)]
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
-    scores = scorer("own_reward:score", timeout=3.0, workers=2, places=places)
+    scores = scorer("own_reward:score", timeout=6.0, workers=2, places=places)
     try:
         responses = ["1", "hang", "2", "die", "3", "raise", "4", "nan", "5"]
         found = scores.score([("p", response, {"id": "t"}) for response in responses])
@@ -180,7 +187,7 @@ def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
     assert found[0].info == {"task": "t", "prompt": "p"}
     problems = [score.problem for score in found if score.reward is None]
     assert problems == [
-        "it took more than 3 s",
+        "it took more than 6 s",
         "it ended its process",
         "ValueError: of no worth",
         "it returned nan",
@@ -190,4 +197,4 @@ def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
 @pytest.mark.parametrize("function", ["own_reward:missing", "no_such_module:score"])
 def test_a_function_that_cannot_be_imported_is_an_error_at_once(places, function):
     with pytest.raises(ConfigError, match=function):
-        scorer(function, timeout=5.0, workers=1, places=places)
+        scorer(function, timeout=30.0, workers=1, places=places)

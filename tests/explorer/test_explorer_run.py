@@ -31,6 +31,8 @@ sys.path.insert(0, str(EXAMPLES))
 from problems import problems  # noqa: E402
 from tiny_model import make_model  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GROUPS, SIZE = 2, 3
 MINUTES = 200.0
 """A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""

@@ -228,6 +228,7 @@ work(Job.at(sys.argv[1]), 10**6)
 """
 
 
+@pytest.mark.slow
 def test_killed_with_sigkill_at_random_moments(tmp_path):
     job, chance = Job.at(tmp_path), random.Random(7)
     here = str(Path(__file__).parent)

@@ -19,6 +19,8 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus, path_of, read_presence
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 LONG = 60.0
 PATHS = os.pathsep.join(map(str, (ROOT, HERE, HERE / "installed")))

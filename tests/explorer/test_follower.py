@@ -25,7 +25,7 @@ from syncd.protocol.presence import RunningStatus
 from syncd.protocol.receipt import FileRecord
 from syncd.synchronizer import Synchronizer
 
-LONG = 30.0
+LONG = 60.0
 SHORT = 0.15
 """How long something is watched that must not happen: many looks."""
 

@@ -13,7 +13,7 @@ from syncd.synchronizer import Synchronizer
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-LONG = 30.0
+LONG = 60.0
 
 
 class MemoryScene(Scene):

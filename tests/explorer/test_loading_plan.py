@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer_hooks.base import TensorMeta
@@ -30,7 +30,6 @@ def header_of(described, padding=0):
     return parse_header(len(text).to_bytes(8, "little") + text, 8 + len(text) + start)
 
 
-@settings(deadline=None)
 @given(
     tensors,
     st.integers(0, 9),
@@ -80,7 +79,6 @@ def test_many_small_tensors_are_read_by_few_calls_that_the_kernel_takes():
     assert all(len(piece.parts) <= 1024 for piece in pieces)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), st.data())
 def test_blocks_are_the_range_in_order(shape, data):
     count = math.prod(shape)

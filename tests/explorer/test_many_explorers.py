@@ -160,7 +160,7 @@ def finish(run):
     codes = {name: run.explorers[name].wait(_LONG) for name in NAMES}
     assert codes == {**dict.fromkeys(NAMES, 0), KILLED: -signal.SIGKILL}, run.report()
     run.daemon.terminate()
-    assert run.daemon.wait(30) == 0
+    assert run.daemon.wait(_LONG) == 0
 
 
 def check(run, record_line):

@@ -15,6 +15,8 @@ from syncd.experience import places
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 
+pytestmark = pytest.mark.slow
+
 STEPS, INTERVAL = 8, 2
 PAUSES = {"fast": 0.01, "slow": 0.15}
 LIMIT = 150.0

@@ -5,6 +5,8 @@ import os
 import forked
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_small_run(tmp_path, shm):
     pytest.importorskip("torch", reason="needs torch")

@@ -12,6 +12,8 @@ from whole_jobs import RANK, TESTS, ended, free_port, logs, program
 
 from syncd.protocol.memory import copies
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 100.0
 STEPS = 4
 

@@ -136,7 +136,7 @@ def test_a_token_is_sent_and_never_told(tmp_path, echo, way, hook):
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_server_that_says_it_back_does_not_get_it_into_a_message(echo, answer):
     server = echo(answer)
-    client = Server(server.address, token=SECRET, timeout=5, ask_timeout=5, missing="")
+    client = Server(server.address, token=SECRET, timeout=30, ask_timeout=30, missing="")
     for ask in (client.ask_json, client.ask, lambda path: client.tell(path, {}, hint="x")):
         with contextlib.suppress(SyncdError):
             said = ask("/v1")

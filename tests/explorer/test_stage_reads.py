@@ -15,6 +15,8 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.synchronizer import Synchronizer
 
+pytestmark = pytest.mark.slow
+
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ENGINES = 8
 STEPS = 3
@@ -72,7 +74,7 @@ def follow(place, stage, engines, steps):
         trainer.close()
         assert [one.wait(_LONG) for one in started] == [0] * engines
         daemon.terminate()
-        assert daemon.wait(30) == 0
+        assert daemon.wait(_LONG) == 0
     whole = [read_manifest(Job.at(job).disk, Job.at(job).step(step)) for step in range(1, steps + 1)]
     size = sum(shard.size for manifest in whole for shard in manifest.shards)
     return [read_of(f"{place}/{number}.trace", job) for number in range(engines)], size

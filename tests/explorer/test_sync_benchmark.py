@@ -6,6 +6,8 @@ import os
 import forked
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WAYS = {"syncd, stage", "syncd", "save_file", "torch.save"}
 PARTS = {"gather", "write", "visibility", "stage", "verify", "pause", "load", "confirm"}

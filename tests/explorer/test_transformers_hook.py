@@ -62,7 +62,7 @@ class ModelBed(Bed):
         self.hook = None
 
     def open(self):
-        self.hook = TransformersHook(self.model, timeout=2, on_commit=self._on_commit)
+        self.hook = TransformersHook(self.model, timeout=self.patience, on_commit=self._on_commit)
         return self.hook
 
     def _on_commit(self, target):

@@ -9,7 +9,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hook_contract import Bed, HookContract, load
+from hook_contract import PATIENCE, Bed, HookContract, load
 from targets import label, target_of
 from test_callback_hook import START, content_of, write_shards
 
@@ -116,7 +116,9 @@ class ReceiverBed(Bed):
         self.receiver.end()
 
     def open(self):
-        return WebhookHook(f"http://127.0.0.1:{self.port}/load", KEY, timeout=1, ask_timeout=1)
+        return WebhookHook(
+            f"http://127.0.0.1:{self.port}/load", KEY, timeout=self.patience, ask_timeout=self.patience
+        )
 
     def target(self, pair, *, shards=1):
         place = self.directory / f"{pair[0]}.{pair[1]}-{shards}"
@@ -196,7 +198,7 @@ def test_the_key_signs_and_never_travels(bed, target):
 
 
 def test_a_receiver_with_another_key_is_told_from_a_failed_load(bed, target):
-    hook = WebhookHook(f"http://127.0.0.1:{bed.port}", "another key", timeout=5)
+    hook = WebhookHook(f"http://127.0.0.1:{bed.port}", "another key", timeout=PATIENCE)
     with pytest.raises(ConfigError, match="refuses the token"):
         hook.prepare(target)
     assert bed.runs(None)

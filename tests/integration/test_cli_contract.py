@@ -155,7 +155,7 @@ def test_the_daemon_ends_with_0_after_sigterm(published):
             if '"leading"' in line:
                 break
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     assert process.returncode == 0
 
 

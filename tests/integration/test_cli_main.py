@@ -10,7 +10,7 @@ import time
 
 import click
 import pytest
-from cli import Shell, command, environment, spawn
+from cli import LONG, Shell, command, environment, modules_loaded, spawn
 from jobs import write_step
 
 from syncd import __version__
@@ -28,6 +28,8 @@ HEAVY = (
     "syncd.views",
     "xxhash",
 )
+
+MODULES_OF_HELP = 200
 
 
 @pytest.fixture
@@ -64,14 +66,15 @@ def test_help_of_a_verb_imports_nothing_that_only_work_needs():
 
 
 def test_help_is_instant(record_line):
-    times, busy = [], []
+    times = []
     for _ in range(5):
-        started, before = time.perf_counter(), os.times()
+        started = time.perf_counter()
         subprocess.run(command("--help"), capture_output=True, env=environment(), check=True)
         times.append(time.perf_counter() - started)
-        busy.append(sum(os.times()[2:4]) - sum(before[2:4]))
-    record_line(f"syncd --help: {min(times) * 1000:.0f} ms warm, {min(busy) * 1000:.0f} ms of CPU")
-    assert min(busy) < 0.3  # CPU and not time: other tests run beside this one
+    modules = modules_loaded("--help")
+    record_line(f"syncd --help: {min(times) * 1000:.0f} ms warm, {len(modules)} modules")
+    # Start-up is what it takes, and modules are what start-up takes: a count that no load changes.
+    assert len(modules) < MODULES_OF_HELP
 
 
 def test_help_names_every_verb_and_every_verb_is_there(shell):
@@ -186,19 +189,20 @@ def test_an_interrupt(shell, monkeypatch, tmp_path):
 
 def until_it_sleeps(pid):
     """Wait until a process sleeps between two looks: an interpreter that still starts says so with a traceback."""
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + LONG
     while time.monotonic() < ends:
         with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
-            if "nanosleep" in file.read():
+            if re.search("nanosleep|poll", file.read()):
                 return
         time.sleep(0.05)
+    raise AssertionError("it never waits")
 
 
 def test_ctrl_c_ends_a_wait_without_a_traceback(tmp_path):
-    with spawn("wait", tmp_path, "--timeout", 30) as process:
+    with spawn("wait", tmp_path, "--timeout", 2 * LONG) as process:
         until_it_sleeps(process.pid)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=LONG)
     assert (process.returncode, out, err) == (130, "", "")
 
 
@@ -209,7 +213,7 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
         assert process.stdout is not None
         assert process.stdout.readline()
         process.stdout.close()
-        assert process.wait(10) == 141
+        assert process.wait(LONG) == 141
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

@@ -120,9 +120,9 @@ def test_two_processes_measure_together(job):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_doctor_leaves_nothing(job, number):
-    process = start(job, "--peer", "--wait", "60", *FAST)
+    process = start(job, "--peer", "--wait", "120", *FAST)
     meeting = job / ".syncd-doctor-peer"
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not meeting.exists() and time.monotonic() < end:
         time.sleep(0.02)
     time.sleep(0.1)
@@ -146,7 +146,19 @@ exit $rc
 
 @pytest.mark.beds
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "locks"), [("vers=4.2", "excludes"), ("vers=3,nolock", "both acquire")])
+@pytest.mark.parametrize(
+    ("options", "locks"),
+    [
+        pytest.param(
+            "vers=4.2",
+            "excludes",
+            marks=pytest.mark.skipif(
+                os.environ.get("SYNCD_NFS") != "full", reason="make test-faults has it (SYNCD_NFS=full)"
+            ),
+        ),
+        ("vers=3,nolock", "both acquire"),
+    ],
+)
 def test_on_nfs_it_finds_what_nfs_does(nfs_bed, tmp_path, record_line, options, locks):
     script = tmp_path / "script.sh"
     script.write_text(ON_NFS.format(root=ROOT, python=sys.executable, command=COMMAND))

@@ -64,7 +64,7 @@ def test_each_experience_is_drawn_once_while_writers_and_reader_are_killed(tmp_p
             strategy, drawn = strategy_of(job, state), list(saved)
         time.sleep(0.01)
     for writer in writers.values():
-        assert writer.wait(30) == 0
+        assert writer.wait(DEADLINE) == 0
     assert Counter(drawn) == {f"task-{name}-{seq}": 2 for name in names for seq in range(1, count + 1)}
     assert strategy.reader.counts["rejected"] == 0
     record_line(
@@ -75,7 +75,7 @@ def test_each_experience_is_drawn_once_while_writers_and_reader_are_killed(tmp_p
 def kill_at_work(job, explorer, chance):
     """Start a writer of large batches, kill it after its first one, and return what it was writing then."""
     before = places.numbers(job, places.batches(job, explorer))
-    writer, end = start(job, explorer, 10**6, "20000"), time.monotonic() + 30
+    writer, end = start(job, explorer, 10**6, "20000"), time.monotonic() + DEADLINE
     while places.numbers(job, places.batches(job, explorer)) <= before and time.monotonic() < end:
         time.sleep(0.005)
     time.sleep(chance.random() * 0.05)
@@ -99,7 +99,7 @@ def test_a_writer_killed_while_it_writes_leaves_nothing_readable(tmp_path, recor
         path = places.batch(job, "e0", seq)
         assert decode_batch(job.disk.read(path, 1 << 28), path)[0].task == f"task-e0-{seq}"
     strays = start(job, "e0", len(seqs) + 1)
-    assert strays.wait(30) == 0
+    assert strays.wait(DEADLINE) == 0
     assert [entry.name for entry in job.disk.list(places.writers(job, "e0"))] == []
 
 

@@ -28,8 +28,9 @@ from sweep import ENVIRONMENT, Target, copied, python, run
 
 pytestmark = pytest.mark.sweep
 
-PATIENCE = 40.0
-TAKEOVER = 4
+PATIENCE = 120.0
+TAKEOVER = 10
+"""Seconds of silence after which a leader is replaced: more than a loaded machine keeps a living one from ticking."""
 
 
 class Process:

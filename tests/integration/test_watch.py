@@ -36,7 +36,7 @@ def watching(job: Job, *options: str):
             process.kill()
 
 
-def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < ends, "it did not come to that"

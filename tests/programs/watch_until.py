@@ -12,7 +12,7 @@ import checker
 from syncd.cli.main import main
 from syncd.working import Work
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def stop_at(job, step):

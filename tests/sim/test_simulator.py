@@ -6,7 +6,10 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
+import pytest
+
 from syncd.lab.simulator import schedule
+from syncd.lab.simulator.deeds import USUAL, names_of
 from syncd.lab.simulator.run import REPLAY, Summary, main, run_seeds
 
 SCHEDULES = 300
@@ -24,9 +27,13 @@ def run(first: int, count: int) -> Summary:
     return summary
 
 
+@pytest.mark.slow
 def test_all_invariants_hold(record_line):
     summary = run(1, SCHEDULES)
-    failed = [(REPLAY.format(seed=outcome.seed), outcome.failure) for outcome in summary.failures]
+    failed = [
+        (REPLAY.format(seed=outcome.seed, deeds=names_of(USUAL)), outcome.failure)
+        for outcome in summary.failures
+    ]
     assert not failed
     assert summary.schedules == SCHEDULES
     counts = summary.counts
@@ -48,6 +55,9 @@ def test_schedules_go_through_what_they_are_there_for():
         "vacated",
         "loads",
         "prunes",
+        "zombies woken",
+        "flipped bits",
+        "late reads",
     ):
         assert counts[what] > 0, what
 
@@ -91,5 +101,8 @@ def test_command_line_tells_how_to_replay(capsys, monkeypatch):
     assert main(["--schedules", "60", "--seed", "7", "--first-failure"]) == 1
     printed = capsys.readouterr().out
     assert "FAILED seed 7: I7 everything comes right: this never comes right" in printed
-    assert "replay: python -m syncd.lab.simulator --schedules 1 --seed 7 --trace" in printed
+    assert (
+        "replay: python -m syncd.lab.simulator --schedules 1 --seed 7 --deeds corrupt-reads,zombie --trace"
+        in printed
+    )
     assert "schedules            25" in printed

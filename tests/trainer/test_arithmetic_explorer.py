@@ -26,6 +26,8 @@ from explorer import Allowance, _while_trained  # noqa: E402
 from problems import Problem  # noqa: E402
 from tiny_model import make_model  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GROUPS, SIZE = 2, 3
 LONG = 200.0
 """A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""

@@ -17,6 +17,8 @@ from problems import LIMIT, MAX_RESPONSE, Problem, make_sft_data, problems, rewa
 from rollouts import mean_reward, roll_out  # noqa: E402
 from tiny_model import END, PAD, UNKNOWN, make_model  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

@@ -112,7 +112,7 @@ def test_a_choice_can_always_be_carried_out_and_says_why(size, ways, lacking, pr
         assert found.expected[found.method] * STICKS <= min(found.expected.values()) * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(costs={FILES: 1.0, MEMORY: 0.95, BROADCAST: 1.05})
 @given(costs=st.fixed_dictionaries(dict.fromkeys(ORDER, seconds)))
 def test_the_fastest_prevails_and_looking_for_better_ones_costs_little(costs):

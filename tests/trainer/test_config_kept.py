@@ -175,6 +175,7 @@ for _ in range(5):
 
 
 @pytest.mark.parametrize("there", [True, False])
+@pytest.mark.slow
 def test_no_two_starts_share_a_directory(file, tmp_path, there):
     if there:
         (tmp_path / "job").mkdir()

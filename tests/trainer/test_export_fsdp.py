@@ -21,6 +21,8 @@ from trainer.export import export  # noqa: E402
 from trainer.export.fsdp import region_of  # noqa: E402
 from trainer.transports.filesystem import StepSaver  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 STEP = "global_step_3"

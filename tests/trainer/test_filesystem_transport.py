@@ -247,7 +247,7 @@ class TestFailure:
     @pytest.mark.fault("a failed background save hangs everybody")
     def test_other_ranks_notice(self, job, mode, monkeypatch):
         tensors = [("a", torch.ones(64)), ("b", torch.full((64,), float("nan")))]
-        savers = [StepSaver(job, rank, 2, mode=mode, timeout=20) for rank in range(2)]
+        savers = [StepSaver(job, rank, 2, mode=mode, timeout=60) for rank in range(2)]
         errors = _together(savers, tensors)
         assert isinstance(errors[1], NonFiniteError)
         assert isinstance(errors[0], SaveFailedError)

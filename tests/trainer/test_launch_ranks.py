@@ -6,6 +6,8 @@ import pytest
 from beds import probe
 from launching import Launch
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch", reason="the trainer needs torch")
 
 

@@ -10,6 +10,8 @@ from launching import INT, KILL, TERM, USR2, Launch, alive, until
 
 from trainer.stopping import StopSignals
 
+pytestmark = pytest.mark.slow
+
 
 def gone(pids):
     until(lambda: not any(alive(pid) for pid in pids))

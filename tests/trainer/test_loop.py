@@ -98,6 +98,7 @@ def job(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_is_announced_is_there_and_what_is_due_is_kept(job):
     """Sync 1, save 2, keep 2, 6 steps: 4 and 6 are saves, 5 the newest sync step; the version before 6 stays, too."""
     config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
@@ -228,6 +229,7 @@ def test_weights_that_are_no_numbers_end_the_run_at_once(job):
     assert read_marker(Job.at(job).disk, f"{job}/latest_state_dict_iteration.txt").step is None
 
 
+@pytest.mark.slow
 def test_explorers_are_led_back_to_the_checkpoint(job):
     """Killed at step 5 after a checkpoint at 2: the marker goes back, and 3 and later are written again."""
     config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
@@ -248,6 +250,7 @@ def test_explorers_are_led_back_to_the_checkpoint(job):
             assert not problems_of(job, step)
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_again_without_a_checkpoint_leads_explorers_back_to_the_base(job):
     with daemon(job, "--keep-last", "3"):
         write_by_hand(job, 1)
@@ -297,6 +300,7 @@ def more(job, explorer):
             writer.write([rollout(step, group, number) for group in range(2) for number in range(2)])
 
 
+@pytest.mark.slow
 def test_the_run_ends_when_all_explorers_have_left(job):
     config = small_config(job, data={"left_grace": 0.5}, trainer={"total_steps": None})
     with trainer(config) as (made, _):

@@ -44,7 +44,7 @@ def memory(job, shm):
 
 @pytest.fixture(params=MODES)
 def saver(request, job):
-    made = StepSaver(job, 0, 1, mode=request.param, dtype=None, timeout=5)
+    made = StepSaver(job, 0, 1, mode=request.param, dtype=None, timeout=60)
     yield made
     with contextlib.suppress(Exception):
         made.close()
@@ -179,7 +179,7 @@ def failing(self, piece, offset):
 
 
 def test_two_ranks_make_one_copy(job, memory):
-    savers = [StepSaver(job, rank, 2, dtype=None, timeout=5) for rank in range(2)]
+    savers = [StepSaver(job, rank, 2, dtype=None, timeout=60) for rank in range(2)]
     assert memory.make_room(1, "save-1", SIZE) == ""
     for saver in savers:
         saver.save(1, "save-1", TENSORS.items(), {}, memory.copy(1, "save-1", 2, pytest.fail))

@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 from saving import absent, index_of, load, new_job, temporaries, whole  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = f"{os.path.dirname(os.path.abspath(__file__))}/programs/save_steps.py"
 
 

@@ -15,6 +15,8 @@ from trainer.launch.place import Place  # noqa: E402
 from trainer.launch.process_group import open_ranks, pick_device  # noqa: E402
 from trainer.ranks import Alone  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 
@@ -55,7 +57,7 @@ def test_port_that_is_taken_is_said(listener):
     listener.listen()
     place = Place(0, 0, 2, 2, "127.0.0.1", listener.getsockname()[1], "slurm")
     with pytest.raises(TryAgainError, match="another process does") as caught:
-        open_ranks(place, CPU, 5.0)
+        open_ranks(place, CPU, 60.0)
     assert "MASTER_PORT" in caught.value.hint
 
 

@@ -227,6 +227,6 @@ def test_a_file_is_what_bash_and_sbatch_can_read(name):
     path = FILES / f"{name}.sbatch"
     assert subprocess.run(["bash", "-n", path], check=False, capture_output=True).stderr == b""
     assert path.read_text().startswith("#!/bin/bash\n# ")
-    done = subprocess.run(["bash", path], check=False, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["bash", path], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "CONFIG" in done.stderr, "without arguments it says what it needs"

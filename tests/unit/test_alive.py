@@ -38,6 +38,7 @@ def test_a_machine_that_stands_still_is_ended_whole(machine, tmp_path):
     assert f"process {other}: " in said
 
 
+@pytest.mark.slow
 def test_one_that_lives_is_left_alone(machine, tmp_path):
     watch = subprocess.Popen([sys.executable, alive.__file__, str(tmp_path), "2"])
     for beat in range(40):

@@ -10,7 +10,7 @@ from syncd.dashboard.watching import State, Watching
 from syncd.errors import StorageError
 from syncd.protocol.disk import SystemClock
 
-LONG = 20.0
+LONG = 60.0
 
 
 class Looks:

@@ -390,7 +390,7 @@ def _run(kind, schedule, restarts, *, commit):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(schedule=SCHEDULES, restarts=st.sets(st.integers(0, 39), min_size=1), commit=st.booleans())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_run_with_restarts_draws_what_a_straight_one_does(kind, schedule, restarts, commit):
     assert _run(kind, schedule, restarts, commit=commit) == _run(kind, schedule, set(), commit=False)
 

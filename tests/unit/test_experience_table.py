@@ -71,7 +71,7 @@ def rollouts(draw):
 
 
 @given(st.lists(rollouts(), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_written_comes_back(drawn):
     batch = [segment for rollout in drawn for segment in rollout]
     assert decode_batch(encode_batch(batch), "x") == tuple(batch)

@@ -132,7 +132,7 @@ def test_every_event_is_taken(metrics):
 
 def test_the_endpoint_is_on_loopback(metrics):
     port = metrics.serve(0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert 'syncd_leading{directory="/ckpt/job"} 0.0' in text
     assert "_created" not in text

@@ -2,11 +2,14 @@
 
 import os
 import socket
+import threading
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
+from syncd.observe import sd_notify
 from syncd.observe.sd_notify import Notifier, watchdog_interval
 
 
@@ -36,14 +39,15 @@ def test_a_life(manager):
     notifier.alive("step 3\npublished")
     notifier.alive("step 3\npublished")
     notifier.status("in trouble")
+    earliest = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notifier.reloading()
     notifier.ready("again")
     notifier.stopping()
     messages = heard(listener)
-    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    latest = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     reloading = messages.pop(3)
     assert reloading["RELOADING"] == "1"
-    assert 0 <= before - int(reloading["MONOTONIC_USEC"]) < 5_000_000
+    assert earliest <= int(reloading["MONOTONIC_USEC"]) <= latest
     assert messages == [
         {"READY": "1", "STATUS": "starting"},
         {"STATUS": "step 3 published"},
@@ -53,15 +57,16 @@ def test_a_life(manager):
     ]
 
 
-def test_signs_of_life_come_in_time_and_not_more_often(manager):
+def test_signs_of_life_come_in_time_and_not_more_often(manager, monkeypatch):
     listener, name = manager
+    now = [1000.0]
+    monkeypatch.setattr(sd_notify, "time", SimpleNamespace(monotonic=lambda: now[0]))
     notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())})
-    ends = time.monotonic() + 0.22
-    while time.monotonic() < ends:
+    for _ in range(110):
         notifier.alive("s")
-        time.sleep(0.002)
+        now[0] += 0.002
     beats = [message for message in heard(listener) if "WATCHDOG" in message]
-    assert 3 <= len(beats) <= 5
+    assert len(beats) == 5
 
 
 def test_trouble_is_no_sign_of_life(manager):
@@ -82,10 +87,12 @@ def test_nobody_listens(address):
 def test_a_manager_that_does_not_read_holds_nothing_up(manager):
     _, name = manager
     notifier = Notifier({"NOTIFY_SOCKET": name})
-    started = time.monotonic()
-    for count in range(2000):
-        notifier.status(f"status {count}")
-    assert time.monotonic() - started < 2
+    telling = threading.Thread(
+        target=lambda: [notifier.status(f"status {n}") for n in range(2000)], daemon=True
+    )
+    telling.start()
+    telling.join(60)
+    assert not telling.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def snapshots(draw):
 
 
 @given(snapshots())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_what_is_published_is_complete_and_the_pair_always_grows(looked):
     version = plan(looked, POLICY).publish
     if version is None:
@@ -249,7 +249,7 @@ def test_what_is_published_is_complete_and_the_pair_always_grows(looked):
 
 
 @given(snapshots())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_planning_again_after_publishing_publishes_nothing(looked):
     """No state makes the daemon publish for ever."""
     version = plan(looked, POLICY).publish
@@ -273,7 +273,7 @@ def test_a_plan_holds_while_nothing_but_time_passes():
     st.sampled_from([None, "steps", "marker", "version", "requests", "floor"]),
     st.data(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_plan_that_is_said_to_hold_is_what_planning_again_gives(looked, other, changed, data):
     later = replace(
         looked,

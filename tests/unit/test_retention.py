@@ -208,7 +208,7 @@ policies = st.builds(
 
 
 @given(jobs(), policies)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_what_must_never_be_removed_never_is(looked, retention):
     removed = {decision.step for decision in decide(looked, Policy(retention)) if not decision.keep}
     assert removed <= looked.steps.keys()
@@ -228,7 +228,7 @@ def test_what_must_never_be_removed_never_is(looked, retention):
 
 
 @given(jobs(), policies)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_step_is_decided_once_and_the_newest_complete_ones_stay(looked, retention):
     decisions = decide(looked, Policy(retention))
     assert [decision.step for decision in decisions] == sorted(looked.steps)

@@ -177,10 +177,10 @@ def seen_by_checker(job, *steps):
     versions.start()
     for step in steps:
         announce(job, step)
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 60
         while versions.pair != (1, step) and time.monotonic() < ends:
             time.sleep(0.01)
-    versions.end(20)
+    versions.end(60)
     return versions
 
 

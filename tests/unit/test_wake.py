@@ -11,6 +11,11 @@ from syncd.daemon.wake import Pipe, Watcher, choose
 from syncd.protocol.layout import MARKER
 from syncd.protocol.mount import Mount
 
+LONG = 60.0
+"""A bound that only a failing test reaches."""
+
+TRIES = 60
+
 
 @pytest.fixture
 def pipe():
@@ -42,14 +47,14 @@ def test_network_mounts_are_polled():
 
 def test_a_replaced_marker_wakes(tmp_path, watcher):
     replace(tmp_path / MARKER, "1")
-    assert watcher.wait(5)
+    assert watcher.wait(LONG)
     replace(tmp_path / MARKER, "2")
-    assert watcher.wait(5)
+    assert watcher.wait(LONG)
 
 
 def test_a_new_step_wakes(tmp_path, watcher):
     (tmp_path / "global_step_1").mkdir()
-    assert watcher.wait(5)
+    assert watcher.wait(LONG)
 
 
 def test_what_the_daemon_does_itself_does_not(tmp_path, watcher):
@@ -71,16 +76,17 @@ def test_a_step_moved_away_does_not_hold_back_the_next_marker(tmp_path, watcher)
     while watcher.wait(0.3):
         pass
     waits = []
-    for number in range(5):
+    # Held back, every single one takes half a second; a loaded machine is quick once in many tries.
+    while len(waits) < TRIES and min(waits, default=1.0) > 0.4:
+        number = len(waits)
         (tmp_path / f"global_step_{number + 2}").mkdir()
-        assert watcher.wait(5)
+        assert watcher.wait(LONG)
         os.rename(tmp_path / f"global_step_{number + 2}", trash / str(number))
         started = time.monotonic()
         replace(tmp_path / MARKER, str(number))
-        assert watcher.wait(5)
+        assert watcher.wait(LONG)
         waits.append(time.monotonic() - started)
-    # Held back, every single one takes half a second; the median of five says which it is on a loaded machine too.
-    assert sorted(waits)[2] < 0.4
+    assert min(waits) < 0.4
 
 
 def test_a_dead_emitter_is_rebuilt(tmp_path, pipe):
@@ -92,15 +98,14 @@ def test_a_dead_emitter_is_rebuilt(tmp_path, pipe):
         for _ in range(50):
             watcher.wait(0.05)
         root.mkdir()
-        for _ in range(100):
+        ends = time.monotonic() + LONG
+        while not rebuilt and time.monotonic() < ends:
             watcher.wait(0.05)
-            if rebuilt:
-                break
         assert rebuilt
         while watcher.wait(0.2):
             pass
         replace(root / MARKER, "7")
-        assert watcher.wait(5)
+        assert watcher.wait(LONG)
     finally:
         watcher.close()
 
@@ -115,14 +120,14 @@ def test_changes_without_events_end_the_trust_in_events(tmp_path, watcher):
 def test_changes_that_were_announced_keep_it(tmp_path, watcher):
     for number in range(4):
         replace(tmp_path / MARKER, str(number))
-        assert watcher.wait(5)
+        assert watcher.wait(LONG)
         watcher.found_news()
     assert watcher.mode == "events"
 
 
 def test_the_pipe_wakes_from_another_thread_and_forgets(pipe):
     threading.Timer(0.05, pipe.ring).start()
-    assert pipe.wait(5)
+    assert pipe.wait(LONG)
     assert not pipe.wait(0)
 
 

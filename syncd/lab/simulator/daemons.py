@@ -8,6 +8,7 @@ from syncd.lab.simulator.disk import SimDisk
 from syncd.lab.simulator.record import JOB, STATE
 from syncd.lab.simulator.world import Process, World
 from syncd.observe.events import Event
+from syncd.observe.names import STEP_DAMAGED
 from syncd.protocol.layout import Job
 
 _WOKEN = 0.2
@@ -22,6 +23,8 @@ class Teller:
     def observe(self, event: Event) -> None:
         world = self._process.world
         world.counts[event.name] += 1
+        if event.name == STEP_DAMAGED and "step" in event.fields:
+            world.misjudged.add(int(event.fields["step"]))
         if event.level != "debug":
             world.note(self._process, f"--- {event.name} {dict(event.fields)}")
 

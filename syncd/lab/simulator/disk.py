@@ -131,7 +131,16 @@ class SimDisk:
         node = self._host.open(path)
         if not isinstance(node, File) or node.is_link:
             raise CorruptDataError("not a regular file", path=path)
-        return node.data
+        return self._content(path, node.data)
+
+    def _content(self, path: str, opened: bytes) -> bytes:
+        """Return what a read gives of a file with this content when it was opened."""
+        corruption = self._host.corruption
+        if corruption is None:
+            return opened
+        if pause := corruption.pause():
+            self._machine.sleep(pause)
+        return corruption.flipped(path, opened)
 
     def _stat(self, path: str) -> FileStat:
         self._machine.step("stat", path)

@@ -9,6 +9,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from syncd.lab.simulator.corruption import Corruption
 from syncd.lab.simulator.tree import Directory, File, Node, Tree, failure, split
 from syncd.protocol.disk import FileStat
 
@@ -29,12 +30,18 @@ class Host:
         tree: The server.
         now: The virtual time.
         caching: How long names and attributes are believed.
+        corruption: What is wrong with its reads, if anything.
     """
 
     def __init__(
-        self, name: str, tree: Tree, now: Callable[[], float], caching: Caching | None = None
+        self,
+        name: str,
+        tree: Tree,
+        now: Callable[[], float],
+        caching: Caching | None = None,
+        corruption: Corruption | None = None,
     ) -> None:
-        self.name, self.tree = name, tree
+        self.name, self.tree, self.corruption = name, tree, corruption
         self._now, self._caching = now, caching or Caching()
         self._names: dict[int, dict[str, tuple[Node | None, float]]] = {}
         self._seen: dict[int, int] = {}

@@ -8,8 +8,10 @@ from typing import Any
 
 from syncd.config import DaemonConfig
 from syncd.lab.simulator.explorer import Loaded
-from syncd.lab.simulator.record import JOB, STATE, Attempt, Record
+from syncd.lab.simulator.record import AWAY, JOB, STATE, Attempt, Record
 from syncd.lab.simulator.removals import Removals, visited
+from syncd.lab.simulator.remover import REMOVER
+from syncd.lab.simulator.sealed import changes_of_sealed
 from syncd.lab.simulator.server import read_json
 from syncd.lab.simulator.tree import Change, Directory, File, path_of
 from syncd.lab.simulator.world import Process, World
@@ -37,11 +39,11 @@ class Observer:
 
     def __init__(self, world: World, record: Record, config: DaemonConfig) -> None:
         self._world, self._record, self._config = world, record, config
-        self._published: dict[str, Any] = {}
-        self._highest_term = 0
-        self._ahead = (float("-inf"), float("-inf"))
         self._removals = Removals(world, config)
         self.applied: dict[str, Pair] = {}
+        self._forget_state()
+        self._ahead = (float("-inf"), float("-inf"))
+        self._own: dict[str, Pair] = {}
         world.tree.watchers.append(self.watch)
         world.after_power_cut.append(self._after_power_cut)
 
@@ -51,6 +53,11 @@ class Observer:
         by_daemon = process is not None and process.program.name.startswith("daemon")
         for change in changes:
             where = path_of(change.directory)
+            for how in changes_of_sealed(self._world.tree, change):
+                self._fail("I9 what is sealed does not change", f"{process.name if process else '-'}: {how}")
+            if where == JOB and f"{JOB}/{change.name}" == STATE and change.before is not None:
+                self._forget_state()
+                self._removals.forget()
             if by_daemon:
                 self._check_place(change, where, changes)
             if where == STATE:
@@ -76,6 +83,20 @@ class Observer:
             self._fail("I2 the pair never decreases", f"{process.name} applies {version.pair} after {before}")
         self.applied[process.name] = version.pair
 
+    def forget_job(self) -> None:
+        """Take note that another job is in the place of this one."""
+        self._forget_state()
+        self._removals.forget()
+        self._ahead = (float("-inf"), float("-inf"))
+        self.applied.clear()
+        self._own.clear()
+
+    def _forget_state(self) -> None:
+        """Take note that the state directory has gone: terms begin again, and nobody can know the last version."""
+        self._published: dict[str, Any] = {}
+        self._highest_term = 0
+        self._leaders: dict[int, str] = {}
+
     def _fail(self, invariant: str, detail: str) -> None:
         self._world.fail(invariant, detail)
 
@@ -84,14 +105,17 @@ class Observer:
     def _in_state(self, process: Process | None, change: Change) -> None:
         if change.name != "version.json":
             return
+        if process is not None and process.program.name == REMOVER:
+            self._forget_state()
+            return
         if not isinstance(change.after, File) or process is None:
             self._fail("I6 only what may go is removed", "version.json")
             return
         version = json.loads(change.after.data)
         self._world.counts["publishes"] += 1
         self._check_complete(process, version)
-        self._check_order(version)
-        self._check_term(version["term"], "publishes")
+        self._check_order(process, version)
+        self._check_term(process, version["term"], "publishes")
         self._published = version
 
     def _check_complete(self, process: Process, version: dict[str, Any]) -> None:
@@ -130,16 +154,22 @@ class Observer:
         attempt = (step, manifest["attempt"])
         return attempt if self._record.is_intact(directory, attempt) else None
 
-    def _check_order(self, version: dict[str, Any]) -> None:
+    def _check_order(self, process: Process, version: dict[str, Any]) -> None:
         """I2."""
-        before = self._published
+        before, own = self._published, self._own.get(process.name, (0, -1))
+        if _pair(version) <= own:
+            self._fail("I2 the pair always grows", f"{process.name}: {_pair(version)} after its own {own}")
+        self._own[process.name] = _pair(version)
         if before and _pair(version) <= _pair(before):
             self._fail("I2 the pair always grows", f"{_pair(version)} after {_pair(before)}")
         if before and version["previous"] != {"generation": before["generation"], "step": before["step"]}:
             self._fail("I2 a version names the previous one", f"{version['previous']} after {_pair(before)}")
 
-    def _check_term(self, term: int, what: str) -> None:
+    def _check_term(self, process: Process, term: int, what: str) -> None:
         """I5."""
+        leader = self._leaders.setdefault(term, process.name)
+        if leader != process.name:
+            self._fail("I5 a term has one leader", f"{process.name} {what} in term {term} of {leader}")
         if term < self._highest_term:
             self._fail(
                 "I5 a deposed leader does nothing", f"term {term} {what} after term {self._highest_term} did"
@@ -152,12 +182,14 @@ class Observer:
         """I6: a daemon changes only what is its own, moves whole steps, and tidies what writers left long ago."""
         if self._is_left_behind(change) or (where == _EXPLORERS and self._is_long_silent(change)):
             return
+        # A host that remembers names still writes into what was moved away: nobody reads it there.
+        if where == AWAY or where.startswith(f"{AWAY}/"):
+            return
         if where in (_EXPLORERS, _TRAINERS) or (where == STATE and change.name in ("explorers", "trainers")):
             if change.after is None or change.before is not None:
                 self._fail("I6 only what may go is removed", f"{where}/{change.name} by a daemon")
         elif where != STATE and not where.startswith(f"{STATE}/"):
-            names = parse_step_name(change.name), parse_attempt_name(change.name)
-            is_step = where == JOB and names != (None, None)
+            is_step = where == JOB and _is_of_step(change.name)
             is_state = where == JOB and change.name == ".syncd"
             if not (is_step and len(changes) > 1) and not (is_state and change.before is None):
                 self._fail("I6 only what may go is removed", f"{where}/{change.name} changed by a daemon")
@@ -175,31 +207,37 @@ class Observer:
     def _in_job(self, process: Process, change: Change, changes: tuple[Change, ...]) -> None:
         if change.name == MARKER:
             self._marked(change)
-        self._attempt_removed(process, change, changes)
-        step = parse_step_name(change.name)
-        if step is None or not isinstance(change.before, Directory) or change.after is not None:
+        if (
+            not isinstance(change.before, Directory)
+            or change.after is not None
+            or not _is_of_step(change.name)
+        ):
             return
+        if process.program.name.startswith("daemon"):
+            self._taken(process, change, change.before, changes)
+
+    def _taken(
+        self, process: Process, change: Change, directory: Directory, changes: tuple[Change, ...]
+    ) -> None:
+        """I3, I5, I6: what a daemon takes goes to its trash, and may go."""
         target = path_of(changes[-1].directory)
+        if target.startswith(f"{AWAY}/trash/"):
+            return  # its host remembers the state directory that was moved away: nobody removes it from there
         if not target.startswith(_TRASH):
             self._fail("I6 only what may go is removed", f"{change.name} to {target}")
             return
-        self._world.counts["prunes"] += 1
-        self._check_term(int(target.removeprefix(_TRASH)), "removes")
-        self._removals.left(step)
-        for rule, broken in self._removals.broken(process, step, change.before, self._published):
-            self._fail(f"I3 {rule}", f"{process.name} removes step {step}: {broken}")
-
-    def _attempt_removed(self, process: Process, change: Change, changes: tuple[Change, ...]) -> None:
-        """I3: no attempt is removed that may still become its step."""
-        step = parse_attempt_name(change.name)
-        if step is None or not isinstance(change.before, Directory) or change.after is not None:
-            return
-        if path_of(changes[-1].directory).startswith(_TRASH):
+        self._check_term(process, int(target.removeprefix(_TRASH).partition("/")[0]), "removes")
+        step = parse_step_name(change.name)
+        if step is None:
             self._world.counts["attempts removed"] += 1
-            if broken := self._removals.attempt(process, step, change.name, change.before):
+            if broken := self._removals.attempt_broken(process, change.name, directory):
                 self._fail(
                     "I3 an attempt being written stays", f"{process.name} removes {change.name}: {broken}"
                 )
+            return
+        self._world.counts["prunes"] += 1
+        for rule, broken in self._removals.broken(process, step, directory, self._published):
+            self._fail(f"I3 {rule}", f"{process.name} removes step {step}: {broken}")
 
     def _after_power_cut(self) -> None:
         """Check that what is still announced is still whole."""
@@ -210,6 +248,11 @@ class Observer:
 
     def _json(self, path: str) -> dict[str, Any] | None:
         return read_json(self._world.tree, path)
+
+
+def _is_of_step(name: str) -> bool:
+    """Say whether a directory of the job is a step, or an attempt to write one."""
+    return parse_step_name(name) is not None or parse_attempt_name(name) is not None
 
 
 def _pair(version: dict[str, Any]) -> Pair:

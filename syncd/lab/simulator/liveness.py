@@ -8,7 +8,7 @@ from syncd.lab.simulator.record import JOB, STATE, Record
 from syncd.lab.simulator.server import names_in, read_json, step_directories
 from syncd.lab.simulator.tree import Directory, File, Tree, walk
 from syncd.lab.simulator.world import World
-from syncd.protocol.layout import FULL_CHECKPOINT, MANIFEST, TRACKER
+from syncd.protocol.layout import FULL_CHECKPOINT, MANIFEST, TRACKER, parse_attempt_name
 
 
 def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
@@ -22,7 +22,8 @@ def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
         *_followers(world, version),
         *_trash(world.tree),
         *_terms(world.tree),
-        *_leftovers(world.tree, version, steps, config, record),
+        *_leftovers(world.tree, version, steps, config, record, world.misjudged),
+        *_attempts(world.tree, version),
         *_requests(world.tree),
         *_resumable(world.tree, steps),
     ]
@@ -59,7 +60,12 @@ def _terms(tree: Tree) -> Iterator[str]:
 
 
 def _leftovers(
-    tree: Tree, version: dict[str, Any], steps: dict[int, Directory], config: DaemonConfig, record: Record
+    tree: Tree,
+    version: dict[str, Any],
+    steps: dict[int, Directory],
+    config: DaemonConfig,
+    record: Record,
+    misjudged: set[int],
 ) -> Iterator[str]:
     """Steps that no rule keeps, by a reckoning of its own."""
     abandoned = {tuple(item) for item in version["abandoned"]}
@@ -80,11 +86,19 @@ def _leftovers(
         elif (step, manifest["digest"]) in abandoned:
             if step not in kept:
                 yield f"step {step} is abandoned"
-        elif FULL_CHECKPOINT not in node.children and step <= version["step"]:
+        elif FULL_CHECKPOINT not in node.children and step <= version["step"] and step not in misjudged:
             sync.append(step)
     for step in sync[: -config.keep_last]:
         if step not in kept and not (config.keep_every and step % config.keep_every == 0):
             yield f"step {step} is superseded"
+
+
+def _attempts(tree: Tree, version: dict[str, Any]) -> Iterator[str]:
+    job = tree.find(JOB)
+    for name in job.children if isinstance(job, Directory) else ():
+        step = parse_attempt_name(name)
+        if step is not None and step <= version["step"]:
+            yield f"{name} is an attempt that nobody will seal"
 
 
 def _requests(tree: Tree) -> Iterator[str]:

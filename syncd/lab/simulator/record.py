@@ -4,6 +4,8 @@ from syncd.lab.simulator.tree import Directory, File, Tree, split
 
 JOB = "/job"
 STATE = "/job/.syncd"
+AWAY = "/job/.syncd.away"
+"""Where the state directory is moved to by who moves it away."""
 
 Attempt = tuple[int, str]
 """(step, attempt)."""
@@ -36,6 +38,11 @@ class Record:
         left = [attempt for attempt in self.contents if attempt[0] > step and attempt not in self.abandoned]
         self.abandoned.update(dict.fromkeys(left, now))
         return len(left)
+
+    def forget_job(self, now: float) -> None:
+        """Take note that the job is another one from now on: nothing of the old one counts."""
+        self.resume(-1, now)
+        self.announced, self.announced_at = None, float("-inf")
 
     def plant(self, path: str, data: bytes) -> None:
         """Write a file in place, as programs do that do not follow the protocol."""

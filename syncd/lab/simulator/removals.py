@@ -9,9 +9,10 @@ from syncd.config import DaemonConfig
 from syncd.daemon.retention import RIVAL_GRACE
 from syncd.lab.simulator.record import JOB, STATE
 from syncd.lab.simulator.server import names_in, read_json, step_directories
-from syncd.lab.simulator.tree import Change, Directory, File
+from syncd.lab.simulator.tree import Change, Directory, File, Node, walk
 from syncd.lab.simulator.world import Process, World
-from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, TRACKER
+from syncd.protocol.layout import FULL_CHECKPOINT, MANIFEST, TRACKER, parse_attempt_name, step_name
+from syncd.protocol.receipt import receipts_directory
 
 _PINS = f"{STATE}/pins"
 _MARGIN = 0.001
@@ -38,30 +39,28 @@ class Removals:
         self._world, self._config = world, config
         self._presences: dict[str, _Seen] = {}
         self._answered: dict[int, float] = {}
-        self._left: dict[int, float] = {}
+        self._gone: dict[int, float] = {}
+        """When each step was last taken away."""
 
     def broken(
         self, process: Process, step: int, directory: Directory, published: dict[str, Any]
     ) -> Iterator[tuple[str, str]]:
         """Yield each rule that a removal breaks, and how."""
+        self._gone[step] = self._world.now
         yield from (
             (rule, how) for rule, how in self._rules(process, step, directory, published).items() if how
         )
 
-    def attempt(self, process: Process, step: int, name: str, directory: Directory) -> str:
-        """Return what says against removing an attempt to write a step, empty for nothing."""
-        looked = visited(process, f"{JOB}/{name}/{ACTOR}")  # a rename asks for the directory itself
-        sealed = self._world.tree.find(f"{JOB}/global_step_{step}")
-        is_sealed = isinstance(sealed, Directory) and MANIFEST in sealed.children
-        if is_sealed or self._left.get(step, float("-inf")) > looked:
+    def attempt_broken(self, process: Process, name: str, directory: Directory) -> str:
+        """Return what speaks against removing an attempt to write a step, empty for nothing."""
+        # The attempt itself is asked for by the rename, too: its receipts are by who examines it.
+        step, looked = parse_attempt_name(name) or 0, visited(process, receipts_directory(f"{JOB}/{name}"))
+        is_sealed = self._world.tree.find(f"{JOB}/{step_name(step)}/{MANIFEST}") is not None
+        if is_sealed or self._gone.get(step, float("-inf")) > looked:
             return ""
-        idle = looked - _changed_at(directory)
-        least = min(RIVAL_GRACE, self._config.partial_grace) - _MARGIN
-        return f"changed {idle:.1f} s before" if idle < least else ""
-
-    def left(self, step: int) -> None:
-        """Take note that a step's directory has gone: who looked before has seen it."""
-        self._left[step] = self._world.now
+        changed = max([directory.changed_at, *(_changed_at(node) for _, node in walk(directory))])
+        idle, least = looked - changed, min(RIVAL_GRACE, self._config.partial_grace)
+        return f"changed {idle:.1f} s before" if idle < least - _MARGIN else ""
 
     def presence(self, where: str, change: Change) -> None:
         """Take note of a change in a directory of presences."""
@@ -155,10 +154,8 @@ def _newest(step: int, directory: Directory, published: dict[str, Any]) -> str:
     return "it is" if published["step"] == step and digest == published["digest"] else ""
 
 
-def _changed_at(directory: Directory) -> float:
-    """Return when a name last changed in a directory or below it."""
-    below = [_changed_at(node) for node in directory.children.values() if isinstance(node, Directory)]
-    return max((directory.changed_at, *below))
+def _changed_at(node: Node) -> float:
+    return node.changed_at if isinstance(node, Directory) else node.linked_at
 
 
 def visited(process: Process, path: str) -> float:

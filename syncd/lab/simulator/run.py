@@ -1,6 +1,7 @@
 """Runs many schedules, prints what they went through, and for a seed that fails how to replay it."""
 
 import argparse
+import functools
 import sys
 import time
 from collections import Counter
@@ -8,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
+from syncd.lab.simulator.deeds import EVERY, USUAL, Deed, deeds_of, names_of
 from syncd.lab.simulator.faults import Fault
 from syncd.lab.simulator.schedule import Outcome, run_schedule
 
-REPLAY = "python -m syncd.lab.simulator --schedules 1 --seed {seed} --trace"
+REPLAY = "python -m syncd.lab.simulator --schedules 1 --seed {seed} --deeds {deeds} --trace"
 
 _CHUNK = 25
 _ROWS = (
@@ -29,6 +31,13 @@ _ROWS = (
     ("publishes", "publishes"),
     ("loads", "loads"),
     ("prunes", "prunes"),
+    ("attempts removed", "attempts removed"),
+    ("zombies", "zombies"),
+    ("zombies woken", "zombies woken"),
+    ("states removed", "state removed"),
+    ("jobs replaced", "job replaced"),
+    ("flipped bits", "flipped bits"),
+    ("late reads", "late reads"),
 )
 
 
@@ -60,11 +69,11 @@ class Summary:
         self.failures += other.failures
 
 
-def run_seeds(seeds: Iterable[int]) -> Summary:
+def run_seeds(seeds: Iterable[int], deeds: frozenset[Deed] = USUAL) -> Summary:
     """Run the schedules of some seeds."""
     summary = Summary()
     for seed in seeds:
-        summary.add(run_schedule(seed))
+        summary.add(run_schedule(seed, deeds=deeds))
     return summary
 
 
@@ -75,11 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.trace:
         summary = Summary()
         for seed in range(options.seed, options.seed + options.schedules):
-            summary.add(run_schedule(seed, trace=_print))
+            summary.add(run_schedule(seed, _print, options.deeds))
     else:
         summary = _run(options)
     for outcome in summary.failures:
-        _tell(outcome)
+        _tell(outcome, options.deeds)
     _report(summary, time.monotonic() - started)
     return 1 if summary.failures else 0
 
@@ -91,6 +100,12 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, default=1, help="the first seed; each schedule takes the next one"
     )
     parser.add_argument("--workers", type=int, default=1, help="processes to run them in")
+    parser.add_argument(
+        "--deeds",
+        type=deeds_of,
+        default=USUAL,
+        help=f"what schedules contain: all, none, or of {names_of(EVERY)} (default {names_of(USUAL)})",
+    )
     parser.add_argument("--first-failure", action="store_true", help="stop at the first schedule that fails")
     parser.add_argument("--trace", action="store_true", help="print every system call of every process")
     return parser
@@ -111,18 +126,19 @@ def _run(options: argparse.Namespace) -> Summary:
 def _parts(options: argparse.Namespace) -> Iterator[Summary]:
     last = options.seed + options.schedules
     chunks = [range(first, min(first + _CHUNK, last)) for first in range(options.seed, last, _CHUNK)]
+    run = functools.partial(run_seeds, deeds=options.deeds)
     if options.workers == 1:
-        yield from map(run_seeds, chunks)
+        yield from map(run, chunks)
         return
     with ProcessPoolExecutor(options.workers) as pool:
-        yield from pool.map(run_seeds, chunks)
+        yield from pool.map(run, chunks)
         pool.shutdown(cancel_futures=True)
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: Outcome, deeds: frozenset[Deed]) -> None:
     invariant, detail = outcome.failure or ("", "")
     _print(f"FAILED seed {outcome.seed}: {invariant}: {detail}")
-    _print(f"  replay: {REPLAY.format(seed=outcome.seed)}")
+    _print(f"  replay: {REPLAY.format(seed=outcome.seed, deeds=names_of(deeds))}")
 
 
 def _report(summary: Summary, seconds: float) -> None:

@@ -10,13 +10,16 @@ from random import Random
 from unittest import mock
 
 from syncd.config import DaemonConfig
+from syncd.lab.simulator.corruption import Corruption
 from syncd.lab.simulator.daemons import DaemonProgram, draw_config
+from syncd.lab.simulator.deeds import USUAL, Deed, chance_of
 from syncd.lab.simulator.explorer import Explorer
 from syncd.lab.simulator.follower import Follower
 from syncd.lab.simulator.invariants import Observer
 from syncd.lab.simulator.liveness import unsettled
 from syncd.lab.simulator.person import Person
 from syncd.lab.simulator.record import JOB, Record
+from syncd.lab.simulator.remover import REMOVER, StateRemover
 from syncd.lab.simulator.trainer import Trainer
 from syncd.lab.simulator.tree import Directory, Tree, split, walk
 from syncd.lab.simulator.world import Process, Program, World
@@ -55,27 +58,44 @@ class Outcome:
     seconds: float
 
 
-def run_schedule(seed: int, trace: Callable[[str], None] | None = None) -> Outcome:
-    """Run one schedule to its end."""
+def run_schedule(
+    seed: int, trace: Callable[[str], None] | None = None, deeds: frozenset[Deed] = USUAL
+) -> Outcome:
+    """Run one schedule to its end.
+
+    Args:
+        seed: Decides everything.
+        trace: Takes each line of what happens.
+        deeds: What it contains beyond faults of single calls.
+    """
     world = World(seed, trace=trace)
     with _virtual(world):
         try:
-            return _run(world, seed)
+            return _run(world, seed, deeds)
         finally:
             world.end()
 
 
-def _run(world: World, seed: int) -> Outcome:
+def _run(world: World, seed: int, deeds: frozenset[Deed]) -> Outcome:
+    if Deed.CORRUPT_READS in deeds:
+        chance, longest = chance_of(seed, Deed.CORRUPT_READS), world.profile.caching.attributes
+        world.corruption = Corruption(chance, lambda: not world.is_calm, longest)
     record = Record(world.tree)
     config = draw_config(world.random, caching=bool(world.profile.caching.names))
     observer = Observer(world, record, config)
     _plant(world.tree, record)
-    _people(world, record, observer, config)
+    trainer = _people(world, record, observer, config)
+    _do(world, seed, deeds, trainer, lambda: _replace_job(world, record, observer))
     world.note(None, f"{world.profile} {config}")
     world.run(world.profile.trouble)
     left = _calm_down(world, lambda: unsettled(world, record, config))
     if world.failure is None and left:
         world.fail("I7 everything comes right", "; ".join(left))
+    if world.corruption is not None:
+        world.counts["flipped bits"], world.counts["late reads"] = (
+            world.corruption.flips,
+            world.corruption.late,
+        )
     if world.failure is None and (gone := _missing(world.tree)):
         world.fail("I6 only what may go is removed", f"foreign files are gone: {gone}")
     return Outcome(seed, world.failure, world.calls, world.counts, world.now)
@@ -89,16 +109,17 @@ def _calm_down(world: World, unsettled: Callable[[], list[str]]) -> list[str]:
     return left
 
 
-def _people(world: World, record: Record, observer: Observer, config: DaemonConfig) -> None:
+def _people(world: World, record: Record, observer: Observer, config: DaemonConfig) -> Trainer:
     random = world.random
-    Trainer(
+    trainer = Trainer(
         world,
         record,
         ranks=random.choice((1, 2, 2, 3)),
         pace=random.choice((0.5, 2.0, 6.0)),
         full_every=random.choice((2, 4)),
         torn=0.2,
-    ).start()
+    )
+    trainer.start()
     poll = random.choice((0.5, 2.0))
     for number in range(random.choice((1, 2, 2, 3))):
         daemon = DaemonProgram(world, config, poll)
@@ -108,6 +129,36 @@ def _people(world: World, record: Record, observer: Observer, config: DaemonConf
     for number in range(random.choice((1, 2, 3))):
         _start_explorer(world, observer, number)
     world.start(Program("person", world.host("desk"), Person(random).main))
+    return trainer
+
+
+def _do(
+    world: World, seed: int, deeds: frozenset[Deed], trainer: Trainer, replace_job: Callable[[], None]
+) -> None:
+    """Have the deeds of a schedule done."""
+    if Deed.ZOMBIE in deeds:
+        trainer.leave_zombies(chance_of(seed, Deed.ZOMBIE))
+    if Deed.STATE_REMOVED in deeds:
+        remover = StateRemover(chance_of(seed, Deed.STATE_REMOVED))
+        world.start(Program(REMOVER, world.host("other desk"), remover.main))
+    if Deed.JOB_REPLACED in deeds:
+        world.at(chance_of(seed, Deed.JOB_REPLACED).uniform(0.2, 0.9) * world.profile.trouble, replace_job)
+
+
+def _replace_job(world: World, record: Record, observer: Observer) -> None:
+    """Remove the job and make it again under daemons that run; all others are started again for the new one."""
+    world.counts["job replaced"] += 1
+    world.note(None, "the job is removed and made again")
+    daemons = [program for program in world.programs if program.name.startswith("daemon")]
+    others = [program for program in world.programs if program not in daemons]
+    world.restart(others, world.random.uniform(1, 5))
+    for program in world.programs:
+        program.host.forget()
+    world.tree.replace_directory(world.tree.root, split(JOB)[0])
+    record.forget_job(world.now)
+    observer.forget_job()
+    _plant_foreign(world.tree, record)
+    world.at(world.now + world.random.uniform(20, 60), lambda: world.restart(daemons, 1.0))
 
 
 def _start_explorer(world: World, observer: Observer, number: int) -> None:
@@ -128,8 +179,15 @@ def _leave(program: Program) -> None:
 
 
 def _plant(tree: Tree, record: Record) -> None:
+    """Make the job."""
+    tree.make_directory(tree.root, split(JOB)[0])
+    _plant_foreign(tree, record)
+
+
+def _plant_foreign(tree: Tree, record: Record) -> None:
     """Put files into the job that are none of anybody's business."""
-    job = tree.make_directory(tree.root, split(JOB)[0])
+    job = tree.find(JOB)
+    assert isinstance(job, Directory), "it was made"
     for name in _FOREIGN:
         directory = job
         for part in split(name)[:-1]:

@@ -7,10 +7,12 @@ tell each other they tell in memory, as a collective does; when one ends, all en
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
 from syncd.errors import StorageError, TimedOutError
 from syncd.lab.simulator.disk import SimDisk
 from syncd.lab.simulator.record import JOB, STATE, Record
+from syncd.lab.simulator.server import read_json
 from syncd.lab.simulator.world import Process, Program, World
 from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, shard_name, step_name
@@ -22,6 +24,7 @@ from syncd.protocol.writer import StepWriter
 
 _WAIT = 0.2
 _EARLY = 0.5
+_ZOMBIES = 0.5
 _PATIENCE = 100.0
 _VACATE_LOOKS = 20
 _GARBAGE = (b"", b"-3", b"99999999999999999999", b"\xff\xfe", b"x")
@@ -59,11 +62,41 @@ class Trainer:
         # Steps of one and of two digits, so that a torn marker names another step.
         self._before = self._random.choice((0, 7, 97))
         self._run = _Run(0, over=True)
+        self._saving: dict[Process, tuple[int, str]] = {}
         self._joined: dict[int, set[int]] = {rank: set() for rank in range(1, ranks + 1)}
         self._programs = [
             Program(f"rank{rank}", world.host(f"trainer{rank}"), self._main(rank))
             for rank in range(1, ranks + 1)
         ]
+
+    @property
+    def programs(self) -> list[Program]:
+        """Return the programs of all ranks."""
+        return self._programs
+
+    def leave_zombies(self, random: Random) -> None:
+        """Pause ranks now and then whose peers end in the middle of a save, instead of ending them too.
+
+        Such a rank wakes up once a later start has sealed the same step, and goes on with its save.
+        """
+
+        def is_left(process: Process) -> bool:
+            saving = self._saving.get(process)
+            if saving is None or random.random() >= _ZOMBIES:
+                return False
+            process.held = lambda: not self._woken(process, *saving)
+            self._world.counts["zombies"] += 1
+            return True
+
+        self._world.leaves_behind = is_left
+
+    def _woken(self, process: Process, step: int, attempt: str) -> bool:
+        manifest = read_json(self._world.tree, f"{JOB}/{step_name(step)}/{MANIFEST}")
+        if manifest is None or manifest["attempt"] == attempt:
+            return False
+        self._world.counts["zombies woken"] += 1
+        self._world.note(process, f"wakes up in {attempt}; {manifest['attempt']} is sealed")
+        return True
 
     def start(self) -> None:
         """Start all ranks."""
@@ -75,6 +108,7 @@ class Trainer:
         return self._first if rank == 1 else lambda process: self._other(process, rank)
 
     def _first(self, process: Process) -> None:
+        self._run.over = True
         run = self._run = _Run(self._run.number + 1)
         job = _job(process)
         job.disk.make_directory(job.state)
@@ -83,7 +117,7 @@ class Trainer:
         )
         presence.prepare()
         step = self._resume(job)
-        while not self._is_done():
+        while run is self._run and not self._is_done():
             self._rest(process, presence, self._pace * (0.5 + self._random.random()))
             step += 1
             presence.update(step=step)
@@ -93,9 +127,12 @@ class Trainer:
                     # As systems do whose mark is visible before its data.
                     write_marker(job.disk, job.marker, step)
                 self._save(process, job, run, 1)
-                self._announce(process, job, run, presence)
+                # Two trainers of one job are kept apart elsewhere; a rank that woke up announces nothing.
+                if run is self._run:
+                    self._announce(process, job, run, presence)
         run.over = True
-        self._finish()
+        if run is self._run:
+            self._finish()
 
     def _other(self, process: Process, rank: int) -> None:
         while (run := self._run).over or run.number in self._joined[rank]:
@@ -154,6 +191,13 @@ class Trainer:
         return False
 
     def _save(self, process: Process, job: Job, run: _Run, rank: int) -> None:
+        self._saving[process] = run.step, run.attempt
+        try:
+            self._save_step(process, job, run, rank)
+        finally:
+            del self._saving[process]
+
+    def _save_step(self, process: Process, job: Job, run: _Run, rank: int) -> None:
         writer = StepWriter(job, run.step, self._ranks, run.attempt, process)
         writer.begin()
         name = f"{ACTOR}/{shard_name(rank, self._ranks)}"

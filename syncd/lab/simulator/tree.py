@@ -97,6 +97,15 @@ class Tree:
         self._link(parent, name, directory)
         return directory
 
+    def replace_directory(self, parent: Directory, name: str) -> Directory:
+        """Remove a directory with all that is in it, and make it again; it gets the inode number that became free."""
+        before = self._present(parent, name)
+        self._apply(Change(parent, name, before, None))
+        directory = Directory(before.inode)
+        self._link(parent, name, directory)
+        self.sync_directory(parent)
+        return directory
+
     def write(self, file: File, data: bytes) -> None:
         """Change the content of a file in place; it is not durable yet."""
         file.data = data

@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from greenlet import greenlet
 
@@ -21,7 +21,11 @@ from syncd.lab.simulator.host import Host
 from syncd.lab.simulator.tree import Tree
 from syncd.protocol.process import Process as Identity
 
+if TYPE_CHECKING:
+    from syncd.lab.simulator.corruption import Corruption
+
 _EPOCH = 1.7e9
+_LOOK_AT_HELD = 0.5
 
 
 class Crash(BaseException):
@@ -38,6 +42,9 @@ class Process:
         self.visited: dict[str, float] = {}
         """When this process last asked the file system for a path."""
         self._greenlet = greenlet(self._run)
+
+        self.held: Callable[[], bool] | None = None
+        """Says how long this process is paused, if it is: it goes on where it stands."""
 
     def monotonic(self) -> float:
         return self.world.now + self.program.boot
@@ -62,9 +69,14 @@ class Process:
 
     def switch(self) -> None:
         """Run until the process waits again."""
-        if not self.dead:
-            self.world.current = self
-            self._greenlet.switch()
+        if self.dead:
+            return
+        if self.held is not None and self.held():
+            self.world.at(self.world.now + _LOOK_AT_HELD, self.switch)
+            return
+        self.held = None
+        self.world.current = self
+        self._greenlet.switch()
 
     def kill(self) -> None:
         """End the process at once, from outside."""
@@ -129,9 +141,15 @@ class World:
         self.current: Process | None = None
         self.programs: list[Program] = []
         self.after_power_cut: list[Callable[[], None]] = []
+        self.corruption: Corruption | None = None
+        self.misjudged: set[int] = set()
+        """Steps that a daemon calls damaged, since it has read them wrongly: no rule counts them."""
+        self.leaves_behind: Callable[[Process], bool] = lambda _: False
+        """Whether a process whose peers end is paused instead of ended with them."""
         self._trace = trace
         self._hub = greenlet.getcurrent()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._left_behind: list[Process] = []
         self._order = self.calls = 0
         self._weather = Weather(self.profile, self.random)
         self._outages: dict[str, tuple[float, OSError]] = {}
@@ -149,7 +167,7 @@ class World:
 
     def host(self, name: str) -> Host:
         """Return a new client of the server."""
-        return Host(name, self.tree, lambda: self.now, self.profile.caching)
+        return Host(name, self.tree, lambda: self.now, self.profile.caching, self.corruption)
 
     def start(self, program: Program, after: float = 0.0) -> Program:
         """Start a program, now or later."""
@@ -177,6 +195,7 @@ class World:
         """End every process."""
         self._ending = True
         self._kill(self.programs)
+        self._kill_left_behind()
 
     def wait(self, process: Process, seconds: float) -> None:
         """Let time pass for one process."""
@@ -221,7 +240,7 @@ class World:
         program = process.program
         if not self._ending and program.wanted and program.process is process:
             group = program.peers or [program]
-            self.at(self.now, lambda: self._kill(group))
+            self.at(self.now, lambda: self._end_group(group))
             self._relaunch(
                 group, self.random.choice((0.1, 1.0, program.delay)) * (0.5 + self.random.random())
             )
@@ -233,6 +252,7 @@ class World:
         for program in self.programs:
             program.host.forget()
         self._kill(self.programs)
+        self._kill_left_behind()
         self.tree.power_cut(lambda pending: self.random.randint(0, pending))
         for action in self.after_power_cut:
             action()
@@ -240,6 +260,25 @@ class World:
             id(program.peers or program): program.peers or [program] for program in self.programs
         }.values():
             self._relaunch(group, self.random.uniform(0.1, 20))
+
+    def restart(self, programs: list[Program], after: float) -> None:
+        """End programs from outside, and start them again together."""
+        self._kill(programs)
+        self._relaunch([program for program in programs if program.wanted], after)
+
+    def _end_group(self, group: list[Program]) -> None:
+        """End the peers of a process that has ended; one of them may be left behind, paused."""
+        for program in group:
+            process = program.process
+            if process is not None and not process.dead and self.leaves_behind(process):
+                self._left_behind.append(process)
+                program.process = None
+        self._kill(group)
+
+    def _kill_left_behind(self) -> None:
+        for process in self._left_behind:
+            if not process.dead:
+                process.kill()
 
     def _kill(self, programs: list[Program]) -> None:
         for program in programs:

@@ -123,7 +123,7 @@ def test_nothing_is_left_of_an_update_that_broke_off(engine, start):
         engine.break_at("update", "refuse", 2)
         with contextlib.suppress(LoadFailedError):
             hook.take("1.2+a", weights(start, 2))
-        deadline = time.monotonic() + 40.0
+        deadline = time.monotonic() + LONG
         while len(sockets()) > len(before):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -205,12 +205,13 @@ def test_an_engine_that_stands_still_in_the_midst_is_given_up_within_the_time_ou
     engine, start, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(delivery, "_SETTLING", 0.5)
-    hook, good = hook_of(engine, timeout=3.0, ask_timeout="1"), weights(start, 1)
+    good = weights(start, 1)
     known = target(good, tmp_path / "good", (1, 1))
-    load(hook, known)
+    load(hook_of(engine), known)
+    impatient = hook_of(engine, timeout=3.0, ask_timeout="1")
     engine.break_at("update", "SIGSTOP", 1)
     with pytest.raises((LoadFailedError, EngineUnreachableError)):
-        hook.take("1.2+a", weights(start, 2))
+        impatient.take("1.2+a", weights(start, 2))
     os.kill(engine.process.pid, signal.SIGCONT)
     later = hook_of(engine)
     later.abort(known)

@@ -58,8 +58,8 @@ def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
     if not any(learnt):
         return [torch.zeros(len(mask)) for mask in masks]
     mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
-    groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
     normed = bool(algorithm.norm_advantage)
+    groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
     given: dict[str, Any] = {
         "token_level_rewards": _rewards(batch, mask),
         "response_mask": mask,
