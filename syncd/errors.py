@@ -134,6 +134,12 @@ class FencedError(TryAgainError):
     code = "fenced"
 
 
+class TermLostError(FencedError):
+    """Somebody has removed the directory of this leader's term; it must stand for leadership again."""
+
+    code = "term_lost"
+
+
 class TooOpenError(SyncdError):
     """Others may do more with a job than they should: what `syncd doctor --security` ends with."""
 

@@ -30,7 +30,7 @@ from syncd.errors import (
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import Clock, is_below
+from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
@@ -103,6 +103,7 @@ class Daemon:
         self.standing_by = ""
         self._retry = _RETRY_LEAST
         self._reconciled = self._emptied = self._swept = self._forgot = float("-inf")
+        self._leases_known_at = float("-inf")
         self._had_modules = False
         self._decisions: dict[int, tuple[bool, str]] = {}
         self.snapshot = Snapshot()
@@ -194,8 +195,12 @@ class Daemon:
 
     def _beat(self) -> None:
         """Show the stand-bys and the service manager that work goes on, in the midst of what takes its time."""
-        if self._term is not None:
-            self._term.beat(self._scanner.floor)
+        try:
+            if self._term is not None:
+                self._term.beat(self._scanner.floor)
+        except MISSING as error:
+            # It must not pass for a file that is missing in the step that is being looked at.
+            raise storage_error(error, self.job.lock) from error
         self.on_progress()
 
     def _look(self, *, woken: bool) -> None:
@@ -296,7 +301,8 @@ class Daemon:
             for decision in self._noted:
                 self._note(decision)
         doomed = removable(self.plan.decisions)
-        if not doomed:
+        # Explorers whose presences went with the state directory write them again before this.
+        if not doomed or self._clock.monotonic() < self._leases_known_at:
             return
         dead = self._dead()
         removed = [decision.step for decision in doomed if self._remove(actor, decision, dead)]
@@ -388,7 +394,10 @@ class Daemon:
         if holder is not None:
             self._stand_by(f"{holder.host} (pid {holder.process.pid}) leads")
             return
-        term = self._candidate.claim()
+        was_removed = self._candidate.found_removed
+        term = self._candidate.claim(self._scanner.floor)
+        if was_removed:
+            self._leases_known_at = self._clock.monotonic() + self.config.ttl
         for directory in (self.job.explorers, self.job.trainers, self.job.pins, self.job.requests):
             self.job.disk.make_directory(directory)
         self._scanner.start_anew(term.floor)

@@ -182,7 +182,7 @@ class Observer:
             self._fail("I6 only what may go is removed", f"{change.name} to {target}")
             return
         self._world.counts["prunes"] += 1
-        self._check_term(int(target.removeprefix(_TRASH)), "removes")
+        self._check_term(int(target.removeprefix(_TRASH).partition("/")[0]), "removes")
         for rule, broken in self._removals.broken(process, step, change.before, self._published):
             self._fail(f"I3 {rule}", f"{process.name} removes step {step}: {broken}")
 
