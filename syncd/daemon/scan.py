@@ -50,7 +50,7 @@ class Scanner:
     ) -> None:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
         self._ttl = ttl
-        self._root_inode: int | None = None
+        self._root: tuple[int, int] | None = None
         self.start_anew(None)
 
     def start_anew(self, floor: Pair | None) -> None:
@@ -139,13 +139,14 @@ class Scanner:
             ) from None
         if found.kind != "directory":
             raise JobMissingError("the job directory is not a directory", path=root, hint=f"ls -ld {root}")
-        if self._root_inode is not None and found.inode != self._root_inode:
+        born = self._disk.born(root)
+        if self._root is not None and _is_another((found.inode, born), self._root):
             raise JobReplacedError(
                 "another directory is in the place of the job, perhaps unmounted",
                 path=root,
                 hint=f"findmnt -T {root}",
             )
-        self._root_inode = found.inode
+        self._root = found.inode, born
 
     def _read_hints(self) -> bool:
         """Read marker, tracker and version; say whether the marker has moved."""
@@ -307,6 +308,11 @@ class Scanner:
             pairs += [module.presence.applied for module in modules if module.presence.applied is not None]
         self.floor = max(pairs, default=None)
         return self.floor
+
+
+def _is_another(found: tuple[int, int], known: tuple[int, int]) -> bool:
+    """Say whether a directory is not the one that is known, by number and birth: a number is given again."""
+    return found[0] != known[0] or (0 not in (found[1], known[1]) and found[1] != known[1])
 
 
 def _is_settled(step: Step) -> bool:

@@ -32,6 +32,7 @@ from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
+from syncd.protocol.owner import check_owner, record_owner
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.term import BEAT, Term
@@ -206,6 +207,8 @@ class Daemon:
     def _look(self, *, woken: bool) -> None:
         started = self._clock.monotonic()
         due = started - self._reconciled >= self.config.reconcile
+        if due:
+            check_owner(self.job)
         self.snapshot = self._scanner.reconcile() if due else self._scanner.look(woken=woken)
         if due:
             self._reconciled = started
@@ -390,6 +393,7 @@ class Daemon:
     # --- leading, standing by, failing ------------------------------------------------------------------------
 
     def _lead(self) -> None:
+        check_owner(self.job)
         holder = self._candidate.holder()
         if holder is not None:
             self._stand_by(f"{holder.host} (pid {holder.process.pid}) leads")
@@ -400,6 +404,7 @@ class Daemon:
             self._leases_known_at = self._clock.monotonic() + self.config.ttl
         for directory in (self.job.explorers, self.job.trainers, self.job.pins, self.job.requests):
             self.job.disk.make_directory(directory)
+        record_owner(self.job, term)
         self._scanner.start_anew(term.floor)
         self._term, self._actor = term, Actor(self.job, term, self._clock)
         self._reconciled, self.standing_by = float("-inf"), ""
