@@ -8,7 +8,7 @@ import click
 
 from syncd.cli.attended import Attended, Seen
 from syncd.cli.options import find_job, job_argument, json_option, state_dir_option, timeout_option
-from syncd.errors import CorruptDataError, TimedOutError
+from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
 from syncd.protocol.attended import IS_IT_UP
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import MAX_STEP, Job
@@ -130,6 +130,8 @@ def _look(job: Job) -> tuple[Version | None, str]:
         return read_version(job), "nothing is published yet"
     except FileNotFoundError:
         return None, "no daemon has ever led this job"
+    except ProtocolTooNewError:
+        raise
     except (CorruptDataError, OSError) as error:
         return None, str(error)
 

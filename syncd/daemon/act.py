@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from syncd.daemon.plan import Answer
 from syncd.daemon.snapshot import NATIVE, Step
-from syncd.errors import CorruptDataError, FencedError, SyncdError
+from syncd.errors import CorruptDataError, FencedError, ProtocolTooNewError, SyncdError
 from syncd.protocol.disk import (
     MISSING,
     Clock,
@@ -65,16 +65,23 @@ class Actor:
             FencedError: A newer leader has taken over, or has published this or more.
         """
         stamped = replace(version, term=self._term.token, published_at=self._clock.time())
-        with contextlib.suppress(CorruptDataError):
-            current = read_version(self._job)
-            if current and current.pair >= stamped.pair:
-                raise FencedError(f"version {current.generation}.{current.step} is published already")
+        current = self._published()
+        if current and current.pair >= stamped.pair:
+            raise FencedError(f"version {current.generation}.{current.step} is published already")
         if version.layout == NATIVE:
             # Its writer may have died between the rename of the manifest and the sync of that name: what is
             # announced must outlast a power cut that the announcement outlasts.
             self._job.disk.sync_directory(self._job.step(version.step))
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
+
+    def _published(self) -> Version | None:
+        try:
+            return read_version(self._job)
+        except ProtocolTooNewError:
+            raise
+        except CorruptDataError:
+            return None
 
     def remove(self, step: Step, dead: Mapping[str, Beat]) -> str | None:
         """Move a step to the trash, unless it has been leased, pinned or made a full checkpoint meanwhile.

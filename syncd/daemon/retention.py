@@ -102,6 +102,7 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
         yield step.step in leases, "leased", ", ".join(leases.get(step.step, ()))
         yield step.step in snapshot.pins, "pinned", _reason(snapshot, step.step)
         yield step.step == snapshot.tracker, "resumed_from", "the trainer's tracker names it"
+        yield step.later, "later_protocol", step.problem
         yield step.full and step.step in full, "full_checkpoint", _full_detail(policy.retention)
         if step.step in going:
             return

@@ -10,14 +10,20 @@ from dataclasses import dataclass, replace
 from syncd.daemon import foreign
 from syncd.daemon.examine import examine_native
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
-from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, storage_error
+from syncd.errors import (
+    CorruptDataError,
+    JobMissingError,
+    JobReplacedError,
+    ProtocolTooNewError,
+    storage_error,
+)
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, Reading, read_marker
 from syncd.protocol.pin import read_pins
 from syncd.protocol.presence import TTL, Liveness, Presence, read_presences
 from syncd.protocol.request import read_requests
-from syncd.protocol.version import Pair, Version, read_version
+from syncd.protocol.version import BELIEVED_GENERATION, Pair, Version, read_version
 
 MODULES_EVERY = 5.0
 """Seconds between two readings of the presences; they are read anew before each removal all the same."""
@@ -170,6 +176,8 @@ class Scanner:
     def _version(self) -> tuple[Version | None, str]:
         try:
             return read_version(self._job), ""
+        except ProtocolTooNewError:
+            raise
         except CorruptDataError as error:
             return None, error.message
 
@@ -248,8 +256,9 @@ class Scanner:
             self._snapshot,
             explorers=_modules(explorers | unreadable_explorers, self._explorers, seen_at),
             trainers=_modules(trainers | unreadable_trainers, self._trainers, seen_at),
-            pins=read_pins(self._job),
+            pins=read_pins(self._job, unreadable := {}),
             tracker=tracker,
+            unreadable_pins=unreadable,
         )
 
     def _doubt_unmarked(self, tracker: int | None) -> None:
@@ -276,13 +285,15 @@ class Scanner:
 
     def _finish(self, free: int | None) -> Snapshot:
         # Read first: what fails must not lose the changes that the steps below take over.
-        requests, now = read_requests(self._job), self._clock.monotonic()
+        unreadable: dict[str, str] = {}
+        requests, now = read_requests(self._job, unreadable), self._clock.monotonic()
         self._snapshot = replace(
             self._snapshot,
             steps=self._steps(now),
             marker_stable_for=now - self._marker_since,
             floor=self._highest(),
             requests=requests,
+            unreadable_requests=unreadable,
             free=free,
         )
         return self._snapshot
@@ -304,8 +315,8 @@ class Scanner:
         version = self._snapshot.version
         pairs = [pair for pair in (self.floor, version.pair if version else None) if pair is not None]
         if version is None:
-            modules = self._snapshot.explorers.values()
-            pairs += [module.presence.applied for module in modules if module.presence.applied is not None]
+            applied = (module.presence.applied for module in self._snapshot.explorers.values())
+            pairs += [pair for pair in applied if pair is not None and pair[0] <= BELIEVED_GENERATION]
         self.floor = max(pairs, default=None)
         return self.floor
 

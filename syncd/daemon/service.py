@@ -50,7 +50,11 @@ TRASH_EVERY = 5.0
 FORGET_AFTER = 86400.0
 """Seconds of silence after which the file of an explorer goes: of those that come and go there would be no end."""
 
-_PROBLEMS = {"marker": names.MARKER_PROBLEM, "version": names.VERSION_PROBLEM}
+_PROBLEMS = {
+    "marker": names.MARKER_PROBLEM,
+    "version": names.VERSION_PROBLEM,
+    "document": names.DOCUMENT_PROBLEM,
+}
 _INFO: Level = "info"
 _WARNING: Level = "warning"
 _RETRY_LEAST, _RETRY_MOST = 0.25, 5.0

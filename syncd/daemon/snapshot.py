@@ -42,6 +42,7 @@ class Step:
         full: It is a full checkpoint.
         parent: For a delta, the step it changes.
         problem: What is missing or wrong, for people to read.
+        later: It was sealed by a later protocol than this code reads.
         announced_by: What tells that its writer is done: itself (a manifest, a ready file), the job's marker, or
             time, when it stands still.
         unchanged_for: Seconds of the daemon's clock since any of this was seen to change.
@@ -60,6 +61,7 @@ class Step:
     full: bool = False
     parent: int | None = None
     problem: str = ""
+    later: bool = False
     announced_by: Literal["itself", "marker", "time"] = "itself"
     unchanged_for: float = 0.0
 
@@ -94,6 +96,8 @@ class Snapshot:
         trainers: By identity.
         pins: By step.
         requests: Open requests in the order of asking.
+        unreadable_pins: What is wrong with files of pins, by path; they pin all the same.
+        unreadable_requests: The same of files of requests, which are passed over.
         free: Bytes free for the daemon's user on the job's file system, None where unknown.
     """
 
@@ -108,6 +112,8 @@ class Snapshot:
     trainers: Mapping[str, Module] = field(default_factory=dict)
     pins: Mapping[int, Pin] = field(default_factory=dict)
     requests: tuple[Request, ...] = ()
+    unreadable_pins: Mapping[str, str] = field(default_factory=dict)
+    unreadable_requests: Mapping[str, str] = field(default_factory=dict)
     free: int | None = None
 
     @property

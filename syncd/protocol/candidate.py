@@ -90,7 +90,9 @@ class Candidate:
     def _read(self, token: int) -> Leader:
         try:
             leader = read_leader(self._job, token)
-        except (*MISSING, CorruptDataError, ProtocolTooNewError):
+        except ProtocolTooNewError:
+            raise  # it may well live, and what it says of that cannot be read
+        except (*MISSING, CorruptDataError):
             return Leader("unknown", "unknown", Process("", "", 0, 0))
         self._floor = max(filter(None, (self._floor, leader.floor)), default=None)
         return leader

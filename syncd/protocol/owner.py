@@ -92,7 +92,7 @@ def identity_of(job: Job) -> str | None:
     """Return the identity of a job, None where it has none or it cannot be read."""
     try:
         owner = read_owner(job.disk, job.owner if is_own(job) else f"{job.root}/{STATE}/{OWNER}")
-    except (CorruptDataError, ProtocolTooNewError, PermissionError):
+    except (CorruptDataError, PermissionError):
         return None
     return owner.identity if owner else None
 
@@ -121,12 +121,12 @@ def check_owner(job: Job) -> None:
     try:
         owner = read_owner(job.disk, job.owner)
         is_other = owner is not None and owner.is_other(job)
-    except (*MISSING, CorruptDataError):
-        return  # there is no job yet, or the next leader writes the file again
     except ProtocolTooNewError:
         if is_own(job):
             return
         raise
+    except (*MISSING, CorruptDataError):
+        return  # there is no job yet, or the next leader writes the file again
     if owner is not None and is_other:
         where = f"{owner.place.path} on {owner.place.host}" if owner.place else "the one that it lies in"
         raise ConfigError(
@@ -144,10 +144,10 @@ def record_owner(job: Job, term: Term) -> None:
     """
     try:
         before = read_owner(job.disk, job.owner)
-    except CorruptDataError:
-        before = None
     except ProtocolTooNewError:
         return
+    except CorruptDataError:
+        before = None
     owner = _owner_now(job, before)
     if owner != before:
         place = owner.place.as_document() if owner.place else None

@@ -1,9 +1,8 @@
 """Pins: steps that a person keeps for good, one file each."""
 
-import contextlib
 from dataclasses import dataclass
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, parse_step_name, step_name
@@ -39,15 +38,26 @@ def remove_pin(job: Job, step: int) -> bool:
     return True
 
 
-def read_pins(job: Job) -> dict[int, Pin]:
-    """Return the pinned steps. The name alone pins: a damaged file must not cost a step."""
+def read_pins(job: Job, unreadable: dict[str, str] | None = None) -> dict[int, Pin]:
+    """Return the pinned steps. The name alone pins: a damaged file must not cost a step.
+
+    Args:
+        job: The job.
+        unreadable: Takes what is wrong with each file that cannot be read, by path.
+    """
     pins = {}
     for entry in list_if_there(job.disk, job.pins):
         step = parse_step_name(entry.name.removesuffix(".json"))
         if step is None or entry.kind != "file" or not entry.name.endswith(".json"):
             continue
         pins[step] = Pin(step)
-        with contextlib.suppress(*MISSING, CorruptDataError, ProtocolTooNewError):
-            fields = read_document(job.disk, f"{job.pins}/{entry.name}", SMALL_LIMIT)
+        path = f"{job.pins}/{entry.name}"
+        try:
+            fields = read_document(job.disk, path, SMALL_LIMIT)
             pins[step] = Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
+        except MISSING:
+            continue
+        except CorruptDataError as error:
+            if unreadable is not None:
+                unreadable[path] = error.message
     return pins

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
+from syncd.errors import CorruptDataError, SyncdError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
 from syncd.protocol.layout import is_identity
@@ -152,7 +152,7 @@ def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dic
             found[identity] = read_presence(disk, f"{directory}/{entry.name}")
         except MISSING:
             continue
-        except (CorruptDataError, ProtocolTooNewError) as error:
+        except CorruptDataError as error:
             problems[identity] = _unreadable(disk, f"{directory}/{entry.name}", identity, error)
     return found, problems
 

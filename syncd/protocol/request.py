@@ -8,7 +8,7 @@ import contextlib
 import uuid
 from dataclasses import dataclass, field
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, is_identity
@@ -57,14 +57,25 @@ def write_request(job: Job, request: Request) -> None:
     job.disk.replace(request_path(job, request.identity), encode(document))
 
 
-def read_requests(job: Job) -> tuple[Request, ...]:
-    """Return the open requests in the order of asking; files that are not requests are passed over."""
+def read_requests(job: Job, unreadable: dict[str, str] | None = None) -> tuple[Request, ...]:
+    """Return the open requests in the order of asking; files that are not requests are passed over.
+
+    Args:
+        job: The job.
+        unreadable: Takes what is wrong with each file that cannot be read, by path.
+    """
     found = []
     for entry in list_if_there(job.disk, job.requests):
         identity = entry.name.removesuffix(".json")
         if entry.kind == "file" and entry.name.endswith(".json") and is_identity(identity):
-            with contextlib.suppress(*MISSING, CorruptDataError, ProtocolTooNewError):
-                found.append(_read(job.disk, f"{job.requests}/{entry.name}", identity))
+            path = f"{job.requests}/{entry.name}"
+            try:
+                found.append(_read(job.disk, path, identity))
+            except MISSING:
+                continue
+            except CorruptDataError as error:
+                if unreadable is not None:
+                    unreadable[path] = error.message
     return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity)))
 
 
