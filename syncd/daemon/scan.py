@@ -234,7 +234,7 @@ class Scanner:
         if parse_step_name(directory) is not None:
             step = examine_native(self._disk, self._job.root, number, known.step if known else None)
         if step is None:
-            step = self._layouts.examine(self._disk, self._job.root, directory, number)
+            step = self._layouts.examine(self._disk, self._job.root, directory, number, self._progress)
         if step is None:
             self._drop(number)
             return

@@ -52,7 +52,7 @@ def _headers(job: Job, path: str, manifest: Manifest, progress: Callable[[], Non
     for record in manifest.shards:
         progress()
         try:
-            found = len(read_header(job.disk, f"{path}/{record.name}").tensors)
+            found = len(read_header(job.disk, f"{path}/{record.name}", progress).tensors)
         except (*MISSING, CorruptDataError) as error:
             wrong.append(f"{record.name}: {error}")
             continue

@@ -3,6 +3,7 @@
 import json
 import struct
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -316,3 +317,37 @@ def test_many_tensors_are_read_quickly(record_line):
         times.append(time.perf_counter() - started)
     record_line(f"safetensors header of 300 tensors: {min(times) * 1000:.2f} ms")
     assert min(times) < 0.02
+
+
+def many(count: int, separators: tuple[str, str]) -> bytes:
+    entries = {f"t{number}": tensor(start=number, end=number + 1) for number in range(count)}
+    return file_of(json.dumps(entries, separators=separators).encode(), bytes(count))
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " :  ")])
+def test_progress_is_told_while_a_large_header_is_parsed(tmp_path, separators):
+    """Also of one that is not written as usual; a header of a million tensors takes seconds."""
+    count = 40_000
+    whole = many(count, separators)
+    Path(tmp_path, "a").write_bytes(whole)
+    told = []
+    header = read_header(LocalDisk(), f"{tmp_path}/a", lambda: told.append(1))
+    assert len(header.tensors) == count
+    assert len(told) >= count >> 14
+    assert header == parse_header(whole, len(whole))
+
+
+def test_what_is_wrong_late_in_a_usual_header_is_said(tmp_path):
+    good = {f"t{number}": tensor(start=number, end=number + 1) for number in range(5)}
+    for wrong, problem in (
+        (tensor("NONE", start=5, end=6), "unknown dtype"),
+        (tensor(start=5, end=7), "outside of"),
+        ({**tensor(start=5, end=6), "shape": [2]}, "takes 16 bits"),
+        ({**tensor(start=5, end=6), "shape": [1 << 60]}, "too large"),
+        ({**tensor(start=5, end=6), "shape": [0, 1 << 60]}, "too large"),
+    ):
+        with pytest.raises(CorruptDataError, match=problem):
+            parse({**good, "last": wrong}, bytes(6))
+    text = json.dumps({**good, "t": tensor(start=5, end=6)}).replace('"t":', '"t0":').encode()
+    with pytest.raises(CorruptDataError, match="'t0' twice"):
+        parse(text, bytes(6))
