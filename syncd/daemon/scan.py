@@ -252,11 +252,12 @@ class Scanner:
         seen_at = self._clock.monotonic()
         tracker = read_marker(self._disk, self._job.tracker).step
         self._doubt_unmarked(tracker)
+        unreadable: dict[str, str] = {}
         self._snapshot = replace(
             self._snapshot,
             explorers=_modules(explorers | unreadable_explorers, self._explorers, seen_at),
             trainers=_modules(trainers | unreadable_trainers, self._trainers, seen_at),
-            pins=read_pins(self._job, unreadable := {}),
+            pins=read_pins(self._job, unreadable),
             tracker=tracker,
             unreadable_pins=unreadable,
         )
