@@ -1,6 +1,7 @@
 """Who wants to lead: watches the leader, claims the next term when its place is free (the rules are in `term`)."""
 
 import contextlib
+import shlex
 import uuid
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from syncd.protocol.presence import Liveness
 from syncd.protocol.process import Process
 from syncd.protocol.term import (
     LEADER,
+    MAX_TOKEN,
     TIMEOUT,
     Leader,
     Term,
@@ -108,7 +110,7 @@ class Candidate:
 
         Raises:
             LockHeldError: Another one was faster.
-            StorageError: Earlier terms could not be fenced.
+            StorageError: Earlier terms could not be fenced, or a stranger has left a term that none can follow.
         """
         job = self._job
         if self._seen:
@@ -117,7 +119,7 @@ class Candidate:
         leader = Leader(
             uuid.uuid4().hex, process=self._process or Process.current(), floor=max(known, default=None)
         )
-        token = 1 + max(self._seen, self._highest, latest_trash(job))
+        token = self._next_token()
         self._own.add(leader.identity)
         term = Term(
             job, self._clock, token, leader, removes=self._removes or bool(list_if_there(job.disk, job.trash))
@@ -131,6 +133,17 @@ class Candidate:
             raise
         self._highest, self.found_removed = token, False
         return term
+
+    def _next_token(self) -> int:
+        token = 1 + max(self._seen, self._highest, latest_trash(self._job))
+        if token > MAX_TOKEN:
+            places = " ".join(shlex.quote(place) for place in (self._job.lock, self._job.trash))
+            raise StorageError(
+                f"no term can follow term {token - 1}, which no daemon has counted up to",
+                path=self._job.lock,
+                hint=f"stop every daemon of this job, then: rm -r {places}",
+            )
+        return token
 
     def _take_office(self, term: Term, leader: Leader) -> None:
         disk, prepared = self._job.disk, f"{self._job.lock}/{CLAIM}{term.identity}"

@@ -40,6 +40,9 @@ LEADER = "leader.json"
 """The file of a term that says who leads."""
 
 _DIGITS = 10
+MAX_TOKEN = 10**_DIGITS - 1
+"""The highest token that has a name."""
+
 _CLAIM_IDENTITY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 

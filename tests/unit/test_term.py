@@ -309,6 +309,16 @@ def test_a_claim_whose_term_is_removed_on_its_way_leaves_that_of_another_alone(j
     assert names(job.trash) == {token_name(1)}
 
 
+@pytest.mark.parametrize("place", ["lock", "trash"])
+def test_no_term_is_claimed_that_has_no_name(job, clock, place):
+    os.makedirs(f"{getattr(job, place)}/{token_name(10**10 - 1)}")
+    candidate = Candidate(job, clock, timeout=0)
+    assert candidate.holder() is None
+    with pytest.raises(StorageError, match="no term can follow term 9999999999"):
+        candidate.claim()
+    assert names(job.lock) <= {token_name(10**10 - 1)}
+
+
 def test_what_earlier_releases_left_in_a_trash_is_taken_over(job, clock):
     os.makedirs(f"{job.lock}/{token_name(1)}")
     os.makedirs(f"{job.trash}/{token_name(1)}/global_step_3.3.abcdef12")
