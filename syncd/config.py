@@ -95,6 +95,8 @@ _AT_LEAST = {
     "events_bytes": 4096,
 }
 _MAX_PORT = 65535
+_MOST = 1 << 53
+_MOST_SECONDS = 1e9
 
 
 REACHING = ("metrics_textfile", "metrics_host")
@@ -126,6 +128,20 @@ def load(
     return dataclasses.replace(DaemonConfig(), **values)
 
 
+def check_value(key: str, value: Any, where: str = "the command line") -> Any:
+    """Return a value as the configuration has it.
+
+    Args:
+        key: Its key.
+        value: What was given.
+        where: Where it was given, for the error.
+
+    Raises:
+        ConfigError: It is of another type, or out of range.
+    """
+    return _value(key, value, where)
+
+
 def parse_size(text: str) -> int:
     """Return the bytes of `"500GiB"`, `"1.5T"` or `"4096"`; units are powers of 1024.
 
@@ -135,7 +151,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"not a size: {text!r}", hint="write it like 500GiB")
-    return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
+    size = float(match[1]) * 1024 ** _POWERS[match[2].upper()]
+    if size > _MOST:
+        raise ConfigError(f"too large a size: {text[:40]}", hint="write it like 500GiB")
+    return int(size)
 
 
 def _read(path: str) -> bytes:
@@ -176,10 +195,11 @@ def _value(key: str, value: Any, where: str) -> Any:
     if key in _SIZES and isinstance(value, str):
         value = parse_size(value)
     kind = _FIELDS[key].type
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= _MOST:
         value = float(value)
     if type(value) is not kind:
-        raise ConfigError(f"{key} = {value!r} is not of type {getattr(kind, '__name__', kind)}", path=where)
+        shown = f"{value!r:.80}"
+        raise ConfigError(f"{key} = {shown} is not of type {getattr(kind, '__name__', kind)}", path=where)
     _check_range(key, value, where)
     return value
 
@@ -187,7 +207,9 @@ def _value(key: str, value: Any, where: str) -> Any:
 def _check_range(key: str, value: Any, where: str) -> None:
     if key in CHOICES and value not in CHOICES[key]:
         raise ConfigError(f"{key} = {value!r} is not one of {', '.join(CHOICES[key])}", path=where)
-    if type(value) in (int, float) and not _AT_LEAST.get(key, 0) <= value < float("inf"):
+    if type(value) in (int, float) and not _AT_LEAST.get(key, 0) <= value:
         raise ConfigError(f"{key} = {value} is less than {_AT_LEAST.get(key, 0)}", path=where)
+    if type(value) in (int, float) and not value <= (_MOST_SECONDS if type(value) is float else _MOST):
+        raise ConfigError(f"{key} is too large a number", path=where)
     if key == "metrics_port" and value > _MAX_PORT:
         raise ConfigError(f"{key} = {value} is not a port", path=where)

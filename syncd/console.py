@@ -8,10 +8,11 @@ import contextlib
 import errno
 import functools
 import importlib
+import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 _USAGE = 2
 _LAYOUT = "\n\t"
+_MOST = 1 << 53
+_MOST_SECONDS = 1e9
+"""Every number with a fraction is one of seconds."""
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "findmnt -T {path}"}
 
 debug_option = click.option(
@@ -96,7 +102,7 @@ class LazyGroup(click.Group):
             command = self.others[cmd_name].load()
         else:
             return None
-        return unescape(command) if isinstance(command, click.Command) else None
+        return guard(unescape(command)) if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the verbs without importing them."""
@@ -147,6 +153,55 @@ def unescape(command: click.Command) -> click.Command:
     return command
 
 
+class Guard:
+    """The callback of a parameter that refuses values that no command can mean, whatever their type lets through.
+
+    Args:
+        callback: What the parameter called before.
+    """
+
+    def __init__(self, callback: Callable[[click.Context, click.Parameter, Any], Any] | None) -> None:
+        self._callback = callback
+
+    def __call__(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        """Return the value that the parameter has."""
+        for one in value if isinstance(value, tuple) else (value,):
+            if problem := _problem(one, is_path=isinstance(param.type, click.Path)):
+                raise click.BadParameter(problem, ctx, param)
+        return self._callback(ctx, param, value) if self._callback else value
+
+
+def guard(command: click.Command) -> click.Command:
+    """Return a command that refuses hostile values of all its parameters as wrong usage."""
+    for param in command.params:
+        if not isinstance(param.callback, Guard):
+            param.callback = Guard(param.callback)
+    return command
+
+
+def _problem(value: object, *, is_path: bool) -> str:
+    """Return why no command can mean a value, empty where one may."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not a finite number"
+    if isinstance(value, float | int) and abs(value) > (_MOST_SECONDS if type(value) is float else _MOST):
+        return "the number is too large"
+    if not isinstance(value, str):
+        return ""
+    if is_path and not value:
+        return "it is empty; is a shell variable unset?"
+    if "\0" in value:
+        return "it holds a NUL character"
+    return "" if is_path or _is_text(value) else "it is not UTF-8"
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def run(group: click.Group, program: str, args: Sequence[str], obj: object = None) -> int:
     """Run one command line and return its exit code.
 
@@ -156,6 +211,7 @@ def run(group: click.Group, program: str, args: Sequence[str], obj: object = Non
         args: What follows the name.
         obj: What the commands find as `obj` of their context.
     """
+    _open_closed_streams()
     try:
         code = _invoke(group, program, list(args), obj)
         sys.stdout.flush()
@@ -171,6 +227,27 @@ def run(group: click.Group, program: str, args: Sequence[str], obj: object = Non
     except Exception as error:  # noqa: BLE001 - the last line of defence
         return _report(error, program, args)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Give this process the streams that it was started without: a command works without anybody to read it.
+
+    Their numbers are taken too, so that no file of a job is ever opened as the standard output of a child.
+    """
+    for number, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number and not _is_open(number):
+                os.dup2(descriptor, number)
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _invoke(group: click.Group, program: str, args: list[str], obj: object) -> int:

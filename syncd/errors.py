@@ -146,6 +146,12 @@ class SaveLostError(TryAgainError):
     code = "save_lost"
 
 
+class TermLostError(FencedError):
+    """Somebody has removed the directory of this leader's term; it must stand for leadership again."""
+
+    code = "term_lost"
+
+
 class TooOpenError(SyncdError):
     """Others may do more with a job than they should: what `syncd doctor --security` ends with."""
 
@@ -160,8 +166,12 @@ class ConfigError(SyncdError):
     exit_code = 78
 
 
-class ProtocolTooNewError(ConfigError):
-    """A document was written by a newer major version of the protocol."""
+class ProtocolTooNewError(ConfigError, CorruptDataError):
+    """A document was written by a newer major version of the protocol.
+
+    Whoever reads many documents takes it for one that cannot be read, and goes on without it; what was asked for
+    by itself, such as the version file, is refused with 78.
+    """
 
     code = "protocol_too_new"
 

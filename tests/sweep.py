@@ -32,7 +32,7 @@ LASTING = "ENOSPC+"
 """From this call on every call of that name fails, as on a disk that stays full."""
 
 _CALL = re.compile(r"^(\d+) +(\w+)\((.*)$")
-_RANDOM = re.compile(r"(?<=[.-])[0-9a-f]{8,32}\b")
+_RANDOM = re.compile(r"(?<=[.-])[0-9a-f]{8,32}\b|(?<=/)[0-9a-f]{32}\b")
 
 
 @dataclass(frozen=True)

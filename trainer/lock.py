@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from syncd.errors import FencedError, LockHeldError, SyncdError
+from syncd.errors import FencedError, LockHeldError, SyncdError, TermLostError
 from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import MISSING, Clock, SystemClock, list_if_there
+from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.term import BEAT, TIMEOUT, Term
 from syncd.synchronizer.member import Heartbeat
@@ -67,7 +67,7 @@ class TrainerLock:
     @property
     def fence(self) -> str:
         """Return the directory through which this trainer publishes."""
-        return self._term.directory
+        return self._term.staging
 
     def check(self) -> None:
         """Raise if this trainer may no longer publish.
@@ -96,11 +96,10 @@ class TrainerLock:
     def _beat(self) -> None:
         try:
             self._term.beat(self._term.floor)
+        except TermLostError:
+            self._lost = "this trainer's lock below .syncd was removed"
         except FencedError:
             self._lost = "another trainer has taken over this job while this one was paused"
-        except MISSING:
-            if not list_if_there(self._term.job.disk, self._term.directory):
-                self._lost = "this trainer's lock below .syncd was removed"
         except (OSError, SyncdError):
             return  # a later beat makes good what the storage refuses for a moment
 

@@ -12,6 +12,7 @@ from syncd.console import Place
 from syncd.errors import JobMissingError, UsageError
 from syncd.protocol.attended import InHand, attended
 from syncd.protocol.layout import Job, parse_step_name
+from syncd.protocol.owner import check_owner, is_own
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,11 +76,15 @@ def find_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> 
 
     Raises:
         UsageError: It is empty, or it is a step.
+        ConfigError: The state directory belongs to another job.
     """
     noting = in_hand or noted()
     with noting("find", os.path.abspath(job)):
         check_job(job)
-        return attended(Job.at(job, state_dir), noting)
+        place = attended(Job.at(job, state_dir), noting)
+    if not is_own(place):
+        check_owner(place)
+    return place
 
 
 def check_job(value: str) -> None:

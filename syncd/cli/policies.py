@@ -9,29 +9,45 @@ from typing import Any, TypeVar
 import click
 
 from syncd.cli.attended import noted
-from syncd.config import CHOICES, DaemonConfig, load
+from syncd.config import CHOICES, DaemonConfig, check_value, load
 from syncd.console import Place
+from syncd.errors import ConfigError
 from syncd.protocol.kept import CONFIG
 from syncd.protocol.layout import Job, job_disk
 from syncd.protocol.modes import modes_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
+    try:
+        return None if value is None else check_value(str(param.name), value)
+    except ConfigError as error:
+        raise click.BadParameter(error.message) from error
+
+
 _POLICY = (
     click.option(
         "--config", type=Place(), help="TOML file with a [daemon] table; JOB/config.toml if it is there."
     ),
-    click.option("--keep-last", type=int, help="Newest sync steps to keep (2)."),
-    click.option("--keep-every", type=int, help="Keep every sync step that is a multiple of this."),
-    click.option("--keep-full", type=int, help="Newest full checkpoints to keep (0: all)."),
+    click.option("--keep-last", type=int, callback=_in_range, help="Newest sync steps to keep (2)."),
+    click.option(
+        "--keep-every", type=int, callback=_in_range, help="Keep every sync step that is a multiple of this."
+    ),
+    click.option(
+        "--keep-full", type=int, callback=_in_range, help="Newest full checkpoints to keep (0: all)."
+    ),
     click.option(
         "--keep-previous/--no-keep-previous",
         default=None,
         help="Whether the version before the newest stays if it is a full checkpoint beyond --keep-full (it does).",
     ),
-    click.option("--max-bytes", help="Byte budget of all steps, such as 500GiB."),
+    click.option("--max-bytes", callback=_in_range, help="Byte budget of all steps, such as 500GiB."),
     click.option(
-        "--partial-grace", type=float, help="Seconds after which an unfinished old step goes (3600)."
+        "--partial-grace",
+        type=float,
+        callback=_in_range,
+        help="Seconds after which an unfinished old step goes (3600).",
     ),
     click.option(
         "--prune-foreign/--keep-foreign", default=None, help="Whether steps that others wrote may go."
@@ -40,11 +56,33 @@ _POLICY = (
 
 _DAEMON = (
     click.option("--prune/--no-prune", default=None, help="Whether anything is removed."),
-    click.option("--trash-grace", type=float, help="Seconds that removed steps stay readable (75)."),
-    click.option("--poll", type=float, help="Seconds between two looks where no events come (0.25)."),
-    click.option("--reconcile", type=float, help="Seconds between two examinations of everything (60)."),
-    click.option("--ttl", type=float, help="Silence in seconds after which an explorer counts as dead (60)."),
-    click.option("--takeover", type=float, help="Silence in seconds after which a stand-by takes over (15)."),
+    click.option(
+        "--trash-grace", type=float, callback=_in_range, help="Seconds that removed steps stay readable (75)."
+    ),
+    click.option(
+        "--poll",
+        type=float,
+        callback=_in_range,
+        help="Seconds between two looks where no events come (0.25).",
+    ),
+    click.option(
+        "--reconcile",
+        type=float,
+        callback=_in_range,
+        help="Seconds between two examinations of everything (60).",
+    ),
+    click.option(
+        "--ttl",
+        type=float,
+        callback=_in_range,
+        help="Silence in seconds after which an explorer counts as dead (60).",
+    ),
+    click.option(
+        "--takeover",
+        type=float,
+        callback=_in_range,
+        help="Silence in seconds after which a stand-by takes over (15).",
+    ),
     click.option(
         "--verify", type=click.Choice(CHOICES["verify"]), help="What is checked before publishing (header)."
     ),
@@ -52,7 +90,7 @@ _DAEMON = (
     click.option(
         "--exit-when-left", is_flag=True, default=None, help="Stop when all explorers and trainers left."
     ),
-    click.option("--metrics-port", type=int, help="Prometheus endpoint on this port."),
+    click.option("--metrics-port", type=int, callback=_in_range, help="Prometheus endpoint on this port."),
     click.option("--metrics-host", help="Address of the endpoint (127.0.0.1)."),
     click.option("--metrics-textfile", type=Place(), help="Prometheus textfile to keep up to date."),
     click.option(

@@ -8,7 +8,7 @@ import click
 
 from syncd.cli.attended import Attended, Seen
 from syncd.cli.options import find_job, job_argument, json_option, state_dir_option, timeout_option
-from syncd.errors import CorruptDataError, TimedOutError
+from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
 from syncd.protocol.attended import IS_IT_UP
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import MAX_STEP, Job
@@ -130,6 +130,8 @@ def _look(job: Job) -> tuple[Version | None, str]:
         return read_version(job), "nothing is published yet"
     except FileNotFoundError:
         return None, "no daemon has ever led this job"
+    except ProtocolTooNewError:
+        raise
     except (CorruptDataError, OSError) as error:
         return None, str(error)
 
@@ -153,13 +155,28 @@ def _named(than: Than) -> str:
     )
 
 
+def _uri(version: Version) -> str:
+    """Return the URI of a remote version as a script may take it.
+
+    Raises:
+        CorruptDataError: It holds what could steer a terminal, or end the line.
+    """
+    if not version.path.isprintable():
+        raise CorruptDataError(
+            f"the URI of version {version.generation}.{version.step} has characters that do not print",
+            path=version.path,
+            hint="syncd wait JOB --json spells them out",
+        )
+    return version.path
+
+
 def _document(root: str, version: Version) -> dict[str, object]:
     return {
         "generation": version.generation,
         "step": version.step,
         "kind": version.kind,
         "layout": version.layout,
-        "path": _text(root, version, "path"),
+        "path": version.path if version.kind == "remote" else f"{root}/{version.path}",
         "digest": version.digest,
         "published_at": version.published_at,
     }
@@ -167,5 +184,5 @@ def _document(root: str, version: Version) -> dict[str, object]:
 
 def _text(root: str, version: Version, shown: str) -> str:
     if shown == "path":
-        return version.path if version.kind == "remote" else f"{root}/{version.path}"
+        return _uri(version) if version.kind == "remote" else f"{root}/{version.path}"
     return str(version.step) if shown == "step" else f"{version.generation}.{version.step}"

@@ -9,7 +9,7 @@ from syncd.daemon.leases import Beat, Dead, Held, read_held
 from syncd.daemon.leftovers import step_in_trash
 from syncd.daemon.plan import Answer
 from syncd.daemon.snapshot import NATIVE, Step
-from syncd.errors import CorruptDataError, FencedError, SyncdError
+from syncd.errors import CorruptDataError, FencedError, ProtocolTooNewError, SyncdError
 from syncd.protocol.disk import (
     MISSING,
     Clock,
@@ -64,10 +64,9 @@ class Actor:
             FencedError: A newer leader has taken over, or has published this or more.
         """
         stamped = replace(version, term=self._term.token, published_at=self._clock.time())
-        with contextlib.suppress(CorruptDataError):
-            current = read_version(self._job)
-            if current and current.pair >= stamped.pair:
-                raise FencedError(f"version {current.generation}.{current.step} is published already")
+        current = self._published()
+        if current and current.pair >= stamped.pair:
+            raise FencedError(f"version {current.generation}.{current.step} is published already")
         if version.layout == NATIVE:
             # Its writer may have died between a rename and the sync of that name: what is announced must outlast
             # a power cut that the announcement outlasts.
@@ -75,6 +74,14 @@ class Actor:
                 self._job.disk.sync_directory(directory)
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
+
+    def _published(self) -> Version | None:
+        try:
+            return read_version(self._job)
+        except ProtocolTooNewError:
+            raise
+        except CorruptDataError:
+            return None
 
     def remove(self, steps: Iterable[Step], dead: Dead) -> dict[int, str | OSError]:
         """Move steps to the trash, except those that have been leased, pinned or made a full checkpoint meanwhile.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from syncd.daemon.snapshot import State, Step
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk, Entry, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, step_name
 from syncd.protocol.manifest import Manifest, decode_manifest, missing_files
@@ -97,7 +97,8 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
     except MISSING:
         return Step(step, step_name(step), full=full, problem="the manifest has just gone")
     except CorruptDataError as error:
-        return Step(step, step_name(step), state=State.DAMAGED, full=full, problem=error.message)
+        later = isinstance(error, ProtocolTooNewError)
+        return Step(step, step_name(step), state=State.DAMAGED, full=full, problem=error.message, later=later)
     if manifest.step != step:
         wrong = [f"the manifest is of step {manifest.step}"]
     found = _of_manifest(replace(manifest, step=step, digest=manifest.digest), wrong, full=full)

@@ -12,11 +12,12 @@ silent:
 
 import contextlib
 import uuid
+from collections.abc import Iterator
 
 from syncd.daemon.leases import read_held
 from syncd.protocol.disk import Clock, exists, list_if_there, remove_tree
 from syncd.protocol.layout import Job
-from syncd.protocol.term import parse_token
+from syncd.protocol.term import is_private, parse_token
 
 
 class Leftovers:
@@ -49,10 +50,15 @@ class Leftovers:
             entry for entry in list_if_there(self._job.disk, self._job.trash) if entry.kind == "directory"
         ]
         terms = [entry.name for entry in tokens if 0 < (parse_token(entry.name) or 0) <= highest]
-        trashes = [f"{self._job.trash}/{name}" for name in terms]
-        return [
-            f"{trash}/{entry.name}" for trash in trashes for entry in list_if_there(self._job.disk, trash)
-        ]
+        return [path for name in terms for path in self._in_trash(f"{self._job.trash}/{name}")]
+
+    def _in_trash(self, trash: str) -> Iterator[str]:
+        """Yield what lies in a term's trash: in the directory of its claim; right there by earlier releases."""
+        for entry in list_if_there(self._job.disk, trash):
+            if is_private(entry):
+                yield from self._in_trash(f"{trash}/{entry.name}")
+            else:
+                yield f"{trash}/{entry.name}"
 
     def _delete(self, path: str) -> int:
         try:

@@ -302,7 +302,9 @@ def _vacated(snapshot: Snapshot, decisions: tuple[Decision, ...]) -> Iterator[An
             yield Answer(request, done=False, detail=f"step {request.step} is kept by rule {decision.rule}")
 
 
-_FINAL = frozenset({"pruning_off", "foreign", "pinned", "resumed_from", "full_checkpoint", "chain"})
+_FINAL = frozenset(
+    {"pruning_off", "foreign", "pinned", "resumed_from", "full_checkpoint", "chain", "later_protocol"}
+)
 
 
 def _is_final(decision: Decision, named: int | None) -> bool:

@@ -124,6 +124,7 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
         yield step.step in snapshot.pins, "pinned", _reason(snapshot, step.step)
         yield step.step == snapshot.tracker, "resumed_from", "the trainer's tracker names it"
         yield step.full and bool(snapshot.tracker_problem), "resumed_from", snapshot.tracker_problem
+        yield step.later, "later_protocol", step.problem
         yield step.full and step.step in full, "full_checkpoint", _full_detail(policy.retention)
         if step.step in going:
             return

@@ -11,7 +11,13 @@ from typing import TypeVar
 from syncd.daemon import foreign
 from syncd.daemon.examine import examine_attempt, examine_native
 from syncd.daemon.snapshot import NATIVE, UNKNOWN, Module, Snapshot, State, Step
-from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, storage_error
+from syncd.errors import (
+    CorruptDataError,
+    JobMissingError,
+    JobReplacedError,
+    ProtocolTooNewError,
+    storage_error,
+)
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, read_marker
@@ -19,7 +25,7 @@ from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.pin import read_pins
 from syncd.protocol.presence import TTL, Liveness, Presence, Presences
 from syncd.protocol.request import look_for_requests
-from syncd.protocol.version import Pair, Version, read_version
+from syncd.protocol.version import BELIEVED_GENERATION, Pair, Version, read_version
 
 T = TypeVar("T")
 
@@ -69,9 +75,9 @@ class Scanner:
     ) -> None:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
         self._ttl = ttl
-        self._root_inode: int | None = None
         self.presences = Presences(job.disk)
         self._modules_took = 0.0
+        self._root: tuple[int, int] | None = None
         self.start_anew(None)
 
     def start_anew(self, floor: Pair | None) -> None:
@@ -198,13 +204,14 @@ class Scanner:
             ) from None
         if found.kind != "directory":
             raise JobMissingError("the job directory is not a directory", path=root, hint=f"ls -ld {root}")
-        if self._root_inode is not None and found.inode != self._root_inode:
+        born = self._disk.born(root)
+        if self._root is not None and _is_another((found.inode, born), self._root):
             raise JobReplacedError(
                 "another directory is in the place of the job, perhaps unmounted",
                 path=root,
                 hint=f"findmnt -T {root}",
             )
-        self._root_inode = found.inode
+        self._root = found.inode, born
 
     def _read_hints(self) -> bool:
         """Read marker, tracker and version; say whether the marker has moved."""
@@ -229,6 +236,8 @@ class Scanner:
     def _version(self) -> tuple[Version | None, str]:
         try:
             return read_version(self._job), ""
+        except ProtocolTooNewError:
+            raise
         except CorruptDataError as error:
             return None, error.message
 
@@ -335,7 +344,9 @@ class Scanner:
         try:
             if parse_step_name(directory) is not None:
                 step = examine_native(self._disk, self._job.root, number, before)
-            return step or self._layouts.examine(self._disk, self._job.root, directory, number)
+            return step or self._layouts.examine(
+                self._disk, self._job.root, directory, number, self._progress
+            )
         except OSError as error:
             obstacle = obstacle_to_reading(error, f"{self._job.root}/{directory}")
             if obstacle is None:
@@ -353,7 +364,8 @@ class Scanner:
         # The time after the reading: a heartbeat counts from when it can have been seen, not from before a stall.
         seen_at, before = self._clock.monotonic(), self._snapshot
         self._modules_took = seen_at - self._modules_read
-        pins = self._listed_or(unlisted, self._job.pins, lambda _: read_pins(self._job))
+        unreadable: dict[str, str] = {}
+        pins = self._listed_or(unlisted, self._job.pins, lambda _: read_pins(self._job, unreadable))
         self._read_tracker()
         self._doubt_unmarked(self._snapshot.tracker)
         # Where a directory cannot be listed now, what was there last is still what is known.
@@ -365,6 +377,7 @@ class Scanner:
             trainers=before.trainers if trainers is None else _modules(trainers, self._trainers, seen_at),
             pins=before.pins if pins is None else pins,
             unlisted=tuple(unlisted),
+            unreadable_pins=unreadable,
         )
 
     def _read_presences(self, directory: str) -> dict[str, Presence]:
@@ -407,7 +420,10 @@ class Scanner:
     def _finish(self, free: int | None) -> Snapshot:
         # Read first: what fails must not lose the changes that the steps below take over.
         unlisted: list[str] = []
-        found = self._listed_or(unlisted, self._job.requests, lambda _: look_for_requests(self._job))
+        unreadable: dict[str, str] = {}
+        found = self._listed_or(
+            unlisted, self._job.requests, lambda _: look_for_requests(self._job, unreadable)
+        )
         (requests, problems), now = found or ((), ()), self._clock.monotonic()
         steps, rivals = _with_attempts(self._steps(now), self._attempts.values(), now)
         self._snapshot = replace(
@@ -418,6 +434,7 @@ class Scanner:
             floor=self._highest(),
             requests=requests,
             obstacles=(*unlisted, *problems),
+            unreadable_requests=unreadable,
             free=free,
         )
         return self._snapshot
@@ -452,8 +469,8 @@ class Scanner:
         version = self._snapshot.version
         pairs = [pair for pair in (self.floor, version.pair if version else None) if pair is not None]
         if version is None:
-            modules = self._snapshot.explorers.values()
-            pairs += [module.presence.applied for module in modules if module.presence.applied is not None]
+            applied = (module.presence.applied for module in self._snapshot.explorers.values())
+            pairs += [pair for pair in applied if pair is not None and pair[0] <= BELIEVED_GENERATION]
         self.floor = max(pairs, default=None)
         return self.floor
 
@@ -472,6 +489,11 @@ def _with_attempts(
         if found.setdefault(attempt.step, attempt) is not attempt:
             rivals.append(attempt)
     return found, tuple(rivals)
+
+
+def _is_another(found: tuple[int, int], known: tuple[int, int]) -> bool:
+    """Say whether a directory is not the one that is known, by number and birth: a number is given again."""
+    return found[0] != known[0] or (0 not in (found[1], known[1]) and found[1] != known[1])
 
 
 def _is_settled(step: Step) -> bool:

@@ -33,9 +33,10 @@ from syncd.errors import (
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import Clock, is_below
+from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
 from syncd.protocol.obstacle import Obstacle, obstacle_to_moving, obstacle_to_reading
+from syncd.protocol.owner import check_owner, record_owner
 from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.process import Process
 from syncd.protocol.request import request_path
@@ -61,6 +62,7 @@ _PROBLEMS = {
     "unreadable_directory": names.ENTRY_UNREADABLE,
     "tracker": names.ENTRY_UNREADABLE,
     "obstacle": names.ENTRY_UNREADABLE,
+    "document": names.DOCUMENT_PROBLEM,
 }
 _INFO: Level = "info"
 _WARNING: Level = "warning"
@@ -117,6 +119,7 @@ class Daemon:
         self.standing_by = ""
         self._retry = _RETRY_LEAST
         self._reconciled = self._emptied = self._swept = self._forgot = float("-inf")
+        self._leases_known_at = float("-inf")
         self._had_modules = False
         self._obstructed: dict[str, tuple[float, Obstacle]] = {}
         self._decisions: dict[int, tuple[bool, str]] = {}
@@ -220,6 +223,9 @@ class Daemon:
         """
         try:
             self._publish_beat()
+        except MISSING as error:
+            # It must not pass for a file that is missing in the step that is being looked at.
+            raise storage_error(error, self.job.lock) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -236,6 +242,8 @@ class Daemon:
     def _look(self, *, woken: bool) -> None:
         started = self._clock.monotonic()
         due = started - self._reconciled >= self.config.reconcile
+        if due:
+            check_owner(self.job)
         found = self._scanner.reconcile() if due else self._scanner.look(woken=woken)
         self.snapshot = replace(found, crowded=self._is_crowded)
         if due:
@@ -339,7 +347,10 @@ class Daemon:
     def _rejected(self, step: Step, level: Verify) -> Step | None:
         """Look closely at a step that is to be published; return it as damaged, None when it is good."""
         try:
-            wrong = problems_of(self.job, step, level, self._beat)
+            # Read twice: what a read returns may be damaged where the file is not.
+            wrong = problems_of(self.job, step, level, self._beat) and problems_of(
+                self.job, step, level, self._beat
+            )
         except OSError as error:
             obstacle = obstacle_to_reading(error, f"{self.job.root}/{step.directory}")
             if obstacle is None or not is_below(obstacle.path, f"{self.job.root}/{step.directory}"):
@@ -386,6 +397,8 @@ class Daemon:
         self._remove_all(actor, removable(self.plan.decisions))
 
     def _remove_all(self, actor: Actor, decisions: Iterable[Decision]) -> None:
+        if self._clock.monotonic() < self._leases_known_at:
+            return  # explorers whose presences went with the state directory write them again before this
         doomed = [decision for decision in decisions if decision.step in self.snapshot.steps]
         doomed = [decision for decision in doomed if self._may_be_tried(self._place_of(decision))]
         dead = self._dead() if doomed else {}
@@ -509,6 +522,7 @@ class Daemon:
     # --- leading, standing by, failing ------------------------------------------------------------------------
 
     def _lead(self) -> None:
+        check_owner(self.job)
         holder = self._candidate.holder()
         if holder is not None:
             self._stand_by(f"{holder.host} (pid {holder.process.pid}) leads")
@@ -517,9 +531,13 @@ class Daemon:
             # The claim found no room. What the terms before have left in their trash is in the way.
             with contextlib.suppress(OSError):
                 self._leftovers.empty(self._candidate.free_after, self.config.trash_grace)
-        term = self._candidate.claim()
+        was_removed = self._candidate.found_removed
+        term = self._candidate.claim(self._scanner.floor)
+        if was_removed:
+            self._leases_known_at = self._clock.monotonic() + self.config.ttl
         for directory in (self.job.explorers, self.job.trainers, self.job.pins, self.job.requests):
             self.job.disk.make_directory(directory)
+        record_owner(self.job, term)
         self._scanner.start_anew(term.floor)
         self._term, self._actor = term, Actor(self.job, term, self._clock, self._scanner.presences)
         self._reconciled, self.standing_by = float("-inf"), ""

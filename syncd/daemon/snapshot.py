@@ -50,6 +50,7 @@ class Step:
             count them.
         problem: What is missing or wrong, for people to read.
         unreadable: It, or a part of it, cannot be read now: what it is, is not known.
+        later: It was sealed by a later protocol than this code reads.
         announced_by: What tells that its writer is done: itself (a manifest, a ready file), the job's marker, or
             time, when it stands still.
         unchanged_for: Seconds of the daemon's clock since any of this was seen to change.
@@ -71,6 +72,7 @@ class Step:
     shards: tuple[int, int] | None = None
     problem: str = ""
     unreadable: bool = False
+    later: bool = False
     announced_by: Literal["itself", "marker", "time"] = "itself"
     unchanged_for: float = 0.0
     arriving: bool = False
@@ -116,6 +118,8 @@ class Snapshot:
         obstacles: What keeps single files from being read, for people to read.
         unlisted: Directories of presences or pins that cannot be listed, each with why: what is leased or pinned
             is not known.
+        unreadable_pins: What is wrong with files of pins, by path; they pin all the same.
+        unreadable_requests: The same of files of requests, which are passed over.
         free: Bytes free for the daemon's user on the job's file system, None where unknown.
         crowded: What was written last failed for want of room, whatever `free` says: a quota does not show there.
     """
@@ -135,6 +139,8 @@ class Snapshot:
     requests: tuple[Request, ...] = ()
     obstacles: tuple[str, ...] = ()
     unlisted: tuple[str, ...] = ()
+    unreadable_pins: Mapping[str, str] = field(default_factory=dict)
+    unreadable_requests: Mapping[str, str] = field(default_factory=dict)
     free: int | None = None
     crowded: bool = False
 

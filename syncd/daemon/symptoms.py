@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from syncd.daemon.snapshot import Snapshot, State
+from syncd.errors import plain
 from syncd.protocol.marker import MISSING_MARKER
+from syncd.protocol.version import BELIEVED_GENERATION
 
 LASTING = 1.0
 """Seconds that a marker must be wrong before it is worth saying."""
@@ -34,6 +36,17 @@ def symptoms(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
         yield "version", snapshot.version_problem
     if version and version.kind != "remote" and _is_missing(snapshot, version.step):
         yield "published_step", f"step {version.step} is published and no longer complete"
+    yield from _documents(snapshot)
+
+
+def _documents(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield the documents that count for nothing, or for less than they say."""
+    for path, problem in {**snapshot.unreadable_pins, **snapshot.unreadable_requests}.items():
+        yield "document", f"{plain(path)}: {problem}"
+    for name, module in snapshot.explorers.items():
+        applied = module.presence.applied
+        if applied is not None and applied[0] > BELIEVED_GENERATION:
+            yield "document", f"explorer {name} names generation {applied[0]}, which is not believed"
 
 
 def _should_have_marker(snapshot: Snapshot) -> bool:

@@ -63,7 +63,7 @@ def _sound_headers(
     for record in manifest.shards:
         progress()
         try:
-            header = read_header(job.disk, f"{path}/{record.name}")
+            header = read_header(job.disk, f"{path}/{record.name}", progress)
         except (*MISSING, CorruptDataError) as error:
             wrong.append(f"{record.name}: {error}")
             continue

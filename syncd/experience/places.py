@@ -7,7 +7,7 @@ explorer's batches), `.archive` (consumed batches that are kept) and `.rejected`
 
 import re
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job, is_identity
@@ -69,7 +69,7 @@ def consumed_through(job: Job, explorer: str) -> int:
     """Return the number up to which the trainer has removed batches; a damaged file says nothing."""
     try:
         return read_document(job.disk, _consumed(job, explorer)).integer("through")
-    except (*MISSING, CorruptDataError, ProtocolTooNewError):
+    except (*MISSING, CorruptDataError):
         return 0
 
 

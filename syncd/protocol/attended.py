@@ -127,6 +127,9 @@ class AttendedDisk:
     def stat(self, path: str) -> FileStat:
         return self._attend("stat", path, lambda: self._disk.stat(path))
 
+    def born(self, path: str) -> int:
+        return self._attend("stat", path, lambda: self._disk.born(path))
+
     def list(self, path: str) -> list[Entry]:
         return self._attend("list", path, lambda: self._disk.list(path))
 

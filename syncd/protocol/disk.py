@@ -74,6 +74,9 @@ class Disk(Protocol):
     def stat(self, path: str) -> FileStat:
         """Return the stat of `path` itself, following no link."""
 
+    def born(self, path: str) -> int:
+        """Return when the file system made what is at `path`, in nanoseconds, 0 where it does not say."""
+
     def list(self, path: str) -> list[Entry]:
         """Return the entries of a directory as its server has them now, in no order."""
 
@@ -186,6 +189,11 @@ class LocalDisk:
                 raise
             found = again(partial(os.lstat, path))
         return FileStat(_kind(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def born(self, path: str) -> int:
+        from syncd.protocol.birth import born_at  # noqa: PLC0415 - a command that does not ask loads no ctypes
+
+        return born_at(path)
 
     def list(self, path: str) -> list[Entry]:
         self._guard(path)

@@ -36,11 +36,13 @@ class Fields:
         """Return the error for a field that is not what it must be."""
         return CorruptDataError(f"field {key!r} is not {expected}", path=self.path)
 
-    def integer(self, key: str, *, least: int = 0) -> int:
-        """Return an integer field between `least` and 2**53."""
+    def integer(self, key: str, *, least: int = 0, most: int = MAX_INTEGER) -> int:
+        """Return an integer field between `least` and `most`, 2**53 unless given."""
         value = self.document.get(key)
-        if type(value) is not int or not least <= value <= MAX_INTEGER:
+        if type(value) is not int or value < least:
             raise self.wrong(key, f"an integer of at least {least}")
+        if value > most:
+            raise self.wrong(key, f"an integer of at most {most}")
         return value
 
     def number(self, key: str) -> float:
@@ -126,7 +128,7 @@ def decode(data: bytes, path: str) -> Fields:
     written_by = fields.integer("protocol", least=1)
     if written_by > PROTOCOL:
         raise ProtocolTooNewError(
-            f"written by protocol {written_by}, this is protocol {PROTOCOL}",
+            f"written by protocol {written_by}, this is protocol {PROTOCOL}: upgrade syncd",
             path=path,
             hint="pip install --upgrade syncd",
         )

@@ -21,6 +21,7 @@ FULL_CHECKPOINT = ".full_checkpoint"
 ACTOR = "actor"
 RECEIPTS = ".receipts"
 STATE = ".syncd"
+OWNER = "job.json"
 STEP_PREFIX = "global_step_"
 
 MAX_STEP = 10**15
@@ -131,6 +132,11 @@ class Job:
     @property
     def version(self) -> str:
         return f"{self.state}/version.json"
+
+    @property
+    def owner(self) -> str:
+        """Return the file that says whose the state directory is."""
+        return f"{self.state}/{OWNER}"
 
     @property
     def lock(self) -> str:

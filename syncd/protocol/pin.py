@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, parse_step_name, step_name
@@ -39,8 +39,12 @@ def remove_pin(job: Job, step: int) -> bool:
     return True
 
 
-def read_pins(job: Job) -> dict[int, Pin]:
+def read_pins(job: Job, unreadable: dict[str, str] | None = None) -> dict[int, Pin]:
     """Return the pinned steps. The name alone pins: a file that is damaged or cannot be read must not cost a step.
+
+    Args:
+        job: The job.
+        unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
 
     Raises:
         OSError: The directory cannot be listed, or the file system fails.
@@ -50,15 +54,18 @@ def read_pins(job: Job) -> dict[int, Pin]:
         step = parse_step_name(entry.name.removesuffix(".json"))
         if step is None or entry.kind != "file" or not entry.name.endswith(".json"):
             continue
-        pins[step] = _read(job, f"{job.pins}/{entry.name}", step)
+        pins[step] = _read(job, f"{job.pins}/{entry.name}", step, {} if unreadable is None else unreadable)
     return pins
 
 
-def _read(job: Job, path: str, step: int) -> Pin:
+def _read(job: Job, path: str, step: int, unreadable: dict[str, str]) -> Pin:
     try:
         fields = read_document(job.disk, path, SMALL_LIMIT)
         return Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
-    except (*MISSING, CorruptDataError, ProtocolTooNewError):
+    except MISSING:
+        return Pin(step)
+    except CorruptDataError as error:
+        unreadable[path] = error.message
         return Pin(step)
     except OSError as error:
         if (obstacle := obstacle_to_reading(error, path)) is None:

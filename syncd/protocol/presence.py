@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, Fields, decode, encode
 from syncd.protocol.layout import is_identity
@@ -192,7 +192,7 @@ class Presences:
                 presence = known[1] if known and known[0] == data else decode_presence(data, path)
             except MISSING:
                 continue
-            except (CorruptDataError, ProtocolTooNewError) as error:
+            except CorruptDataError as error:
                 problems[identity] = _unreadable(self._disk, path, identity, error.message)
             except OSError as error:
                 if (obstacle := obstacle_to_reading(error, path)) is None:

@@ -8,7 +8,7 @@ import contextlib
 import uuid
 from dataclasses import dataclass, field
 
-from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, is_identity
@@ -67,8 +67,14 @@ def read_requests(job: Job) -> tuple[Request, ...]:
     return look_for_requests(job)[0]
 
 
-def look_for_requests(job: Job) -> tuple[tuple[Request, ...], tuple[str, ...]]:
+def look_for_requests(
+    job: Job, unreadable: dict[str, str] | None = None
+) -> tuple[tuple[Request, ...], tuple[str, ...]]:
     """Return the open requests as `read_requests` does, and what keeps others from being read.
+
+    Args:
+        job: The job.
+        unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
 
     Raises:
         OSError: The directory cannot be listed, or the file system fails.
@@ -80,8 +86,11 @@ def look_for_requests(job: Job) -> tuple[tuple[Request, ...], tuple[str, ...]]:
             path = f"{job.requests}/{entry.name}"
             try:
                 found.append(_read(job.disk, path, identity))
-            except (*MISSING, CorruptDataError, ProtocolTooNewError):
+            except MISSING:
                 continue
+            except CorruptDataError as error:
+                if unreadable is not None:
+                    unreadable[path] = error.message
             except OSError as error:
                 if (obstacle := obstacle_to_reading(error, path)) is None:
                     raise

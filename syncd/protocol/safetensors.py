@@ -5,13 +5,16 @@ place, and the data. Whatever passes here is accepted by the safetensors library
 through and this parser does not: white space before the header, a name given twice, fields beside the three
 of a tensor or in another form than the format describes, null metadata, and what is beyond the bounds below,
 which keep a hostile header from costing more than a large one.
+
+A million tensors take seconds: `progress` is called all the while, for heartbeats.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError
@@ -48,6 +51,15 @@ _FIRST_READ = 1 << 16
 _DECODER = json.JSONDecoder()
 _OPEN = re.compile(r'\{[ \t\n\r]*+(?:(?=")|(\}))')
 _COLON = re.compile(r"[ \t\n\r]*+:[ \t\n\r]*+")
+_USUAL = re.compile(
+    r'"([^"\\\x00-\x1f]*+)" ?: ?\{"dtype" ?: ?"([A-Z0-9_]+)" ?, ?"shape" ?: ?\[([0-9, ]*+)\] ?, ?'
+    r'"data_offsets" ?: ?\[(0|[1-9][0-9]{0,17}) ?, ?(0|[1-9][0-9]{0,17})\]\} ?(?:, ?(?=")|(\}))'
+)
+"""A tensor as writers write it, whole and with what follows."""
+
+_PROGRESS_EVERY = 1 << 14
+_SHAPES_KEPT = 4096
+_READ = 4 << 20
 _NEXT = re.compile(r'[ \t\n\r]*+(?:,[ \t\n\r]*+(?=")|(\}))')
 
 
@@ -78,12 +90,25 @@ class Header:
     size: int
 
 
+Progress = Callable[[], None]
+_Shape = tuple[tuple[int, ...], int]
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
 Signature = Mapping[str, tuple[str, tuple[int, ...]]]
 """The (dtype, shape) of each tensor by name."""
 
 
-def read_header(disk: Disk, path: str) -> Header:
+def read_header(disk: Disk, path: str, progress: Progress = _nothing) -> Header:
     """Read and check the header of a file, and its length against the file's.
+
+    Args:
+        disk: The file system.
+        path: The file.
+        progress: Called again and again while this takes its time.
 
     Raises:
         CorruptDataError: The file is not a whole safetensors file.
@@ -93,17 +118,27 @@ def read_header(disk: Disk, path: str) -> Header:
     prefix = disk.read_at(path, 0, _FIRST_READ)
     end = _data_offset(prefix, size, path)
     if end > len(prefix) == _FIRST_READ:
-        prefix += disk.read_at(path, _FIRST_READ, end - _FIRST_READ)
-    return parse_header(prefix, size, path)
+        prefix = _rest(disk, path, prefix, end, progress)
+    return parse_header(prefix, size, path, progress)
 
 
-def parse_header(prefix: bytes, file_size: int, path: str = "") -> Header:
+def _rest(disk: Disk, path: str, prefix: bytes, end: int, progress: Progress) -> bytes:
+    parts, position = [prefix], len(prefix)
+    while position < end and (part := disk.read_at(path, position, min(_READ, end - position))):
+        progress()
+        parts.append(part)
+        position += len(part)
+    return b"".join(parts)
+
+
+def parse_header(prefix: bytes, file_size: int, path: str = "", progress: Progress = _nothing) -> Header:
     """Parse the first `8 + N` bytes of a file, or more of it.
 
     Args:
         prefix: The beginning of the file.
         file_size: Length of the whole file in bytes.
         path: The file, for the error.
+        progress: Called again and again while this takes its time.
 
     Raises:
         CorruptDataError: These are not the first bytes of a safetensors file of that length.
@@ -115,7 +150,8 @@ def parse_header(prefix: bytes, file_size: int, path: str = "") -> Header:
         text = prefix[_PREFIX:end].decode()
     except UnicodeDecodeError:
         raise CorruptDataError("safetensors header is not UTF-8", path=path) from None
-    tensors, metadata = _Scanner(text, file_size - end, path).header()
+    tensors, metadata = _Scanner(text, file_size - end, path, progress).header()
+    progress()
     return Header(_in_order(tensors, file_size - end, path), metadata, end, file_size)
 
 
@@ -147,7 +183,7 @@ def _data_offset(prefix: bytes, file_size: int, path: str) -> int:
 
 def _in_order(tensors: list[Tensor], data_size: int, path: str) -> dict[str, Tensor]:
     """Return the tensors by name in the order of their data, which must cover the data section exactly."""
-    tensors.sort(key=lambda tensor: tensor[3:])
+    tensors.sort(key=itemgetter(3, 4))
     position = 0
     for tensor in tensors:
         if tensor.start != position:
@@ -165,38 +201,92 @@ class _Scanner:
     `json.loads` would build whatever the text asks for, fifty times its size in memory, and check nothing.
     """
 
-    __slots__ = ("_data_size", "_path", "_position", "_text")
+    __slots__ = ("_data_size", "_path", "_position", "_progress", "_shapes", "_text")
 
-    def __init__(self, text: str, data_size: int, path: str) -> None:
-        self._text, self._data_size, self._path = text, data_size, path
+    def __init__(self, text: str, data_size: int, path: str, progress: Progress) -> None:
+        self._text, self._data_size, self._path, self._progress = text, data_size, path, progress
         self._position = 0
+        self._shapes: dict[str, _Shape] = {}
 
     def header(self) -> tuple[list[Tensor], dict[str, str]]:
         """Return the tensors in the order of the text, and the metadata."""
         tensors: list[Tensor] = []
         metadata: dict[str, str] = {}
-        for name in self._names(TENSOR_LIMIT + 1):
+        seen: set[str] = set()
+        more = self._take(_OPEN)[1] is None
+        while more and (more := self._usual(tensors, seen)):
+            name = self._name(seen, TENSOR_LIMIT + 1)
             if name == _METADATA:
                 metadata = {key: self._string() for key in self._names(METADATA_LIMIT)}
             else:
                 tensors.append(self._tensor(name))
+            more = self._take(_NEXT)[1] is None
+            if len(seen) % _PROGRESS_EVERY == 0:
+                self._progress()
         if self._text[self._position :].strip(" \t\n\r"):
             raise self._wrong("goes on after its end")
         return tensors, metadata
+
+    def _usual(self, tensors: list[Tensor], seen: set[str]) -> bool:
+        """Take tensors as long as they are good and written as usual; say whether something else follows.
+
+        What is wrong with one, the slow way finds out and says.
+        """
+        text, position, match = self._text, self._position, _USUAL.match
+        while found := match(text, position):
+            tensor = self._usual_tensor(found)
+            if tensor is None or tensor.name in seen or len(seen) > TENSOR_LIMIT:
+                break
+            seen.add(tensor.name)
+            tensors.append(tensor)
+            position = found.end()
+            if len(seen) % _PROGRESS_EVERY == 0:
+                self._progress()
+            if found[6]:
+                self._position = position
+                return False
+        self._position = position
+        return True
+
+    def _usual_tensor(self, found: re.Match[str]) -> Tensor | None:
+        name, dtype, shape_text, first, last, _ = found.groups()
+        shape, bits = self._shapes.get(shape_text) or self._shape(shape_text), DTYPE_BITS.get(dtype)
+        if shape is None or bits is None or name == _METADATA or found.end() - found.end(1) > RECORD_LIMIT:
+            return None
+        start, end = int(first), int(last)
+        if not start <= end <= self._data_size or (end - start) * 8 != shape[1] * bits:
+            return None
+        return Tensor(name, dtype, shape[0], start, end)
+
+    def _shape(self, text: str) -> "_Shape | None":
+        """Return the lengths of a shape and their product. A model has few shapes, and many tensors of each."""
+        try:
+            lengths = tuple(_DECODER.decode(f"[{text}]"))
+        except ValueError:
+            return None
+        elements = math.prod(lengths)
+        if (elements or math.prod(filter(None, lengths))) >= _ELEMENT_LIMIT:
+            return None
+        if len(self._shapes) < _SHAPES_KEPT:
+            self._shapes[text] = lengths, elements
+        return lengths, elements
 
     def _names(self, limit: int) -> Iterator[str]:
         # Whoever takes a name moves on past its value before asking for the next.
         seen: set[str] = set()
         more = self._take(_OPEN)[1] is None
         while more:
-            name = self._string()
-            if name in seen or len(seen) == limit:
-                problem = f"names {_shown(name)} twice" if name in seen else "has too many entries"
-                raise self._wrong(problem)
-            seen.add(name)
-            self._take(_COLON)
-            yield name
+            yield self._name(seen, limit)
             more = self._take(_NEXT)[1] is None
+
+    def _name(self, seen: set[str], limit: int) -> str:
+        name = self._string()
+        if name in seen or len(seen) == limit:
+            problem = f"names {_shown(name)} twice" if name in seen else "has too many entries"
+            raise self._wrong(problem)
+        seen.add(name)
+        self._take(_COLON)
+        return name
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str]:
         found = pattern.match(self._text, self._position)

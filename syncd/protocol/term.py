@@ -10,17 +10,21 @@ between hosts:
 - The leader rewrites `leader.json` in its term. A candidate that sees it unchanged for `timeout` seconds of
   its own clock, or sees that the process is gone from this host, or reads that it was released, claims the
   next token.
-- Fencing: what a leader renames into place it first writes inside its term's directory, and what it removes
-  it first renames into `trash/<token>/`. A new leader removes both directories of all earlier terms before it
-  acts. From then on the server itself refuses the renames of a leader that was paused and wakes up.
+- Fencing: what a leader renames into place it first writes to `daemon.lock/<token>/<identity>/`, and what it
+  removes it first renames into `trash/<token>/<identity>/`. A new leader removes both directories of all
+  earlier terms before it acts. From then on the server itself refuses the renames of a leader that was paused
+  and wakes up.
+- The identity is random and made for one claim. If somebody removes the state directory, tokens begin again
+  at 1, and two leaders may hold one token; but neither has a place of that identity in the other's term.
 """
 
 import contextlib
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from syncd.errors import FencedError
-from syncd.protocol.disk import MISSING, Clock, list_if_there, temporary_name
+from syncd.errors import FencedError, TermLostError
+from syncd.protocol.disk import MISSING, Clock, Entry, list_if_there, temporary_name
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.process import Process, host_name
@@ -39,6 +43,10 @@ LEADER = "leader.json"
 """The file of a term that says who leads."""
 
 _DIGITS = 10
+MAX_TOKEN = 10**_DIGITS - 1
+"""The highest token that has a name."""
+
+_CLAIM_IDENTITY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,11 @@ def token_name(token: int) -> str:
     return f"{token:0{_DIGITS}d}"
 
 
+def is_private(entry: Entry) -> bool:
+    """Say whether an entry of a term's place belongs to one claim alone: its name is the claim's identity."""
+    return entry.kind == "directory" and _CLAIM_IDENTITY.fullmatch(entry.name) is not None
+
+
 def read_leader(job: Job, token: int) -> Leader:
     """Read what the leader of a term says of itself.
 
@@ -96,11 +109,18 @@ def read_leader(job: Job, token: int) -> Leader:
 
 
 def latest_token(job: Job) -> int:
-    """Return the highest token ever claimed, 0 before the first."""
-    return max(
-        (token for entry in list_if_there(job.disk, job.lock) if (token := parse_token(entry.name))),
-        default=0,
-    )
+    """Return the highest token of a term that is there, 0 where there is none."""
+    return _highest(job, job.lock)
+
+
+def latest_trash(job: Job) -> int:
+    """Return the highest token that has a place in the trash, 0 where there is none."""
+    return _highest(job, job.trash)
+
+
+def _highest(job: Job, place: str) -> int:
+    tokens = (parse_token(entry.name) for entry in list_if_there(job.disk, place))
+    return max((token for token in tokens if token), default=0)
 
 
 class Term:
@@ -111,24 +131,35 @@ class Term:
         clock: This host's clock.
         token: The fencing token.
         leader: What was claimed with.
+        removes: Whether it has a place in the trash.
     """
 
-    def __init__(self, job: Job, clock: Clock, token: int, leader: Leader) -> None:
-        self.job, self.token = job, token
+    def __init__(self, job: Job, clock: Clock, token: int, leader: Leader, *, removes: bool = True) -> None:
+        self.job, self.token, self.removes = job, token, removes
         self._clock, self._leader = clock, leader
         self._beaten = clock.monotonic()
         self.left: tuple[Obstacle, ...] = ()
         """Directories of leaders that have ended, which could not be removed."""
 
     @property
+    def identity(self) -> str:
+        """Return the unique name of this claim."""
+        return self._leader.identity
+
+    @property
     def directory(self) -> str:
-        """Return where this leader stages what it publishes."""
+        """Return the directory of this term, which another leader may come to have as well."""
         return f"{self.job.lock}/{token_name(self.token)}"
 
     @property
+    def staging(self) -> str:
+        """Return where this leader, and nobody else, writes what it publishes."""
+        return f"{self.directory}/{self.identity}"
+
+    @property
     def trash(self) -> str:
-        """Return where this leader moves what it removes."""
-        return f"{self.job.trash}/{token_name(self.token)}"
+        """Return where this leader, and nobody else, moves what it removes."""
+        return f"{self.job.trash}/{token_name(self.token)}/{self.identity}"
 
     @property
     def floor(self) -> Pair | None:
@@ -142,7 +173,7 @@ class Term:
             FencedError: A newer leader has taken over; the file was not touched by this call.
         """
         try:
-            self.job.disk.replace(path, data, via=self.directory)
+            self.job.disk.replace(path, data, via=self.staging)
         except OSError as error:
             self._check(error)
             raise
@@ -171,12 +202,12 @@ class Term:
                 self.job.disk.unlink(aside)
 
     def set_aside(self, path: str) -> str | None:
-        """Move a file of the state directory into this term's directory, and return where it is, None without one.
+        """Move a file of the state directory to where this leader writes, and return where it is, None without one.
 
         Raises:
             FencedError: A newer leader has taken over; nothing was moved by this call.
         """
-        aside = f"{self.directory}/{temporary_name(path.rpartition('/')[2])}"
+        aside = f"{self.staging}/{temporary_name(path.rpartition('/')[2])}"
         try:
             self.job.disk.rename(path, aside)
         except OSError as error:
@@ -207,14 +238,35 @@ class Term:
         self.publish(f"{self.directory}/{LEADER}", encode_leader(leader))
         self._leader, self._beaten = leader, self._clock.monotonic()
 
+    def confirm(self) -> None:
+        """Look whether this term is still the one on disk.
+
+        Raises:
+            FencedError: A newer leader has taken over, or this term was removed.
+            OSError: The terms cannot be listed.
+        """
+        newest = latest_token(self.job)
+        if newest > self.token:
+            raise FencedError(
+                f"the daemon of term {newest} has taken over from term {self.token}", path=self.job.root
+            )
+        self._check_there(self.staging)
+
+    def _check_there(self, place: str) -> None:
+        # A listing asks the server; that a name is absent may be remembered from before.
+        above, _, name = place.rpartition("/")
+        if all(entry.name != name for entry in list_if_there(self.job.disk, above)):
+            raise TermLostError(f"somebody has removed term {self.token} of this daemon", path=place)
+
     def _check(self, error: OSError) -> None:
         # Only a look at the terms tells a fence from a passing fault of the file system.
         with contextlib.suppress(OSError):
-            newest = latest_token(self.job)
-            if newest > self.token:
-                raise FencedError(
-                    f"the daemon of term {newest} has taken over from term {self.token}", path=self.job.root
-                ) from error
+            try:
+                self.confirm()
+                if self.removes:
+                    self._check_there(self.trash)
+            except FencedError as fenced:
+                raise fenced from error
 
 
 def encode_leader(leader: Leader) -> bytes:

@@ -15,6 +15,12 @@ from syncd.protocol.layout import Job, is_relative_name
 Pair = tuple[int, int]
 """(generation, step); ordered as tuples are."""
 
+MAX_GENERATION = 3 << 51
+"""The highest generation that is read: what is above it was never published by counting."""
+
+BELIEVED_GENERATION = 1 << 52
+"""The highest generation that is taken over from an explorer: generations counted up from it can still be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Version:
@@ -106,7 +112,7 @@ def version_from(fields: Fields) -> Version:
     if kind != "remote" and not is_relative_name(path):
         raise fields.wrong("path", "a path inside the job")
     return Version(
-        generation=fields.integer("generation"),
+        generation=fields.integer("generation", most=MAX_GENERATION),
         step=fields.integer("step"),
         kind=kind,
         path=path,
@@ -131,7 +137,9 @@ def pair_document(pair: Pair | None) -> dict[str, int] | None:
 
 def pair_from(fields: Fields | None) -> Pair | None:
     """Return the pair of a JSON object, None of None."""
-    return None if fields is None else (fields.integer("generation"), fields.integer("step"))
+    if fields is None:
+        return None
+    return fields.integer("generation", most=MAX_GENERATION), fields.integer("step")
 
 
 def _optional_text(fields: Fields, key: str) -> str | None:

@@ -356,12 +356,16 @@ class StepWriter:
             raise self._already_sealed()
 
     def _check_fence(self) -> None:
-        if self._fence and not self._names(self._fence):
+        if not self._fence:
+            return
+        try:
+            self.job.disk.list(self._fence)
+        except MISSING:
             raise FencedError(
                 "this trainer's lock is gone: another trainer has taken over, or .syncd was removed",
                 path=self.job.root,
                 hint=f"syncd status {self.job.root}",
-            )
+            ) from None
 
     def _lost(self) -> SyncdError:
         self._check_fence()

@@ -10,6 +10,7 @@ from typing import Self, TypedDict, Unpack
 from syncd.errors import UsageError
 from syncd.protocol.disk import Clock, Disk, SystemClock, exists
 from syncd.protocol.layout import Job
+from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.presence import TTL, Presence, read_presences
 from syncd.synchronizer.agreeing import Agreeing, agreed_asks
 from syncd.synchronizer.base import Role, missing_job, reported
@@ -72,6 +73,8 @@ class Client(Publishing, Statuses, States, Agreeing, Casting):
         with reported(job.root):
             if not exists(job.disk, job.root):
                 raise missing_job(job.root)
+            if not is_own(job):
+                check_owner(job)
             member = None if role == "observer" else (yield from _joining(job, role, identity, clock, pace))
         rosters = Roster(job, job.trainers, clock, ttl), Roster(job, job.explorers, clock, ttl)
         made = cls(job, role, member, clock=clock, pace=pace, timeout=timeout, rosters=rosters)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from syncd.errors import CorruptDataError, TryAgainError, UsageError
+from syncd.errors import CorruptDataError, ProtocolTooNewError, TryAgainError, UsageError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import ACTOR, step_name
 from syncd.protocol.manifest import Manifest, read_manifest
@@ -62,6 +62,8 @@ class Leasing(Base):
         """Return the published version; a damaged file is one that the daemon is about to replace."""
         try:
             return self._newest()
+        except ProtocolTooNewError:
+            raise
         except CorruptDataError:
             return None
 

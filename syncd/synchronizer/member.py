@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from syncd.errors import CorruptDataError, SyncdError, UsageError, storage_error
+from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, UsageError, storage_error
 from syncd.protocol.disk import MISSING, Clock, Disk
 from syncd.protocol.layout import check_identity
 from syncd.protocol.presence import HEARTBEAT, Presence, Publisher, RunningStatus, path_of, read_presence
@@ -185,6 +185,8 @@ class Member:
     def _beat(self) -> None:
         try:
             theirs = read_presence(self._disk, self._path).incarnation
+        except ProtocolTooNewError:
+            raise
         except (*MISSING, CorruptDataError):
             theirs = self._wanted.incarnation
         if theirs != self._wanted.incarnation:
@@ -254,5 +256,7 @@ def left_by(disk: Disk, directory: str, identity: str) -> Presence | None:
     """Return the presence of an identity, None where there is none that can be read."""
     try:
         return read_presence(disk, path_of(directory, identity))
+    except ProtocolTooNewError:
+        raise
     except (*MISSING, CorruptDataError):
         return None

@@ -284,6 +284,14 @@ def test_free_is_a_number_of_bytes(bed: Bed) -> None:
     assert bed.disk.free(bed.root) > 0
 
 
+def test_the_birth_of_a_directory_stays_while_it_changes_and_moves(bed: Bed) -> None:
+    bed.disk.make_directory(f"{bed.root}/made")
+    born = bed.disk.born(f"{bed.root}/made")
+    bed.disk.replace(f"{bed.root}/made/file", b"x")
+    bed.disk.rename(f"{bed.root}/made", f"{bed.root}/moved")
+    assert bed.disk.born(f"{bed.root}/moved") == born >= 0
+
+
 def test_inodes_are_a_number_of_files_where_there_is_one(bed: Bed) -> None:
     inodes = bed.disk.inodes(bed.root)
     assert inodes is None or inodes > 0

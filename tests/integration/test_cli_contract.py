@@ -69,7 +69,7 @@ def tree(kind=SyncdError):
 
 
 def ours():
-    return [kind for kind in tree() if kind.__module__.startswith("syncd.")]
+    return list(dict.fromkeys(kind for kind in tree() if kind.__module__.startswith("syncd.")))
 
 
 def test_the_table_is_the_error_tree():
@@ -111,6 +111,11 @@ def everybody_writes(job):
     os.chmod(job.state, 0o777)
 
 
+def misconfigured(job):
+    with open(f"{job.root}/config.toml", "w") as file:
+        file.write("[daemon]\nkeep_last = 0\n")
+
+
 def nothing(_):
     return None
 
@@ -131,7 +136,8 @@ def nothing(_):
         (74, nothing, ["status", "{job}/none"]),
         (75, too_late, ["rollback", "{job}", "1", "--timeout", "20"]),
         (77, everybody_writes, ["doctor", "{job}", "--security"]),
-        (78, nothing, ["watch", "{job}", "--once", "--keep-last", "0"]),
+        (2, nothing, ["watch", "{job}", "--once", "--keep-last", "0"]),
+        (78, misconfigured, ["watch", "{job}", "--once"]),
         (78, nothing, ["ls", "{job}", "--config", "{job}/none.toml"]),
     ],
 )

@@ -312,9 +312,9 @@ def test_it_ends_with_0_when_told(job, number):
     ("code", "args", "said"),
     [
         (74, ["{job}/none"], "there is no job directory"),
-        (78, ["{job}", "--keep-last", "0"], "keep_last"),
+        (2, ["{job}", "--keep-last", "0"], "keep_last"),
         (78, ["{job}", "--port", "{taken}"], "no page on 127.0.0.1"),
-        (2, [""], "JOB is empty"),
+        (2, [""], "it is empty"),
         (2, ["{job}/global_step_2"], "is a step"),
         (2, ["{job}", "--host", "0.0.0.0"], "no password"),
         (2, ["{job}", "--host", "example.org"], "no address"),

@@ -1,7 +1,10 @@
 """The daemon in one process on a real file system, its clock moved by hand."""
 
+import json
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from jobs import ManualClock, explorer, start, steps_of, write_step
@@ -54,6 +57,41 @@ def test_work_that_takes_its_time_is_told_while_it_goes_on(job):
     daemon.tick(woken=True)
     assert pair(job) == (1, 1)
     assert seen.count(None) >= 5, "once a file at least, before anything is published"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_term_beats_within_one_large_header(job, native):
+    """A legal header of 10^6 tensors parses for seconds, on a busy host for longer than a stand-by waits."""
+    count = 40_000
+    entries = {f"t{n}": {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]} for n in range(count)}
+    text = json.dumps(entries).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(count)
+    daemon, _, clock = start(job)
+    daemon.tick()
+    if native:
+        writer = StepWriter(job, 1, 1, "attempt")
+        writer.begin()
+        shard = writer.write("actor/model-00001-of-00001.safetensors", content, tensors=count)
+        writer.receipt(1, [shard])
+        writer.seal()
+        writer.announce()
+    else:
+        os.makedirs(f"{job.root}/checkpoint-1")
+        Path(job.root, "checkpoint-1", "config.json").write_text("{}")
+        Path(job.root, "checkpoint-1", "model.safetensors").write_bytes(content)
+    places = []
+
+    def progress():
+        frame, inside = sys._getframe(), False
+        while frame is not None:
+            inside = inside or frame.f_code.co_name == "parse_header"
+            frame = frame.f_back
+        places.append(inside)
+
+    daemon.on_progress = progress
+    clock.at += 1
+    daemon.tick(woken=True)
+    assert places.count(True) >= 2, "from within the header"
 
 
 @pytest.mark.fault("versions faster than the poll leak")
@@ -443,9 +481,7 @@ def test_the_trash_is_emptied_after_its_grace(job):
     daemon.tick(woken=True)
 
     def trash():
-        return [
-            e.name for term in job.disk.list(job.trash) for e in job.disk.list(f"{job.trash}/{term.name}")
-        ]
+        return [path.name for path in Path(job.trash).glob("*/*/*")]
 
     assert len(trash()) == 1
     clock.at += 20

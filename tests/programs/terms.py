@@ -1,6 +1,6 @@
 """Processes that want to lead one job, for tests/unit/test_term.py. Prints one JSON object a line.
 
-terms.py race JOB SECONDS    claims as if every leader had died, publishes and removes, again and again
+terms.py race JOB TERMS      claims so many terms as if every leader had died, publishes and removes in each
 terms.py lead JOB            claims once, then obeys its input: publish, take, beat, release
 """
 
@@ -20,19 +20,24 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def race(root: str, seconds: float) -> None:
+LONGEST = 120.0
+"""Seconds after which a race ends in any case."""
+
+
+def race(root: str, terms: int) -> None:
     job = Job.at(root)
     candidate = Candidate(job, SystemClock(), gone=lambda _: True)
     while not os.path.exists(f"{root}/go"):
         time.sleep(0.001)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until = time.monotonic() + LONGEST
+    while terms > 0 and time.monotonic() < until:
         candidate.holder()
         try:
             term = candidate.claim()
         except LockHeldError:
             continue
         say(what="claimed", token=term.token, at=time.monotonic())
+        terms -= 1
         try:
             act(term, until)
         except FencedError:
@@ -78,4 +83,4 @@ def lead(root: str) -> None:
 
 
 if __name__ == "__main__":
-    race(sys.argv[2], float(sys.argv[3])) if sys.argv[1] == "race" else lead(sys.argv[2])
+    race(sys.argv[2], int(sys.argv[3])) if sys.argv[1] == "race" else lead(sys.argv[2])

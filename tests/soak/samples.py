@@ -1,6 +1,7 @@
 """What the parts need, and what the job's directory holds, looked at every few seconds."""
 
 import contextlib
+import glob
 import os
 from collections import defaultdict
 from collections.abc import Mapping
@@ -33,18 +34,9 @@ def of_job(job: str) -> dict[str, float]:
         "events_longest": max(map(_size, journals), default=0),
         "state_files": sum(not name.startswith(".") for name in kept),
         "version_bytes": _size(f"{state}/version.json"),
-        "trash_steps": sum(len(names) for names in _below(f"{state}/trash")),
+        "trash_steps": len(glob.glob(f"{state}/trash/*/*/*")),
         "steps": sum(name.startswith("global_step_") for name in os.listdir(job)),
     }
-
-
-def _below(path: str) -> list[list[str]]:
-    found = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(path):
-            with contextlib.suppress(OSError):
-                found.append(os.listdir(f"{path}/{name}"))
-    return found
 
 
 def _size(path: str) -> int:

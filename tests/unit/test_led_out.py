@@ -174,5 +174,5 @@ def test_a_new_leader_leaves_alone_what_a_link_in_the_trash_leads_to(job, tmp_pa
     candidate = Candidate(job, SystemClock(), timeout=0)
     assert candidate.holder() is None
     term = candidate.claim()
-    assert os.listdir(job.trash) == [os.path.basename(term.trash)]
+    assert os.listdir(job.trash) == [os.path.basename(os.path.dirname(term.trash))]
     assert sorted(os.listdir(tmp_path / "outside")) == ["below", "file"]

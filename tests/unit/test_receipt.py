@@ -64,10 +64,11 @@ def test_what_cannot_be_read_does_not_count():
         read_receipt(disk, path_of(2, 2))
 
 
-def test_a_newer_receipt_says_what_to_upgrade():
+def test_a_newer_receipt_says_what_to_upgrade_and_does_not_count():
     disk = MemoryDisk({path_of(1, 2): b'{"protocol":99}'})
-    with pytest.raises(ProtocolTooNewError):
-        read_receipts(disk, STEP)
+    with pytest.raises(ProtocolTooNewError, match="upgrade syncd"):
+        read_receipt(disk, path_of(1, 2))
+    assert read_receipts(disk, STEP) == []
 
 
 @pytest.mark.parametrize(

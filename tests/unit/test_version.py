@@ -11,6 +11,7 @@ from memory import memory_job
 from syncd.errors import CorruptDataError
 from syncd.protocol.documents import decode, encode
 from syncd.protocol.version import (
+    MAX_GENERATION,
     Version,
     encode_version,
     pair_document,
@@ -20,10 +21,11 @@ from syncd.protocol.version import (
 )
 
 NUMBERS = st.integers(0, 1 << 53)
-PAIRS = st.tuples(NUMBERS, NUMBERS)
+GENERATIONS = st.integers(0, MAX_GENERATION)
+PAIRS = st.tuples(GENERATIONS, NUMBERS)
 VERSIONS = st.builds(
     Version,
-    NUMBERS,
+    GENERATIONS,
     NUMBERS,
     st.sampled_from(["weights", "delta", "lora"]),
     st.sampled_from(["global_step_7/actor", "a"]),
@@ -71,6 +73,7 @@ def test_a_path_outside_the_job_is_refused(path):
     [
         {"generation": -1},
         {"generation": None},
+        {"generation": MAX_GENERATION + 1},
         {"step": 7.0},
         {"kind": None},
         {"digest": 1},

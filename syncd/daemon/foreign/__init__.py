@@ -8,6 +8,7 @@ nothing is unpickled, and whatever is wrong becomes a step's state and problem. 
 raises.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from syncd.daemon.snapshot import Step
@@ -31,7 +32,14 @@ class Layouts:
         """Return the step of a directory name of the job, None for any name that no layout has."""
         return step_of(name)
 
-    def examine(self, disk: Disk, root: str, directory: str, step: int) -> Step | None:
+    def examine(
+        self,
+        disk: Disk,
+        root: str,
+        directory: str,
+        step: int,
+        progress: Callable[[], None] = lambda: None,
+    ) -> Step | None:
         """Return the state of a step that others wrote, None for a directory that no layout knows.
 
         Cost: a listing of each directory that may hold weights, and one stat a file; contents only where a
@@ -42,6 +50,7 @@ class Layouts:
             root: The job directory.
             directory: The step's name in it, which a listing showed to be a directory.
             step: The step of that name.
+            progress: Called again and again while this takes its time.
 
         Raises:
             OSError: The file system fails, other than by absence.
@@ -50,7 +59,7 @@ class Layouts:
 
         if self._memo is None:
             self._memo = Memo()
-        look = Look(disk, self._memo, f"{root}/{directory}")
+        look = Look(disk, self._memo, f"{root}/{directory}", progress)
         if look.has_file("", MANIFEST) or look.has_directory(f"{ACTOR}/{RECEIPTS}"):
             return None
         for layout in _layouts():

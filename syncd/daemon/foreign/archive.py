@@ -6,6 +6,7 @@ its end.
 """
 
 import struct
+from collections.abc import Callable
 
 from syncd.daemon.foreign.look import Verdict
 from syncd.daemon.snapshot import State
@@ -24,7 +25,7 @@ _TAIL = _WIDE_END.size + _LOCATOR.size + _END.size
 _UNFINISHED = "it is not written to its end"
 
 
-def whole_archive(disk: Disk, path: str, size: int) -> Verdict:
+def whole_archive(disk: Disk, path: str, size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
     """Say whether a file is one whole torch archive.
 
     Raises:

@@ -4,7 +4,7 @@
 how long each is. Megatron puts `common.pt` first and `metadata.json` last beside them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from syncd.daemon.foreign.archive import whole_archive
@@ -35,7 +35,7 @@ def find_distributed(look: Look, place: str) -> Weights | None:
     return _with_common(look, weights) if _COMMON in names else weights
 
 
-def _as_it_is(_disk: Disk, _path: str, _size: int) -> Verdict:
+def _as_it_is(_disk: Disk, _path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
     """Take a data file for whole: the metadata says how long it must be."""
     return Verdict()
 

@@ -4,6 +4,7 @@ Each is bounded before it is parsed, and what it names stays a plain name of its
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from syncd.daemon.foreign.look import Verdict
@@ -22,7 +23,7 @@ TENSOR_LIMIT = 1 << 20
 _NESTING_LIMIT = 64
 
 
-def whole_index(disk: Disk, path: str, _size: int) -> Verdict:
+def whole_index(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
     """Say whether an index of shards is whole, and name its shards.
 
     Raises:
@@ -38,7 +39,7 @@ def whole_index(disk: Disk, path: str, _size: int) -> Verdict:
     return Verdict(names=_shards(document, path))
 
 
-def whole_object(disk: Disk, path: str, _size: int) -> Verdict:
+def whole_object(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
     """Say whether a configuration file is whole: one JSON object.
 
     Raises:

@@ -28,7 +28,7 @@ class Verdict:
     names: Mapping[str, int] = field(default_factory=dict)
 
 
-Check = Callable[[Disk, str, int], Verdict]
+Check = Callable[[Disk, str, int, Callable[[], None]], Verdict]
 """Says what a file of so many bytes is. Raises `CorruptDataError` for what can never become whole."""
 
 
@@ -83,10 +83,13 @@ class Look:
         disk: The file system.
         memo: What earlier looks found.
         path: The step's directory, which a listing of the job showed to be a directory.
+        progress: Called again and again while this takes its time.
     """
 
-    def __init__(self, disk: Disk, memo: Memo, path: str) -> None:
-        self._disk, self._memo, self._path = disk, memo, path
+    def __init__(
+        self, disk: Disk, memo: Memo, path: str, progress: Callable[[], None] = lambda: None
+    ) -> None:
+        self._disk, self._memo, self._path, self._progress = disk, memo, path, progress
         self._listed: dict[str, Mapping[str, Kind]] = {}
 
     def names(self, place: str = "") -> Mapping[str, Kind]:
@@ -126,7 +129,7 @@ class Look:
         if (known := self._memo.get(key)) is not None:
             return known
         try:
-            verdict = check(self._disk, path, stat.size)
+            verdict = check(self._disk, path, stat.size, self._progress)
         except CorruptDataError as error:
             verdict = Verdict(State.DAMAGED, error.message)
         self._memo.put(key, verdict)

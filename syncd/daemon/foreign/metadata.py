@@ -6,7 +6,7 @@ no end.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from syncd.daemon.foreign.look import Verdict
@@ -29,7 +29,9 @@ _SILENT = frozenset({"PROTO", "FRAME"})
 _SETS = frozenset({"SETITEM", "SETITEMS"})
 
 
-def whole_metadata(disk: Disk, path: str, _size: int) -> Verdict:
+def whole_metadata(
+    disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None
+) -> Verdict:
     """Say whether the metadata is whole, and name the data files with their lengths.
 
     Raises:

@@ -7,6 +7,7 @@ a hole there.
 """
 
 import re
+from collections.abc import Callable
 
 from syncd.daemon.foreign.look import Verdict
 from syncd.daemon.snapshot import State
@@ -19,20 +20,20 @@ _END = re.compile(rb'"data_offsets"\s*:\s*\[\s*[0-9]{1,19}\s*,\s*([0-9]{1,19})\s
 _NO_HEADER = Verdict(State.FILLING, "its header is not written yet")
 
 
-def whole_tensors(disk: Disk, path: str, size: int) -> Verdict:
+def whole_tensors(disk: Disk, path: str, size: int, progress: Callable[[], None] = lambda: None) -> Verdict:
     """Say whether a safetensors file is whole.
 
     Raises:
         CorruptDataError: Its header is wrong whatever may follow.
     """
     try:
-        header = read_header(disk, path)
+        header = read_header(disk, path, progress)
     except CorruptDataError:
-        return _unfinished(disk, path, size)
+        return _unfinished(disk, path, size, progress)
     return Verdict() if header.tensors else Verdict(State.FILLING, "it holds no tensor")
 
 
-def _unfinished(disk: Disk, path: str, size: int) -> Verdict:
+def _unfinished(disk: Disk, path: str, size: int, progress: Callable[[], None]) -> Verdict:
     prefix = disk.read_at(path, 0, _PREFIX)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < _PREFIX or length == 0:
@@ -42,12 +43,12 @@ def _unfinished(disk: Disk, path: str, size: int) -> Verdict:
     header = disk.read_at(path, _PREFIX, length)
     if len(header) < length or b"\0" in header:
         return _NO_HEADER
-    return _short(prefix + header, size, path)
+    return _short(prefix + header, size, path, progress)
 
 
-def _short(prefix: bytes, size: int, path: str) -> Verdict:
+def _short(prefix: bytes, size: int, path: str, progress: Callable[[], None]) -> Verdict:
     wanted = len(prefix) + max((int(end) for end in _END.findall(prefix)), default=0)
-    parse_header(prefix, wanted, path)
+    parse_header(prefix, wanted, path, progress)
     if size > wanted:
         raise CorruptDataError(f"{size} bytes where its header describes {wanted}", path=path)
     return Verdict(State.FILLING, f"{size} of {wanted} bytes")

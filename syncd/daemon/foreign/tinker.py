@@ -5,6 +5,7 @@ is waited for.
 """
 
 import re
+from collections.abc import Callable
 
 from syncd.daemon.foreign.layout import Layout
 from syncd.daemon.foreign.look import File, Look, Verdict
@@ -19,7 +20,7 @@ _LIMIT = 4096
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[!-~]+", re.ASCII)
 
 
-def whole_path(disk: Disk, path: str, _size: int) -> Verdict:
+def whole_path(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
     """Say whether a file holds the path of remote weights, and name it.
 
     Raises:

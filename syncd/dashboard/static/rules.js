@@ -11,6 +11,7 @@ const WORDS = {
   leased: "being read",
   pinned: "a person keeps it",
   resumed_from: "the trainer would resume from it",
+  later_protocol: "sealed by a later release: upgrade syncd",
   full_checkpoint: "a full checkpoint",
   previous_version: "published before: somebody may still read it",
   being_written: "being written",

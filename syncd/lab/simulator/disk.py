@@ -68,6 +68,10 @@ class SimDisk:
     def stat(self, path: str) -> FileStat:
         return self._again(lambda: self._stat(path))
 
+    def born(self, path: str) -> int:
+        node = self._host.find(path)
+        return node.born if isinstance(node, Directory) else 0
+
     def list(self, path: str) -> list[Entry]:
         return self._again(lambda: _entries(self._opened("list", path)))
 

@@ -10,6 +10,9 @@ from syncd.lab.simulator.tree import Directory, File, Tree, walk
 from syncd.lab.simulator.world import World
 from syncd.protocol.layout import FULL_CHECKPOINT, MANIFEST, TRACKER, parse_attempt_name
 
+_REMOVED = 2
+"""How deep a removed step lies in the trash: `<token>/<identity>/<step>`."""
+
 
 def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
     """Return what still has to happen."""
@@ -49,7 +52,7 @@ def _followers(world: World, version: dict[str, Any]) -> Iterator[str]:
 def _trash(tree: Tree) -> Iterator[str]:
     trash = tree.find(f"{STATE}/trash")
     if isinstance(trash, Directory):
-        yield from (f"{path} lies in the trash" for path, _ in walk(trash) if path.count("/") == 1)
+        yield from (f"{path} lies in the trash" for path, _ in walk(trash) if path.count("/") == _REMOVED)
 
 
 def _terms(tree: Tree) -> Iterator[str]:

@@ -35,7 +35,7 @@ class File:
 class Directory:
     """A directory. One without a parent has been removed."""
 
-    __slots__ = ("changed_at", "children", "inode", "linked_at", "name", "parent", "stamp")
+    __slots__ = ("born", "changed_at", "children", "inode", "linked_at", "name", "parent", "stamp")
 
     def __init__(self, inode: int) -> None:
         self.inode = inode
@@ -44,6 +44,7 @@ class Directory:
         self.children: dict[str, Node] = {}
         self.stamp = 0
         self.changed_at = self.linked_at = 0.0
+        self.born = 0
 
     def stat(self) -> FileStat:
         return FileStat("directory", 0, self.stamp, self.inode)
@@ -94,6 +95,7 @@ class Tree:
     def make_directory(self, parent: Directory, name: str) -> Directory:
         """Create a directory that must not exist."""
         directory = Directory(self._inode())
+        directory.born = int(self._now() * 1e9) + 1
         self._link(parent, name, directory)
         return directory
 

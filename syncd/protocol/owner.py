@@ -1,0 +1,161 @@
+"""Which job a state directory belongs to, so that a second job never works with the knowledge of the first.
+
+A job has a random identity. The first daemon that leads a job with its state directory inside writes it to
+`job.json` there, by its term. A state directory elsewhere records in its own `job.json` whose it is: the
+identity of the job where the job has one, and the place of its directory, since a job that is only read has none.
+"""
+
+import shlex
+import uuid
+from dataclasses import dataclass
+
+from syncd.errors import ConfigError, CorruptDataError, ProtocolTooNewError
+from syncd.protocol.disk import MISSING, Disk, is_below
+from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
+from syncd.protocol.layout import OWNER, STATE, Job
+from syncd.protocol.process import host_name
+from syncd.protocol.term import Term
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job's directory is, as one host sees it.
+
+    Args:
+        host: The host.
+        path: The directory, without links.
+        inode: Its number.
+        born: When its file system made it, 0 where that is not known.
+    """
+
+    host: str
+    path: str
+    inode: int
+    born: int
+
+    def is_surely_other(self, other: "Place") -> bool:
+        """Say whether two looks have certainly seen two directories; hosts may have one under two paths."""
+        if self.inode != other.inode:
+            return True
+        if self.born and other.born:
+            return self.born != other.born
+        return self.host == other.host and self.path != other.path
+
+    def as_document(self) -> dict[str, str | int]:
+        """Return the JSON form."""
+        return {"host": self.host, "path": self.path, "inode": self.inode, "born": str(self.born)}
+
+    @staticmethod
+    def from_fields(fields: Fields) -> "Place":
+        """Return the place of a JSON object, checked."""
+        born = fields.text("born")
+        if not (born.isascii() and born.isdecimal()):
+            raise fields.wrong("born", "nanoseconds in decimal digits")
+        return Place(fields.text("host"), fields.text("path"), fields.integer("inode"), int(born))
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a state directory is.
+
+    Args:
+        identity: Of the job; None where it has none.
+        place: Of a job whose state directory is elsewhere; None in a job's own.
+    """
+
+    identity: str | None
+    place: Place | None = None
+
+    def is_other(self, job: Job) -> bool:
+        """Say whether it is certainly not this job."""
+        if is_own(job):
+            return self.place is not None and self.place.is_surely_other(place_of(job))
+        identity = identity_of(job)
+        if self.identity is not None and identity is not None:
+            return self.identity != identity
+        # Without a place it is the own state directory of a job, and that job is not this one.
+        return self.place is None or self.place.is_surely_other(place_of(job))
+
+
+def is_own(job: Job) -> bool:
+    """Say whether the state directory lies in the job directory."""
+    return is_below(job.state, job.root)
+
+
+def place_of(job: Job) -> Place:
+    """Return where the job is; `FileNotFoundError` without one."""
+    found = job.disk.stat(job.root)
+    return Place(host_name(), job.root, found.inode, job.disk.born(job.root))
+
+
+def identity_of(job: Job) -> str | None:
+    """Return the identity of a job, None where it has none or it cannot be read."""
+    try:
+        owner = read_owner(job.disk, job.owner if is_own(job) else f"{job.root}/{STATE}/{OWNER}")
+    except (CorruptDataError, PermissionError):
+        return None
+    return owner.identity if owner else None
+
+
+def read_owner(disk: Disk, path: str) -> Owner | None:
+    """Return what a `job.json` says, None where there is none.
+
+    Raises:
+        CorruptDataError: It is damaged.
+    """
+    try:
+        fields = read_document(disk, path, SMALL_LIMIT)
+    except MISSING:
+        return None
+    place = fields.optional_record("place")
+    identity = None if fields.document.get("identity") is None else fields.text("identity")
+    return Owner(identity, Place.from_fields(place) if place else None)
+
+
+def check_owner(job: Job) -> None:
+    """Refuse a state directory that belongs to another job; one that belongs to nobody yet will do.
+
+    Raises:
+        ConfigError: It is another job's.
+    """
+    try:
+        owner = read_owner(job.disk, job.owner)
+        is_other = owner is not None and owner.is_other(job)
+    except ProtocolTooNewError:
+        if is_own(job):
+            return
+        raise
+    except (*MISSING, CorruptDataError):
+        return  # there is no job yet, or the next leader writes the file again
+    if owner is not None and is_other:
+        where = f"{owner.place.path} on {owner.place.host}" if owner.place else "the one that it lies in"
+        raise ConfigError(
+            f"the state directory belongs to another job: {where}",
+            path=job.state,
+            hint=f"use another --state-dir; if {job.root} is that job: rm {shlex.quote(job.owner)}",
+        )
+
+
+def record_owner(job: Job, term: Term) -> None:
+    """Write whose the state directory is, as the leader of the job, unless the file says so already.
+
+    Raises:
+        FencedError: Another one leads.
+    """
+    try:
+        before = read_owner(job.disk, job.owner)
+    except ProtocolTooNewError:
+        return
+    except CorruptDataError:
+        before = None
+    owner = _owner_now(job, before)
+    if owner != before:
+        place = owner.place.as_document() if owner.place else None
+        term.publish(job.owner, encode({"identity": owner.identity, "place": place}))
+
+
+def _owner_now(job: Job, before: Owner | None) -> Owner:
+    known = before.identity if before else None
+    if is_own(job):
+        return Owner(known or uuid.uuid4().hex)
+    return Owner(identity_of(job) or known, place_of(job))
