@@ -44,7 +44,7 @@ class Plan:
     Args:
         first: Removals for which a publish must not be waited for, since it lacks the room that they make.
         publish: The version to publish, None to publish nothing. Its date and term are for `act` to fill in.
-        reason: Why it is published: first, newer, rewind, rewritten, rollback.
+        reason: Why it is published: first, newer, rewind, rewritten, rollback, behind.
         answers: Requests that are done or refused once the version is published.
         decisions: What happens to each step after that.
         problems: What is worth saying, each state once: (stable name, detail).
@@ -129,16 +129,27 @@ def _is_torn(snapshot: Snapshot) -> bool:
 
 
 def _against(newest: Step, version: Version, snapshot: Snapshot, policy: Policy) -> _Choice | None:
+    floor = _floor(snapshot, version)
     if newest.step > version.step:
-        return _Choice(newest, _floor(snapshot, version)[0], "newer")
+        return _Choice(newest, _generation_above(floor, newest.step), "newer")
     if newest.step == version.step:
-        if newest.digest == version.digest or not _settled(newest, policy):
-            return None
-        return _Choice(newest, _floor(snapshot, version)[0] + 1, "rewritten")
+        return _same_step(newest, version, floor, policy)
     # A marker that is written in place may be read half written: only one that stands still turns explorers back.
     if newest.step == snapshot.hint and snapshot.marker_stable_for >= policy.rewind_settle:
-        return _Choice(newest, _floor(snapshot, version)[0] + 1, "rewind")
+        return _Choice(newest, floor[0] + 1, "rewind")
     return None
+
+
+def _same_step(newest: Step, version: Version, floor: Pair, policy: Policy) -> _Choice | None:
+    if newest.digest != version.digest:
+        return _Choice(newest, floor[0] + 1, "rewritten") if _settled(newest, policy) else None
+    # Explorers never go back to a lower pair: where one has applied a higher, they would wait for ever.
+    return _Choice(newest, floor[0] + 1, "behind") if floor > version.pair else None
+
+
+def _generation_above(floor: Pair, step: int) -> int:
+    """Return the lowest generation in which a step is above every pair that anybody knows."""
+    return floor[0] if (floor[0], step) > floor else floor[0] + 1
 
 
 def _floor(snapshot: Snapshot, version: Version) -> Pair:

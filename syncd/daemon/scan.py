@@ -100,6 +100,7 @@ class Scanner:
         self._marker_since = self._clock.monotonic()
         self._listed = self._modules_read = float("-inf")
         self.floor = floor
+        self._applied: Pair | None = None
 
     def reconcile(self) -> Snapshot:
         """Examine everything.
@@ -379,6 +380,7 @@ class Scanner:
             unlisted=tuple(unlisted),
             unreadable_pins=unreadable,
         )
+        self._applied = self._highest_applied()
 
     def _read_presences(self, directory: str) -> dict[str, Presence]:
         readable, unreadable = self.presences.read(directory)
@@ -465,14 +467,16 @@ class Scanner:
         return is_below and self._has_listed and step.is_native and step.state is State.COMPLETE
 
     def _highest(self) -> Pair | None:
-        """Return the highest pair known: explorers are asked only where the version file does not say."""
+        """Return the highest pair known: of the version file, of earlier leaders, of what explorers have applied."""
         version = self._snapshot.version
-        pairs = [pair for pair in (self.floor, version.pair if version else None) if pair is not None]
-        if version is None:
-            applied = (module.presence.applied for module in self._snapshot.explorers.values())
-            pairs += [pair for pair in applied if pair is not None and pair[0] <= BELIEVED_GENERATION]
-        self.floor = max(pairs, default=None)
+        pairs = (self.floor, version.pair if version else None, self._applied)
+        self.floor = max((pair for pair in pairs if pair is not None), default=None)
         return self.floor
+
+    def _highest_applied(self) -> Pair | None:
+        applied = (module.presence.applied for module in self._snapshot.explorers.values())
+        believed = (pair for pair in applied if pair is not None and pair[0] <= BELIEVED_GENERATION)
+        return max(believed, default=None)
 
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:

@@ -72,7 +72,8 @@ def killed_with_a_full_trash(job):
             until(lambda: steps_of(job) == [2, 3])
         finally:
             daemon.send_signal(signal.SIGKILL)
-    return f"{job.trash}/0000000001"
+    (claim,) = os.listdir(f"{job.trash}/0000000001")
+    return f"{job.trash}/0000000001/{claim}"
 
 
 def test_the_successor_of_a_killed_daemon_empties_its_trash_and_leads(job):
@@ -112,7 +113,7 @@ def test_a_leader_that_was_only_silent_never_gets_back_half_a_step(job):
     for step in (1, 2, 3):
         write(job, step)
         first.tick(woken=True)
-    (entry,) = os.listdir(f"{job.trash}/0000000001")
+    (entry,) = os.listdir(first._term.trash)
     fill(job)
     second, _, _ = start(job, clock=clock, keep_last=1, trash_grace=30)
     second._candidate = Candidate(job, clock, 15.0, gone=lambda _: True)

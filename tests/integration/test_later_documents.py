@@ -93,8 +93,8 @@ def test_a_receipt_of_a_later_protocol_counts_for_nothing(job):
     writer.begin()
     shard = writer.write("actor/model-00001-of-00001.safetensors", b"x")
     writer.receipt(1, [shard])
-    put(f"{receipts_directory(job.step(1))}/00002-of-00002.json")
-    assert [receipt.writer for receipt in read_receipts(job.disk, job.step(1))] == [1]
+    put(f"{receipts_directory(writer.path)}/00002-of-00002.json")
+    assert [receipt.writer for receipt in read_receipts(job.disk, writer.path)] == [1]
 
 
 def test_an_acknowledgement_of_a_later_protocol_counts_for_nothing(job):
@@ -139,7 +139,8 @@ def test_no_explorer_makes_the_daemon_count_beyond_what_can_be_read(job, generat
     if generation <= MAX_GENERATION:
         assert "is not believed" in heard.of("document_problem")[0]["detail"]
     else:
-        assert daemon.snapshot.unreadable == ("e0",)
+        (unreadable,) = daemon.snapshot.unreadable
+        assert "e0" in unreadable
 
 
 def test_what_is_counted_up_from_the_highest_believed_generation_can_be_read(job):

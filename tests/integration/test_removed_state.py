@@ -102,3 +102,17 @@ def test_readers_whose_leases_went_with_the_state_directory_keep_their_steps(job
     reader.update(leases=())
     ticks(daemon, clock, 8, beat)
     assert 1 not in steps_of(job)
+
+
+def test_a_daemon_that_knows_nothing_of_what_was_published_leads_explorers_that_do(job):
+    """The state directory was removed while no daemon ran: pairs begin again below what explorers have applied."""
+    write_step(job, 7)
+    daemon, _, clock = start(job)
+    daemon.tick()
+    assert pair(job) == (1, 7)
+    explorer(job, clock, "e0", applied=(3, 7))
+    ticks(daemon, clock, 10)
+    assert pair(job) == (4, 7)
+    write_step(job, 8)
+    ticks(daemon, clock, 1)
+    assert pair(job) == (4, 8)

@@ -25,7 +25,7 @@ class Deed(StrEnum):
 
 EVERY = frozenset(Deed)
 
-USUAL = frozenset({Deed.ZOMBIE, Deed.CORRUPT_READS})
+USUAL = EVERY
 """What schedules contain unless told otherwise."""
 
 

@@ -14,10 +14,11 @@ from syncd.lab.simulator.remover import REMOVER
 from syncd.lab.simulator.sealed import changes_of_sealed
 from syncd.lab.simulator.server import read_json
 from syncd.lab.simulator.tree import Change, Directory, File, path_of
-from syncd.lab.simulator.world import Process, World
+from syncd.lab.simulator.world import Process, Program, World
 from syncd.protocol.disk import is_temporary
 from syncd.protocol.layout import MANIFEST, MARKER, parse_attempt_name, parse_step_name
 from syncd.protocol.manifest import Manifest
+from syncd.protocol.term import BEAT
 from syncd.protocol.version import Pair, Version
 
 _TRASH = f"{STATE}/trash/"
@@ -41,6 +42,7 @@ class Observer:
         self._world, self._record, self._config = world, record, config
         self._removals = Removals(world, config)
         self.applied: dict[str, Pair] = {}
+        self._publisher, self._published_at, self._term = "", float("inf"), 0
         self._forget_state()
         self._ahead = (float("-inf"), float("-inf"))
         self._own: dict[str, Pair] = {}
@@ -58,6 +60,8 @@ class Observer:
             if where == JOB and f"{JOB}/{change.name}" == STATE and change.before is not None:
                 self._forget_state()
                 self._removals.forget()
+            if where == STATE and change.name == "daemon.lock" and change.after is None:
+                self._forget_terms()
             if by_daemon:
                 self._check_place(change, where, changes)
             if where == STATE:
@@ -78,6 +82,8 @@ class Observer:
                 "I4 confirmed bytes are what was written",
                 f"{process.name}: {version.pair} {manifest.attempt}",
             )
+        if self._published and version.pair > _pair(self._published):
+            return  # it began to load what has been forgotten since
         before = self.applied.get(process.name, (0, 0))
         if version.pair < before:
             self._fail("I2 the pair never decreases", f"{process.name} applies {version.pair} after {before}")
@@ -94,8 +100,20 @@ class Observer:
     def _forget_state(self) -> None:
         """Take note that the state directory has gone: terms begin again, and nobody can know the last version."""
         self._published: dict[str, Any] = {}
+        self._forget_terms()
+        self._remembering = {program.process for program in self._world.programs if self._remembers(program)}
+
+    def _forget_terms(self) -> None:
         self._highest_term = 0
         self._leaders: dict[int, str] = {}
+
+    def _remembers(self, program: Program) -> bool:
+        """Say whether a process has published the last version, or has read of it in the leader's heartbeat."""
+        process = program.process
+        if process is None or process.name == self._publisher:
+            return process is not None
+        heartbeat = f"{STATE}/daemon.lock/{self._term:010d}/leader.json"
+        return visited(process, heartbeat) > self._published_at + BEAT
 
     def _fail(self, invariant: str, detail: str) -> None:
         self._world.fail(invariant, detail)
@@ -117,6 +135,7 @@ class Observer:
         self._check_order(process, version)
         self._check_term(process, version["term"], "publishes")
         self._published = version
+        self._publisher, self._published_at, self._term = process.name, self._world.now, version["term"]
 
     def _check_complete(self, process: Process, version: dict[str, Any]) -> None:
         """I1, I8: what is announced is whole, and not abandoned."""
@@ -156,6 +175,10 @@ class Observer:
 
     def _check_order(self, process: Process, version: dict[str, Any]) -> None:
         """I2."""
+        if not self._published and process not in self._remembering:
+            # No daemon that is left has seen what was published before the state directory was removed.
+            self._world.forgotten_at = self._world.now
+            self.applied.clear()
         before, own = self._published, self._own.get(process.name, (0, -1))
         if _pair(version) <= own:
             self._fail("I2 the pair always grows", f"{process.name}: {_pair(version)} after its own {own}")

@@ -140,6 +140,8 @@ class World:
         self.failure: tuple[str, str] | None = None
         self.current: Process | None = None
         self.programs: list[Program] = []
+        self.forgotten_at = float("-inf")
+        """When a daemon that could not know it began to count pairs afresh: the state directory had been removed."""
         self.after_power_cut: list[Callable[[], None]] = []
         self.corruption: Corruption | None = None
         self.misjudged: set[int] = set()
