@@ -11,7 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     # A namespace of mounts keeps a file system alive whose power is cut meanwhile.
     "mounts": r"test_powercut\.py::|::test_a_job_on_a_read_only_mount|::test_full_file_system|::test_s(run|lurm)"
-    r"|test_slurm_files\.py::|test_(mount_trouble|mount_verbs|loop_full_disk|memory_transport|soak_parts)\.py::",
+    r"|test_slurm_files\.py::|test_(mount_trouble|mount_verbs|memory_transport|soak_parts)\.py::"
+    r"|test_(loop_|sweep_)?full_disk\.py::",
     # One boot serves all of these.
     "systemd": r"test_systemd\.py::",
     # What ranks of an engine found serves all of these, and starting them takes longer than anything else.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import structlog
 
-from syncd.errors import CorruptDataError, SyncdError, TimedOutError, storage_error
+from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import places
 from syncd.jobfile.finished import Finished, clear_finished, mark_finished
 from syncd.protocol.disk import Clock, SystemClock
@@ -164,12 +164,17 @@ class Head:
             return replace(due, error=timed_out, is_done=self._is_done(now.step))
         return due or self._sampled(now.step)
 
-    def _sampled(self, step: int) -> Action:
-        with contextlib.suppress(
-            CorruptDataError
-        ):  # the daemon is about to replace it; generations rarely change
+    def _read_generation(self) -> None:
+        try:
             version = self.sync.get_latest_version()
-            self._generation = version.generation if version else FIRST_GENERATION
+        except ProtocolTooNewError:
+            raise
+        except CorruptDataError:
+            return  # the daemon is about to replace the file, and generations rarely change
+        self._generation = version.generation if version else FIRST_GENERATION
+
+    def _sampled(self, step: int) -> Action:
+        self._read_generation()
         batch = self.strategy.sample(step, generation=self._generation)
         if batch is not None:
             self._end_wait()

@@ -94,7 +94,7 @@ def announce(job, step, world_size, options):
         newest = read_marker(job.disk, job.marker).step
         if newest is not None and newest >= step:
             return
-        step_writer = StepWriter(job, step, world_size, "")
+        step_writer = StepWriter(job, step, world_size, "announces")
     step_writer.announce()
     if options.log:
         with open(options.log, "a", encoding="ascii") as log:

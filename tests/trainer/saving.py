@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from syncd.protocol.disk import list_if_there
-from syncd.protocol.layout import Job
+from syncd.protocol.layout import Job, parse_attempt_name
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.safetensors import read_header
@@ -87,5 +87,7 @@ def absent(job: Job, step: int) -> bool:
 
 
 def temporaries(job: Job, step: int) -> list[str]:
-    entries = list_if_there(job.disk, f"{job.step(step)}/actor")
+    names = [entry.name for entry in job.disk.list(job.root)]
+    attempts = [name for name in names if parse_attempt_name(name) == step]
+    entries = [entry for name in attempts for entry in list_if_there(job.disk, f"{job.root}/{name}/actor")]
     return [entry.name for entry in entries if entry.name.endswith(".tmp")]

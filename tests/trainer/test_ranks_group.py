@@ -105,7 +105,7 @@ class Told:
 
 
 def test_refused_job_ends_all_ranks_and_rank_0_says_why(monkeypatch):
-    def refuse(config):
+    def refuse(config, allowed):
         raise ConfigError("it contradicts the job")
 
     monkeypatch.setattr(settling, "settle", refuse)

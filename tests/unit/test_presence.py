@@ -22,10 +22,11 @@ from syncd.protocol.presence import (
     read_presences,
     write_presence,
 )
+from syncd.protocol.version import MAX_GENERATION
 
 EXPLORERS = "/job/.syncd/explorers"
 NUMBERS = st.integers(0, 1 << 53)
-PAIRS = st.none() | st.tuples(NUMBERS, NUMBERS)
+PAIRS = st.none() | st.tuples(st.integers(0, MAX_GENERATION), NUMBERS)
 JSON = (
     st.none()
     | st.booleans()

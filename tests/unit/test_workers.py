@@ -64,5 +64,7 @@ def test_whoever_mounts_is_in_a_group():
         "test_workers.py",
         "test_nfs_dead_server.py",
         "test_mount_trouble.py",
+        "test_full_disk.py",
         "test_loop_full_disk.py",
+        "test_sweep_full_disk.py",
     }, "a test that mounts belongs into workers.GROUPS"
