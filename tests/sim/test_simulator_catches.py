@@ -19,6 +19,8 @@ from syncd.protocol import candidate, version
 from syncd.protocol.disk import remove_tree
 from syncd.protocol.writer import StepWriter
 
+pytestmark = pytest.mark.slow
+
 BOUND = 2500
 
 
