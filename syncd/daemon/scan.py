@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from syncd.daemon import foreign
-from syncd.daemon.examine import examine_attempt, examine_native
+from syncd.daemon.attempts import Attempts
+from syncd.daemon.examine import examine_native
 from syncd.daemon.snapshot import NATIVE, UNKNOWN, Module, Snapshot, State, Step
 from syncd.errors import (
     CorruptDataError,
@@ -87,7 +88,7 @@ class Scanner:
             floor: The highest pair known to be published.
         """
         self._known: dict[int, _Known] = {}
-        self._attempts: dict[str, _Known] = {}
+        self._attempts = Attempts(self._job, self._clock, self._progress)
         self._directories: dict[int, Step] = {}
         self._rejected: dict[tuple[int, str], _Rejected] = {}
         self._unsettled: frozenset[int] = frozenset()
@@ -134,7 +135,7 @@ class Scanner:
             self._examine_listed(everything=False)
         else:
             self._examine_again(self._restless())
-            if not self._examine_attempts(self._attempts):
+            if not self._attempts.look():
                 self._examine_listed(everything=False)  # one has gone: it has become its step
         if now - self._modules_read >= self._modules_every:
             self._read_modules()
@@ -258,34 +259,8 @@ class Scanner:
             # Of two directories that name one step, the one of this protocol's own naming is it.
             if step is not None and (step not in found or parse_step_name(entry.name) is not None):
                 found[step] = entry.name
-        self._attempts = {name: known for name, known in self._attempts.items() if name in attempts}
-        self._examine_attempts(attempts)
+        self._attempts.look(attempts)
         return found
-
-    def _examine_attempts(self, names: Iterable[str]) -> bool:
-        """Examine attempts to write a step; say whether all of them are there."""
-        gone = [name for name in tuple(names) if not self._examine_attempt(name)]
-        for name in gone:
-            self._attempts.pop(name, None)
-        return not gone
-
-    def _examine_attempt(self, name: str) -> bool:
-        number, known = parse_attempt_name(name), self._attempts.get(name)
-        assert number is not None  # by its name it was taken for an attempt
-        step = self._examined_attempt(number, name)
-        if step is not None and (known is None or known.step != step):
-            self._attempts[name] = _Known(step, self._clock.monotonic(), name)
-        self._progress()
-        return step is not None
-
-    def _examined_attempt(self, number: int, name: str) -> Step | None:
-        try:
-            return examine_attempt(self._disk, self._job.root, number, name)
-        except OSError as error:
-            obstacle = obstacle_to_reading(error, f"{self._job.root}/{name}")
-            if obstacle is None:
-                raise
-            return Step(number, name, problem=str(obstacle), unreadable=True)
 
     def _examine_listed(self, *, everything: bool) -> None:
         """List the job and examine what it says; what fails on the way is listed again at the next look."""
@@ -427,7 +402,7 @@ class Scanner:
             unlisted, self._job.requests, lambda _: look_for_requests(self._job, unreadable)
         )
         (requests, problems), now = found or ((), ()), self._clock.monotonic()
-        steps, rivals = _with_attempts(self._steps(now), self._attempts.values(), now)
+        steps, rivals = self._attempts.beside(self._steps(now), now)
         self._snapshot = replace(
             self._snapshot,
             steps=steps,
@@ -481,18 +456,6 @@ class Scanner:
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:
     return replace(step, state=State.DAMAGED, problem=rejected.problem, unreadable=bool(rejected.unread))
-
-
-def _with_attempts(
-    steps: dict[int, Step], attempts: Iterable[_Known], now: float
-) -> tuple[dict[int, Step], tuple[Step, ...]]:
-    """Return the steps, with the latest attempt where a step has no directory, and the other attempts."""
-    found, rivals = dict(steps), []
-    for known in sorted(attempts, key=lambda known: (-known.since, known.directory)):
-        attempt = replace(known.step, unchanged_for=now - known.since)
-        if found.setdefault(attempt.step, attempt) is not attempt:
-            rivals.append(attempt)
-    return found, tuple(rivals)
 
 
 def _is_another(found: tuple[int, int], known: tuple[int, int]) -> bool:

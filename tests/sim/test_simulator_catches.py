@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from syncd.daemon import attempts, retention, scan, service
 from syncd.daemon import plan as planning
-from syncd.daemon import retention, scan, service
 from syncd.daemon.act import Actor
 from syncd.daemon.snapshot import Snapshot, State
 from syncd.lab.simulator import explorer, follower
@@ -48,8 +48,8 @@ def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
             return None
         return replace(step, state=State.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
 
-    original = scan.examine_attempt
-    monkeypatch.setattr(scan, "examine_attempt", examine)
+    original = attempts.examine_attempt
+    monkeypatch.setattr(attempts, "examine_attempt", examine)
     monkeypatch.setattr(service, "problems_of", lambda *_: [])
     monkeypatch.setattr(SimDisk, "sync_directory", lambda *_: None)
     assert_caught("I1", first=1)
@@ -131,11 +131,11 @@ def test_sealing_over_a_sealed_step(monkeypatch):
 
 
 def test_removing_an_attempt_that_is_being_written(monkeypatch):
-    monkeypatch.setattr(planning, "lost_attempts", lambda snapshot, _: tuple(attempts(snapshot)))
+    monkeypatch.setattr(planning, "lost_attempts", lambda snapshot, _: tuple(unsealed(snapshot)))
     assert_caught("I3 an attempt being written stays", first=1)
 
 
-def attempts(snapshot):
+def unsealed(snapshot):
     return [step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt]
 
 
