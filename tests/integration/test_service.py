@@ -610,3 +610,16 @@ def test_the_job_directory_can_be_removed_and_made_again_elsewhere(tmp_path):
     daemon.tick(woken=True)
     assert heard.names()[-1] == "job_missing"
     assert pair(job) == (1, 1)
+
+
+def test_a_step_that_only_one_reading_finds_damaged_is_published(job, monkeypatch):
+    """What a read returns may have a flipped bit where the file has none."""
+    from syncd.daemon import service
+
+    readings = iter([["model.safetensors: not what its header says"]])
+    monkeypatch.setattr(service, "problems_of", lambda *_: next(readings, []))
+    write_step(job, 1)
+    daemon, heard, _ = start(job)
+    daemon.tick()
+    assert [event["step"] for event in heard.of("version_published")] == [1]
+    assert heard.of("step_damaged") == []
