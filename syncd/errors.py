@@ -169,7 +169,7 @@ class ConfigError(SyncdError):
 class ProtocolTooNewError(ConfigError, CorruptDataError):
     """A document was written by a newer major version of the protocol.
 
-    Whoever reads many documents takes it for one that cannot be read, and goes on without it; what was asked for
+    Whoever reads many documents takes it for one that cannot be read, and continues without it; what was asked for
     by itself, such as the version file, is refused with 78.
     """
 

@@ -128,7 +128,7 @@ class Placing:
         """Keep what an engine runs already, so that a failed load can go back to it; None if it has gone."""
         with contextlib.ExitStack() as lease, contextlib.suppress(SyncdError, OSError):
             leased = lease.enter_context(self.sync.lease(pair))
-            payload = _payload(leased.manifest)
+            payload = payload_of(leased.manifest)
             staged = (
                 self.stage.find(self._source(leased, payload)) if self.stage and leased.manifest else None
             )
@@ -186,7 +186,7 @@ class Placing:
         return version
 
     def _native(self, leased: Leased, manifest: Manifest, timings: Timings) -> "_Found":
-        payload = _payload(leased.manifest)
+        payload = payload_of(leased.manifest)
         if (found := self._in_memory(leased, manifest, payload, timings)) is not None:
             return found
         staged = self._staged(self._source(leased, payload), timings)
@@ -300,7 +300,12 @@ class _Payload:
 
     @property
     def size(self) -> int:
-        return sum(record.size for record in (*self.shards, *self.files))
+        return sum(record.size for record in self.records)
+
+    @property
+    def records(self) -> tuple[FileRecord, ...]:
+        """Return all files; their names are relative to the directory that the engine loads."""
+        return *self.shards, *self.files
 
 
 def _never() -> bool:
@@ -308,13 +313,8 @@ def _never() -> bool:
     return False
 
 
-def payload_records(manifest: Manifest) -> tuple[FileRecord, ...]:
-    """Return the files that an engine loads of a step; names are relative to the directory that it loads."""
-    payload = _payload(manifest)
-    return *payload.shards, *payload.files
-
-
-def _payload(manifest: Manifest | None) -> _Payload:
+def payload_of(manifest: Manifest | None) -> _Payload:
+    """Return the files that an engine loads of a step, none of a step whose payload is elsewhere."""
     if manifest is None or manifest.kind == "remote":
         return _Payload()
     prefix = f"{manifest.payload}/"

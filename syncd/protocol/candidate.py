@@ -89,7 +89,7 @@ class Candidate:
         self._last, now = (token, leader), self._clock.monotonic()
         self._liveness.observe(now, [(str(token), (leader.identity, leader.beat, leader.released))])
         is_silent = not self._liveness.is_alive(str(token), now)
-        # A claim of one's own that is still there is one that was lost: whoever leads does not ask.
+        # Whoever leads does not ask: a claim that this candidate made and that is still there was lost.
         if leader.released or leader.identity in self._own or is_silent or self._gone(leader.process):
             return None
         return leader

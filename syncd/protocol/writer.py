@@ -376,12 +376,9 @@ class StepWriter:
         )
 
     def _already_sealed(self) -> AlreadySealedError:
+        by = ""
         with contextlib.suppress(*MISSING, CorruptDataError):
             by = f" by another save ({read_manifest(self.job.disk, self.sealed_path).attempt})"
-            return self._already_sealed_error(by)
-        return self._already_sealed_error("")
-
-    def _already_sealed_error(self, by: str) -> AlreadySealedError:
         return AlreadySealedError(
             f"step {self.step} is complete already{by}: this save ({self.attempt}) changes nothing in it",
             path=self.sealed_path,

@@ -13,7 +13,7 @@ from cli import environment
 
 import explorer_hooks.stage
 from explorer_hooks.errors import RefusedError
-from explorer_hooks.following.placing import payload_records
+from explorer_hooks.following.placing import payload_of
 from explorer_hooks.stage import Source, Stage, StageFullError
 from syncd.errors import ConfigError, TryAgainError
 from syncd.protocol.disk import LocalDisk
@@ -85,7 +85,7 @@ def left(tmp_path):
 
 def source_of(job, step, manifest):
     version = Version(1, step, "weights", f"global_step_{step}/actor", manifest.digest)
-    return Source(job.disk, version, f"{job.step(step)}/actor", payload_records(manifest))
+    return Source(job.disk, version, f"{job.step(step)}/actor", payload_of(manifest).records)
 
 
 def test_all_processes_of_a_host_read_each_byte_once_together(job, take, tmp_path, record_line):

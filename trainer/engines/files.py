@@ -45,6 +45,7 @@ class FileEngine(TrainEngineWrapper):
         self._step = self._saved = 0
         self._handed: int | None = None  # the step whose weights are with the saver, or in a whole step
         self._attempt = ""
+        self._attempted = 0  # the step of that attempt: training may be further when it fails
         self._saver: StepSaver | None = None
         self._finishing: tuple[int, Future[None]] | None = None
         self._files: Mapping[str, bytes] | None = None
@@ -236,7 +237,7 @@ class FileEngine(TrainEngineWrapper):
         """Remove what a save that failed on all ranks has written: where the disk is full, its space is needed."""
         if self.context.ranks.rank == 0 and self._attempt:
             world_size = self.context.ranks.world_size
-            StepWriter(self.context.job, self._step, world_size, self._attempt).discard()
+            StepWriter(self.context.job, self._attempted, world_size, self._attempt).discard()
 
     def _withdraw(self) -> None:
         """Tell explorers that hold this attempt's weights that it will not be a step."""
@@ -265,7 +266,7 @@ class FileEngine(TrainEngineWrapper):
 
     def _hand_over(self, attempt: str, copy: Copy | None = None) -> None:
         """Give this step's weights to the saver, as one attempt of all ranks."""
-        self._attempt = attempt
+        self._attempt, self._attempted = attempt, self._step
         try:
             agreed(self.context.ranks, lambda: self._save_weights(copy))
         except SyncdError:

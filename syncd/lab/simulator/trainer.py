@@ -77,7 +77,7 @@ class Trainer:
     def leave_zombies(self, random: Random) -> None:
         """Pause ranks now and then whose peers end in the middle of a save, instead of ending them too.
 
-        Such a rank wakes up once a later start has sealed the same step, and goes on with its save.
+        Such a rank wakes up once a later start has sealed the same step, and continues its save.
         """
 
         def is_left(process: Process) -> bool:

@@ -44,7 +44,7 @@ class Process:
         self._greenlet = greenlet(self._run)
 
         self.held: Callable[[], bool] | None = None
-        """Says how long this process is paused, if it is: it goes on where it stands."""
+        """Says how long this process is paused, if it is; it then continues with its next call."""
 
     def monotonic(self) -> float:
         return self.world.now + self.program.boot

@@ -12,7 +12,7 @@ import sys
 
 import xxhash
 
-from explorer_hooks.following.placing import payload_records
+from explorer_hooks.following.placing import payload_of
 from explorer_hooks.stage import Source, Stage
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
@@ -56,7 +56,7 @@ def main(stage, root, step, die=""):
     job = Job.at(root, disk=disk)
     manifest = read_manifest(disk, job.step(int(step)))
     version = Version(1, int(step), "weights", f"global_step_{step}/actor", manifest.digest)
-    source = Source(disk, version, f"{job.step(int(step))}/actor", payload_records(manifest))
+    source = Source(disk, version, f"{job.step(int(step))}/actor", payload_of(manifest).records)
     place = Stage(stage, job.root, stalled=0.5)
     staged = place.take(source)
     print(

@@ -1,5 +1,6 @@
 """Training states that ranks write side by side into one directory."""
 
+import os
 import threading
 import time
 
@@ -10,7 +11,11 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 from samples import configured, context_of
 from tiny import TinyEngine
 
+from syncd.errors import StorageError
+from syncd.protocol.layout import parse_attempt_name
+from syncd.protocol.writer import StepWriter
 from trainer.engines import files
+from trainer.ranks import Alone
 
 _LONG = 60.0
 
@@ -66,3 +71,28 @@ def test_no_rank_walks_over_the_files_of_another_that_is_not_done(tmp_path, monk
         thread.join(_LONG)
     assert [engine.saved_step for engine in engines] == [1, 1]
     assert told == ["written", "written", "synced", "synced"]
+
+
+def test_a_save_that_fails_once_training_is_further_leaves_no_attempt(tmp_path, monkeypatch):
+    """A disk that is full needs the room back, and only the next save notices that this one failed."""
+    (tmp_path / "job").mkdir()
+
+    class Quick(TinyEngine):
+        def train(self, batch, step):
+            return {}
+
+    def full(self, **_):
+        raise StorageError("No space left on device")
+
+    engine = Quick(context_of(configured("none", tmp_path / "job"), Alone()))
+    engine.prepare()
+    engine.train_step(None)
+    monkeypatch.setattr(StepWriter, "seal", full)
+    engine.save_state_dict()
+    engine.train_step(None)
+    with pytest.raises(StorageError, match="No space left"):
+        engine.wait_for_save()
+    names = os.listdir(tmp_path / "job")
+    assert not [name for name in names if parse_attempt_name(name) is not None]
+    monkeypatch.undo()
+    engine.shutdown()
