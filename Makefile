@@ -85,9 +85,9 @@ format: $(READY)
 soak: soak-simulator soak-parts
 
 # Random schedules of the whole system in a simulated world; a failing seed is printed with the command that replays it.
-# DEEDS=all, none or names with commas (syncd/lab/simulator/deeds.py) says what they contain beyond faults of calls.
+# DEEDS=all, none or names with commas (tests/simulator/deeds.py) says what they contain beyond faults of calls.
 soak-simulator: $(READY)
-	$(BIN)/python -m syncd.lab.simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS) \
+	PYTHONPATH=.:tests $(BIN)/python -m simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS) \
 		$(if $(DEEDS),--deeds $(DEEDS))
 
 # Real processes for an hour: a trainer, eight explorers and two daemons, killed, stopped, cut off, on full and frozen

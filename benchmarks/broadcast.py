@@ -37,9 +37,9 @@ from sync import make_weights
 
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
-from trainer.ranks import Alone
-from trainer.transports.filesystem import StepSaver
-from trainer.transports.nccl import Broadcaster, Options
+from syncd.transports.broadcast.send import Broadcaster, Options
+from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.ranks import Alone
 
 WAYS = (BROADCAST, FILES, TENSORS, LINK)
 _MARKS = 251

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from explorer_hooks.follower import Follower
+from explorer_hooks.follower.follower import Follower
 from explorer_hooks.hooks.transformers import TransformersHook
-from explorer_hooks.transports.nccl import Received, Receiver
+from syncd.transports.broadcast.receive import Received, Receiver
 
 BROADCAST, FILES, TENSORS, LINK = "broadcast", "files", "tensor by tensor", "one buffer"
 LONG = 300.0

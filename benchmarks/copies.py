@@ -22,16 +22,16 @@ import report
 import torch
 from save import weights_of
 
-from explorer_hooks.base import Target
-from explorer_hooks.loading.places import held
-from explorer_hooks.loading.step import check, load
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.memory import take
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
-from trainer.transports.filesystem import StepSaver
-from trainer.transports.memory import Copy, Memory, Options
+from syncd.transports.base import Target
+from syncd.transports.filesystem.load import check, load
+from syncd.transports.filesystem.read_targets import held
+from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.memory.save import Copy, Memory, Options
 
 FILES, MEMORY = "files", "memory"
 SAVE, LOAD = "save", "load"

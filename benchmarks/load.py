@@ -31,16 +31,16 @@ import torch.distributed.checkpoint as dcp
 from report import Row
 from save import Watch, weights_of
 
-from explorer_hooks.base import Target
-from explorer_hooks.loading.places import held
-from explorer_hooks.loading.plan import PIECE
-from explorer_hooks.loading.reading import THREADS
-from explorer_hooks.loading.residency import cached_share
-from explorer_hooks.loading.step import check, load
 from syncd.protocol.digest import digest_file
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
+from syncd.transports.base import Target
+from syncd.transports.filesystem.load import check, load
+from syncd.transports.filesystem.page_cache import cached_share
+from syncd.transports.filesystem.read import THREADS
+from syncd.transports.filesystem.read_plan import PIECE
+from syncd.transports.filesystem.read_targets import held
 
 _OWN = threading.local()
 

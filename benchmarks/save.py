@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
-from trainer.transports.arena import Arena, view
-from trainer.transports.filesystem import StepSaver
+from syncd.transports.filesystem.pinned_buffer import Arena, view
+from syncd.transports.filesystem.save import StepSaver
 
 Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]

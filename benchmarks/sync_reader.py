@@ -12,9 +12,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from explorer_hooks.base import Running, Target
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
+from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
+from syncd.transports.base import Target
 
 MARKER = "marker.txt"
 PARTS = ("stage", "verify", "pause", "load", "confirm")

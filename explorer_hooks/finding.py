@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from explorer_hooks.base import Hook, HookOptions
+from explorer_hooks.hook import Hook, HookOptions
 from syncd.errors import ConfigError
 
 GROUP = "syncd.hooks"
@@ -74,5 +74,5 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> type[Hook]:
         hint = "pip install 'syncd[transformers]'" if entry.name == "transformers" else "pip install syncd"
         raise ConfigError(f"hook {entry.name} cannot be imported: {error}", hint=hint) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Hook)):
-        raise ConfigError(f"{entry.value} is not a hook", hint="derive it from explorer_hooks.base.Hook")
+        raise ConfigError(f"{entry.value} is not a hook", hint="derive it from explorer_hooks.hook.Hook")
     return loaded

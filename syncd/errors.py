@@ -181,3 +181,29 @@ def storage_error(error: OSError, path: object) -> StorageError:
     known = StorageError(error.strerror or str(error), path=error.filename or path)
     known.errno = error.errno
     return known
+
+
+class RefusedError(CorruptDataError):
+    """A version does not fit the engine, or is not what its manifest says; the engine was not touched."""
+
+    code = "refused"
+
+
+class EngineUnreachableError(TryAgainError):
+    """The engine does not answer: it is starting, restarting or gone."""
+
+    code = "engine_unreachable"
+
+
+class LoadFailedError(SyncdError):
+    """The engine said no, or said yes and runs something else; it may be half loaded until `abort`."""
+
+    code = "load_failed"
+    exit_code = 74
+
+
+class EngineDeadError(SyncdError):
+    """The engine can neither load the new version nor go back to the last good one: restart it."""
+
+    code = "engine_dead"
+    exit_code = 69

@@ -24,7 +24,6 @@ EXTRAS: Mapping[str, frozenset[str]] = {
     "plot": frozenset({"matplotlib"}),
     "metrics": frozenset({"prometheus_client"}),
     "experience": frozenset({"pyarrow"}),
-    "lab": frozenset({"greenlet", "numpy", "safetensors"}),
     "tensorboard": frozenset({"tensorboard"}),
     "wandb": frozenset({"wandb"}),
     "mlflow": frozenset({"mlflow"}),
@@ -35,7 +34,7 @@ EXTRAS: Mapping[str, frozenset[str]] = {
 _OF_PROGRAM: Mapping[str, tuple[str, ...]] = {
     "trainer": ("trainer",),
     "explorer": ("explorer", "transformers"),
-    "syncd": ("explorer", "transformers", "metrics", "lab"),
+    "syncd": ("explorer", "transformers", "metrics"),
 }
 """The extras that a program's own verbs need: these are named before others."""
 

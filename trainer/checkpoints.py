@@ -18,7 +18,7 @@ from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, tempo
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
-from trainer.state import TrainerState, state_from
+from trainer.loop_state import TrainerState, state_from
 
 TRAINING = "training"
 HUGGINGFACE = "huggingface"

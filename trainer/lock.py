@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from syncd.client.own_presence import Heartbeat
 from syncd.errors import FencedError, LockHeldError, SyncdError, TermLostError
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.term import BEAT, TIMEOUT, Term
-from syncd.synchronizer.member import Heartbeat
 
 _PAUSE = 0.25
 """Seconds between two looks at a lock that is held."""

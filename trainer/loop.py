@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
+from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
-from syncd.synchronizer.styles import SyncMethod
+from syncd.transports.filesystem.finite import NonFiniteError
 from trainer.checkpoints import has_huggingface
-from trainer.decide import Action, Finish, Idle, Save, Situation, Sync, Train, need_save, need_sync
-from trainer.engines.agreeing import PASSING, agreed, is_known, raise_on_all
+from trainer.engines.all_or_error import PASSING, agreed, is_known, raise_on_all
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
-from trainer.head import Head
-from trainer.state import TrainerState
+from trainer.loop_state import TrainerState
+from trainer.next_action import Action, Finish, Idle, Save, Situation, Sync, Train, need_save, need_sync
+from trainer.rank0 import Head
 from trainer.stopping import StopSignals
-from trainer.transports.finite import NonFiniteError
 
 INTERRUPTED = 75
 """Exit code of a run that was asked to stop: start it again and it goes on."""

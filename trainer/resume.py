@@ -8,7 +8,7 @@ from syncd.protocol.layout import MANIFEST, Job
 from syncd.protocol.marker import parse_marker, read_marker
 from syncd.synchronizer import Synchronizer
 from trainer.checkpoints import full_checkpoints, read_state
-from trainer.state import TrainerState
+from trainer.loop_state import TrainerState
 
 FRESH = TrainerState(step=0, generation=0, world_size=1)
 """The state of a run that has none."""

@@ -8,20 +8,20 @@ from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
+from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
-from trainer.engines.agreeing import agreed, is_known
+from trainer.engines.all_or_error import agreed, is_known
 from trainer.engines.base import EngineContext, make_engine
-from trainer.head import Head
 from trainer.launch.daemon import start_daemon
 from trainer.launch.join import Joined, join
-from trainer.launch.place import Place
+from trainer.launch.rank_env import Place
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
-from trainer.ranks import Ranks
+from trainer.loop_state import TrainerState
+from trainer.rank0 import Head
+from trainer.reporting.report import Screen
 from trainer.resume import FRESH, find_state
 from trainer.sampling import make_strategy
-from trainer.show import Screen
-from trainer.state import TrainerState
 from trainer.stopping import StopSignals
 
 

@@ -10,7 +10,7 @@ from syncd.jobfile.stages import RECORD, Record, read_record
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job
 from trainer.config.changes import Contradiction, split
-from trainer.config.kept import contradictions, refuse
+from trainer.config.job_config import contradictions, refuse
 from trainer.config.model import JobConfig
 from trainer.config.plan import Plan, Stage, planned, settled
 

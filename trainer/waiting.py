@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.protocol.disk import Clock
-from trainer.progress.figures import span
+from trainer.reporting.figures import span
 
 QUIET = 30.0
 """Seconds of a wait between two steps before anything is said of it; the first wait of a start is told at once."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trainer.launch.tether import tethered
+from trainer.launch.die_with_parent import tethered
 
 ROOT = Path(__file__).resolve().parents[2]
 _ENDING = 30.0

@@ -15,11 +15,11 @@ from itertools import count, pairwise
 import torch
 from safetensors.torch import load_file
 
-from explorer_hooks.base import Target
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hooks.callback import CallbackHook
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
+from syncd.transports.base import Target
 
 VOCABULARY, LENGTH, GROUP = 16, 8, 4
 

@@ -5,8 +5,8 @@
 
 `set_model_state_dict` writes the tensors as safetensors, seals the step and announces it; the daemon checks it and
 publishes the version that explorers follow. It returns when the step is durable. Where that takes too long, or the
-model is spread over ranks, `trainer.transports.filesystem.StepSaver` writes behind the training, each rank its share:
-examples/publish/callback.py has it.
+model is spread over ranks, `syncd.transports.filesystem.save.StepSaver` writes behind the training, each rank its
+share: examples/publish/callback.py has it.
 """
 
 import argparse

@@ -10,13 +10,13 @@ import click
 
 from syncd.console import Place
 from syncd.errors import ConfigError, StuckError, UsageError
-from syncd.protocol.attended import IS_IT_UP, STUCK_AFTER
 from syncd.protocol.layout import parse_step_name
-from syncd.working import Work
+from syncd.stall.calls import IS_IT_UP, STUCK_AFTER
+from syncd.worker_thread import Work
 
 if TYPE_CHECKING:
-    from explorer_hooks.base import Hook
-    from explorer_hooks.follower import FollowOptions, Outcome
+    from explorer_hooks.follower.follower import FollowOptions, Outcome
+    from explorer_hooks.hook import Hook
 
 _CREDENTIAL = "hook-token"
 """What systemd/syncd-follow@.service calls the token; used where neither option says otherwise."""
@@ -109,7 +109,7 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
       syncd follow /ckpt/job --hook command --once -- ./reload.sh {path} {step}
     """
     from explorer_hooks.finding import shown  # noqa: PLC0415
-    from explorer_hooks.following.service import Service, logged  # noqa: PLC0415
+    from explorer_hooks.follower.service import Service, logged  # noqa: PLC0415
 
     options, hook = _options(given), _hook(argv, given)
     tell = logged(given["log_level"], given["log_format"], sys.stderr)
@@ -159,7 +159,7 @@ def _asked(job: str) -> str:
 
 
 def _options(given: Mapping[str, Any]) -> "FollowOptions":
-    from explorer_hooks.follower import FollowOptions  # noqa: PLC0415
+    from explorer_hooks.follower.follower import FollowOptions  # noqa: PLC0415
 
     names = (
         "policy", "max_lag", "stage", "verify", "retries", "state_dir", "ttl", "stay", "ready_file",

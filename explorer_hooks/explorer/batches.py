@@ -11,16 +11,15 @@ from typing import Any
 
 import structlog
 
-from explorer_hooks.base import label_of
-from explorer_hooks.errors import EngineDeadError
 from explorer_hooks.explorer.cursor import Ledger
 from explorer_hooks.explorer.generation import Ask, Generator, Made, Rollout
 from explorer_hooks.explorer.rewards import Score, plain_task
 from explorer_hooks.explorer.scoring import Scorer
 from explorer_hooks.explorer.tasks import Task, Tasks, epochs
 from explorer_hooks.explorer.tokens import Tokens
-from syncd.errors import ConfigError, UsageError
+from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
+from syncd.protocol.label import label_of
 from syncd.protocol.version import Pair
 
 MAX_FRUITLESS = 10

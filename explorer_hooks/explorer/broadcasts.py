@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from explorer_hooks.base import engine_label, label_of
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
-from explorer_hooks.explorer.sources import Files
-from explorer_hooks.explorer.takers import Taker, label_ahead
-from explorer_hooks.follower import Follower, Outcome
-from explorer_hooks.transports.nccl import Received
+from explorer_hooks.explorer.weight_sinks import Taker, label_ahead
+from explorer_hooks.explorer.weight_sources import Files
+from explorer_hooks.follower.follower import Follower, Outcome
 from syncd.errors import SyncdError, TimedOutError
+from syncd.protocol.label import engine_label, label_of
 from syncd.protocol.version import Pair
+from syncd.transports.broadcast.receive import Received
 
 PIECE = 1.0
 """Seconds of one wait: how long a signal may go unheard."""

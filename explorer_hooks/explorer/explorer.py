@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from explorer_hooks.base import label_of
-from explorer_hooks.errors import EngineDeadError
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.batches import Batch, Batches
 from explorer_hooks.explorer.cursor import Ledger
@@ -16,12 +14,13 @@ from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.explorer.pacing import Allowance, Next, Situation
 from explorer_hooks.explorer.records import Records
-from explorer_hooks.explorer.sources import Source
-from explorer_hooks.follower import Outcome
-from explorer_hooks.policy import asks
-from syncd.errors import TimedOutError
+from explorer_hooks.explorer.weight_sources import Source
+from explorer_hooks.follower.follower import Outcome
+from explorer_hooks.follower.policy import asks
+from syncd.client.sync_policy import SyncStyle
+from syncd.errors import EngineDeadError, TimedOutError
 from syncd.jobfile.finished import finished
-from syncd.synchronizer.styles import SyncStyle
+from syncd.protocol.label import label_of
 
 if TYPE_CHECKING:
     from syncd.protocol.version import Pair

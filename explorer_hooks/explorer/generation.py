@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 
-from explorer_hooks.base import Running
+from explorer_hooks.hook import Running
 from syncd.protocol.version import Pair
 
 BEFORE_THE_FIRST: Pair = (1, 0)

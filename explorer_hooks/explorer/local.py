@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from explorer_hooks.base import pair_of
 from explorer_hooks.explorer.config import EngineSection
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, Generator, Made, Rollout
 from explorer_hooks.explorer.sampler import Ends, draw
 from explorer_hooks.explorer.tokens import Tokens
 from syncd.errors import ConfigError
+from syncd.protocol.label import pair_of
 
 
 class Local(Generator):

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from explorer_hooks.explorer.config import ExplorerFile
+from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
 from syncd.experience import places
 from syncd.protocol.layout import Job
-from syncd.synchronizer.styles import SyncStyle, explorer_needs_sync
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from syncd import lines
+from syncd import jsonl
 from syncd.errors import storage_error
 from syncd.protocol.disk import Disk, LocalDisk
 
@@ -34,13 +34,13 @@ class Records:
             StorageError: It cannot be written.
         """
         try:
-            lines.append(self.path, [record], self._disk.adopt)
+            jsonl.append(self.path, [record], self._disk.adopt)
         except OSError as error:
             raise storage_error(error, self.path) from error
 
     def all(self) -> list[dict[str, Any]]:
         """Return the records that can be read; what a killed process left half written is none."""
         try:
-            return [found for found in lines.read(self.path) if found is not None]
+            return [found for found in jsonl.read(self.path) if found is not None]
         except FileNotFoundError:
             return []

@@ -21,22 +21,22 @@ from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.records import Records
 from explorer_hooks.explorer.scoring import Scorer, scorer
 from explorer_hooks.explorer.served import Calls, Served, served_model
-from explorer_hooks.explorer.sources import Files, Source
 from explorer_hooks.explorer.stopping import Stop
 from explorer_hooks.explorer.tasks import Tasks, read_tasks
 from explorer_hooks.explorer.tokens import Tokens, quiet, tokens_of
+from explorer_hooks.explorer.weight_sources import Files, Source
 from explorer_hooks.finding import open_hook, shown
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hooks.http import Server
-from explorer_hooks.hooks.served import ServedHook
+from explorer_hooks.hooks.http_engine import ServedHook
+from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
-from syncd.synchronizer.styles import SyncMethod, SyncStyle
 
 if TYPE_CHECKING:
-    from explorer_hooks.base import Hook
-    from explorer_hooks.explorer.takers import Taker
+    from explorer_hooks.explorer.weight_sinks import Taker
+    from explorer_hooks.hook import Hook
 
 _ASK = 10.0
 _MAX_ANSWER = 512 << 20
@@ -200,9 +200,9 @@ class _Engine:
         return not reason
 
     def _taker(self, follower: Follower) -> "Taker":
-        from explorer_hooks.explorer.takers import IntoModel, IntoServer  # noqa: PLC0415 - torch
-        from explorer_hooks.transports.nccl import Receiver  # noqa: PLC0415 - torch
-        from explorer_hooks.transports.served import ServedReceiver  # noqa: PLC0415 - torch
+        from explorer_hooks.explorer.http_receiver import ServedReceiver  # noqa: PLC0415 - torch
+        from explorer_hooks.explorer.weight_sinks import IntoModel, IntoServer  # noqa: PLC0415 - torch
+        from syncd.transports.broadcast.receive import Receiver  # noqa: PLC0415 - torch
 
         if isinstance(self.hook, ServedHook):
             return IntoServer(ServedReceiver(follower.sync, self.hook), self.hook, follower)

@@ -8,8 +8,6 @@ from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from explorer_hooks.base import Running
-from explorer_hooks.errors import EngineUnreachableError
 from explorer_hooks.explorer import completions
 from explorer_hooks.explorer.completions import LackingError, MalformedError
 from explorer_hooks.explorer.generation import (
@@ -21,8 +19,9 @@ from explorer_hooks.explorer.generation import (
     version_after,
     version_of,
 )
+from explorer_hooks.hook import Running
 from explorer_hooks.hooks.http import Reply, Server
-from syncd.errors import ConfigError, SyncdError
+from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 
 TICK = 0.05
 """Seconds between two looks at what has come."""

@@ -7,9 +7,8 @@ engine: an adapter whose last request has just ended may still be named, never t
 
 import re
 
-from explorer_hooks.errors import EngineUnreachableError
 from explorer_hooks.hooks.http import Server
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineUnreachableError
 
 _METRIC = "vllm:lora_requests_info"
 _LINE = re.compile(rf"^{_METRIC}{{(?P<labels>[^}}]*)}}\s+(?P<value>\S+)", re.MULTILINE)

@@ -3,12 +3,21 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn, Self
 
-from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target, TensorMeta
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
-from explorer_hooks.hooks.attempt import Attempt, require_loadable
+from explorer_hooks.hook import Hook, HookOptions, Running
+from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.worker import Worker
 from explorer_hooks.importing import FORM, imported
-from syncd.errors import ConfigError, SyncdError, TimedOutError
+from syncd.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineUnreachableError,
+    LoadFailedError,
+    SyncdError,
+    TimedOutError,
+)
+from syncd.protocol.label import UNKNOWN
+from syncd.transports.base import Target
+from syncd.transports.tensors import TensorMeta
 
 Say = Running | str | None
 """What an engine may say of itself: all of it, or its label only."""

@@ -6,14 +6,23 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
-from explorer_hooks.hooks.attempt import Attempt, require_loadable
+from explorer_hooks.hook import Hook, HookOptions, Running
+from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.process import Finished, run
 from explorer_hooks.hooks.settings import Settings
-from syncd.errors import ConfigError, CorruptDataError, storage_error
+from syncd.errors import (
+    ConfigError,
+    CorruptDataError,
+    EngineDeadError,
+    EngineUnreachableError,
+    LoadFailedError,
+    RefusedError,
+    storage_error,
+)
 from syncd.protocol.disk import MISSING, LocalDisk
 from syncd.protocol.documents import decode, encode
+from syncd.protocol.label import UNKNOWN
+from syncd.transports.base import Target
 
 PHASES = ("prepare", "load", "commit")
 """What the program can be run for; besides, it is run for `abort` with the version to go back to."""

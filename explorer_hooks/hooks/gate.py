@@ -4,8 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from explorer_hooks.errors import EngineUnreachableError
-from syncd.errors import SyncdError
+from syncd.errors import EngineUnreachableError, SyncdError
 
 
 class Gate:

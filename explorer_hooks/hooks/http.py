@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import SplitResult, urlencode, urlsplit
 
-from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 MAX_ANSWER = 16 << 20
 """Bytes of the longest answer that is read; engines' lists and metrics are a thousandth of it."""

@@ -10,14 +10,14 @@ import re
 import time
 from typing import ClassVar, Self
 
-from explorer_hooks.base import Hook, HookOptions, Running, Target
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hook import Hook, HookOptions, Running
 from explorer_hooks.hooks.adapters import in_use
 from explorer_hooks.hooks.http import Server
-from explorer_hooks.hooks.served import PathMap, document_of, refuse_unfit, server_settings
+from explorer_hooks.hooks.http_engine import PathMap, document_of, refuse_unfit, server_settings
 from explorer_hooks.hooks.settings import Settings
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
+from syncd.transports.base import Target
 
 ADDRESS = "http://127.0.0.1:8000"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

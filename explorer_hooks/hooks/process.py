@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer_hooks.errors import EngineUnreachableError
+from syncd.errors import EngineUnreachableError
 
 KEPT = 16 << 10
 """The bytes of each stream that are kept: the last ones."""

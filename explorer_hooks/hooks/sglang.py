@@ -6,12 +6,11 @@ to read the same directory once more. So nothing reaches it that was not checked
 
 from typing import ClassVar, Self
 
-from explorer_hooks.base import HookOptions, Running, Target
-from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
-from explorer_hooks.handing.delivery import Delivery, Link
-from explorer_hooks.handing.sglang import SGLangDelivery
+from explorer_hooks.engine_push.delivery import Delivery, Link
+from explorer_hooks.engine_push.sglang import SGLangDelivery
+from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.http import Server
-from explorer_hooks.hooks.served import (
+from explorer_hooks.hooks.http_engine import (
     PathMap,
     ServedHook,
     UntouchedError,
@@ -20,8 +19,9 @@ from explorer_hooks.hooks.served import (
     server_settings,
 )
 from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.hooks.started import CHECKS
-from syncd.errors import ConfigError
+from explorer_hooks.hooks.start_check import CHECKS
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
+from syncd.transports.base import Target
 
 ADDRESS = "http://127.0.0.1:30000"
 FLOOR = (0, 5, 6)

@@ -4,20 +4,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target, TensorMeta
-from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
-from explorer_hooks.hooks.attempt import Attempt, require_loadable
+from explorer_hooks.hook import Hook, HookOptions, Running
 from explorer_hooks.hooks.gate import Gate
+from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.importing import FORM, imported
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
+from syncd.protocol.label import UNKNOWN
+from syncd.transports.base import Target
+from syncd.transports.tensors import TensorMeta
 
 if TYPE_CHECKING:
     import torch
 
-    from explorer_hooks.fit import Fit
-    from explorer_hooks.loading.places import Held
-    from explorer_hooks.loading.reading import Loaded
+    from syncd.transports.filesystem.read import Loaded
+    from syncd.transports.filesystem.read_targets import Held
+    from syncd.transports.tensors import Fit
 
 _DEAD = "start the explorer again"
 
@@ -49,7 +51,7 @@ class TransformersHook(Hook):
         cast: bool = True,
         on_commit: Callable[[Target], object] | None = None,
     ) -> None:
-        from explorer_hooks.loading.places import held  # noqa: PLC0415 - torch
+        from syncd.transports.filesystem.read_targets import held  # noqa: PLC0415 - torch
 
         self.model = model
         self.loaded: Loaded | None = None
@@ -98,7 +100,7 @@ class TransformersHook(Hook):
 
     def prepare(self, target: Target) -> None:
         """Refuse what does not fit the model."""
-        from explorer_hooks.loading.step import check  # noqa: PLC0415 - torch
+        from syncd.transports.filesystem.load import check  # noqa: PLC0415 - torch
 
         require_loadable(target, self.kinds, self.name)
         check(target, self._held, cast=self._cast)
@@ -171,7 +173,7 @@ class TransformersHook(Hook):
         self._attempt.restored()
 
     def _fill(self, target: Target) -> None:
-        from explorer_hooks.loading.step import check, load, offered  # noqa: PLC0415 - torch
+        from syncd.transports.filesystem.load import check, load, offered  # noqa: PLC0415 - torch
 
         found = _or_failed(lambda: check(target, self._held, cast=self._cast))
         self.loaded = load(target, self._held, found, direct=self._direct)

@@ -5,12 +5,11 @@ The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sgla
 
 from typing import ClassVar, Self
 
-from explorer_hooks.base import HookOptions, Running, Target
-from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
-from explorer_hooks.handing.delivery import Delivery, Link
-from explorer_hooks.handing.vllm import VllmDelivery, is_ready
+from explorer_hooks.engine_push.delivery import Delivery, Link
+from explorer_hooks.engine_push.vllm import VllmDelivery, is_ready
+from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.http import Server
-from explorer_hooks.hooks.served import (
+from explorer_hooks.hooks.http_engine import (
     PathMap,
     ServedHook,
     floor,
@@ -18,8 +17,9 @@ from explorer_hooks.hooks.served import (
     server_settings,
 )
 from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.hooks.started import CHECKS
-from syncd.errors import ConfigError, SyncdError
+from explorer_hooks.hooks.start_check import CHECKS
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.transports.base import Target
 
 ADDRESS = "http://127.0.0.1:8000"
 FLOOR = (0, 27, 1)

@@ -8,12 +8,13 @@ import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from explorer_hooks.base import UNKNOWN, Hook, HookOptions, Running, Target
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
-from explorer_hooks.hooks.attempt import Attempt, require_loadable
+from explorer_hooks.hook import Hook, HookOptions, Running
 from explorer_hooks.hooks.http import Reply, Server
+from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.settings import Settings
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.protocol.label import UNKNOWN
+from syncd.transports.base import Target
 
 SIGNATURE = "X-Syncd-Signature"
 TIMESTAMP = "X-Syncd-Timestamp"

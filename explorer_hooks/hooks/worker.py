@@ -6,8 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from explorer_hooks.errors import EngineUnreachableError
-from syncd.errors import TimedOutError
+from syncd.errors import EngineUnreachableError, TimedOutError
 
 
 class Worker:

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import click
 
-from syncd.cli.attended import Attended
 from syncd.cli.options import state_dir_option
 from syncd.console import Place
 from syncd.errors import StorageError, TooOpenError
+from syncd.stall.verbs import Attended
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -89,7 +89,7 @@ def doctor(
         _secure(directory, state_dir, secrets, as_json=as_json)
         return
     # Late, so that other commands and --help need not wait for it.
-    from syncd.lab.doctor.report import examine  # noqa: PLC0415
+    from syncd.doctor.report import examine  # noqa: PLC0415
 
     if peer:
         click.echo(f"waiting for: syncd doctor {directory} --peer   (on the other host)", err=True)
@@ -100,7 +100,7 @@ def doctor(
     else:
         from rich.console import Console  # noqa: PLC0415
 
-        from syncd.lab.doctor.render import show  # noqa: PLC0415
+        from syncd.doctor.render import show  # noqa: PLC0415
 
         show(report, Console())
     if report.missed is not None:
@@ -110,7 +110,7 @@ def doctor(
 
 
 def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, as_json: bool) -> None:
-    from syncd.lab.security.report import examine  # noqa: PLC0415
+    from syncd.security.report import examine  # noqa: PLC0415
 
     report = examine(directory, state_dir, secrets)
     click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))

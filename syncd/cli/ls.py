@@ -4,11 +4,11 @@ from typing import Any
 
 import click
 
-from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
 from syncd.errors import plain
 from syncd.protocol.disk import SystemClock
+from syncd.stall.verbs import Attended
 
 
 @click.command(cls=Attended)

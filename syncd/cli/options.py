@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import click
 
-from syncd.cli.attended import noted
 from syncd.console import Place
 from syncd.errors import JobMissingError, UsageError
-from syncd.protocol.attended import InHand, attended
 from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.owner import check_owner, is_own
+from syncd.stall.calls import InHand, attended
+from syncd.stall.verbs import noted
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -4,12 +4,12 @@ import time
 
 import click
 
-from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.errors import TryAgainError, UsageError
 from syncd.protocol.disk import SystemClock, exists
 from syncd.protocol.layout import Job
 from syncd.protocol.pin import Pin, write_pin
+from syncd.stall.verbs import Attended
 
 
 @click.command(cls=Attended, acts="step {step} is pinned")

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from syncd.cli.attended import noted
 from syncd.config import CHOICES, DaemonConfig, check_value, load
 from syncd.console import Place
 from syncd.errors import ConfigError
-from syncd.protocol.kept import CONFIG
 from syncd.protocol.layout import Job, job_disk
 from syncd.protocol.modes import modes_of
+from syncd.protocol.permissions import CONFIG
+from syncd.stall.verbs import noted
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from syncd.cli.attended import Attended, noted
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
 from syncd.daemon.retention import Decision
@@ -14,6 +13,7 @@ from syncd.errors import plain
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import mount_of
+from syncd.stall.verbs import Attended, noted
 
 
 @click.command(cls=Attended, acts="anything was removed")

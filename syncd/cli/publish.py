@@ -8,11 +8,11 @@ from types import FrameType
 
 import click
 
-from syncd.cli.attended import Attended, noted
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.console import Place
 from syncd.errors import plain
-from syncd.protocol.attended import AttendedDisk
+from syncd.stall.calls import AttendedDisk
+from syncd.stall.verbs import Attended, noted
 
 _NAMED = 5
 

@@ -5,13 +5,13 @@ import time
 
 import click
 
-from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option, timeout_option
 from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
 from syncd.protocol.version import Version, read_version
+from syncd.stall.verbs import Attended
 
 _POLL = 0.05
 

@@ -10,8 +10,8 @@ import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
-from syncd.protocol.attended import STUCK_AFTER, InHand
 from syncd.protocol.disk import SystemClock
+from syncd.stall.calls import STUCK_AFTER, InHand
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -106,7 +106,7 @@ class _Sight:
     """
 
     def __init__(self, job: str, state_dir: str | None, patience: float) -> None:
-        from syncd.views.attended import Attended  # noqa: PLC0415
+        from syncd.stall.views import Attended  # noqa: PLC0415
 
         self.job, self._state_dir = job, state_dir
         self.clock = SystemClock()
@@ -129,7 +129,7 @@ class _Sight:
 
     def known(self) -> dict[str, Any]:
         """Return what is known without asking the mount."""
-        from syncd.observe import hostfile  # noqa: PLC0415
+        from syncd.stall import hostfile  # noqa: PLC0415
         from syncd.views import data  # noqa: PLC0415
 
         return data.known(hostfile.find(self.job), os.path.abspath(self.job), self.clock.time())

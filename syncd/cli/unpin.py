@@ -2,9 +2,9 @@
 
 import click
 
-from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.protocol.pin import remove_pin
+from syncd.stall.verbs import Attended
 
 
 @click.command(cls=Attended, acts="step {step} is still pinned")

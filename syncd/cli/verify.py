@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from syncd.cli.attended import Attended
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.version import Version
+from syncd.stall.verbs import Attended
 
 if TYPE_CHECKING:
     from syncd.daemon.snapshot import Snapshot, Step

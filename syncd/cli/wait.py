@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from syncd.cli.attended import Attended, Seen
 from syncd.cli.options import find_job, job_argument, json_option, state_dir_option, timeout_option
 from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
-from syncd.protocol.attended import IS_IT_UP
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import MAX_STEP, Job
 from syncd.protocol.version import Pair, Version, read_version
+from syncd.stall.calls import IS_IT_UP
+from syncd.stall.verbs import Attended, Seen
 
 _POLL = 0.25
 _PAIR = re.compile(r"(?:(\d{1,16})\.)?(\d{1,16})", re.ASCII)

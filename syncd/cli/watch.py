@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncd.cli.attended import Attended, noted
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
-from syncd.protocol.attended import STUCK_AFTER, Attend, InHand, attended, unattended
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.stall.calls import STUCK_AFTER, Attend, InHand, attended, unattended
+from syncd.stall.verbs import Attended, noted
 
 if TYPE_CHECKING:
     from syncd.observe.events import Observers
@@ -71,12 +71,13 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
 
 def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
-    from syncd.daemon.attendance import Attendance  # noqa: PLC0415
     from syncd.daemon.run import Background, run  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
-    from syncd.observe import hostfile, names  # noqa: PLC0415
+    from syncd.daemon.watchdog import Attendance  # noqa: PLC0415
+    from syncd.observe import names  # noqa: PLC0415
     from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
-    from syncd.views.attended import Attended as Bounded  # noqa: PLC0415
+    from syncd.stall import hostfile  # noqa: PLC0415
+    from syncd.stall.views import Attended as Bounded  # noqa: PLC0415
 
     clock, background = SystemClock(), Background()
     in_hand = InHand(clock)

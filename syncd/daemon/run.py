@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from syncd.config import DaemonConfig
-from syncd.daemon.attendance import Attendance
 from syncd.daemon.foreign import families  # noqa: F401 - for weeks: what it imports later may be another version
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
+from syncd.daemon.watchdog import Attendance
 from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
 from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.term import BEAT
 from syncd.protocol.trouble import CROWDED, PATIENT, MountState
-from syncd.working import Work
+from syncd.worker_thread import Work
 
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""

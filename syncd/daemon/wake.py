@@ -25,9 +25,9 @@ from watchdog.observers.api import BaseObserver
 from watchdog.observers.inotify import InotifyEmitter
 from watchdog.observers.inotify_c import InotifyConstants
 
-from syncd.protocol.attended import Attend, unattended
 from syncd.protocol.layout import MARKER, TRACKER
 from syncd.protocol.mount import Mount, mount_of
+from syncd.stall.calls import Attend, unattended
 
 Mode = Literal["events", "polling"]
 

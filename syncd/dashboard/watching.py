@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from syncd.errors import SyncdError, storage_error
-from syncd.protocol.attended import STUCK_AFTER
 from syncd.protocol.disk import Clock
+from syncd.stall.calls import STUCK_AFTER
 
 Document = Mapping[str, Any]
 

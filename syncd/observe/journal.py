@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 from syncd.observe import names
 from syncd.observe.events import Event
-from syncd.opening import open_append, open_read
-from syncd.protocol.attended import Attend, unattended
+from syncd.safe_open import open_append, open_read
+from syncd.stall.calls import Attend, unattended
 
 KEEP = 3
 """Rotated files beside the current one: `events.jsonl.1` is the newest of them."""

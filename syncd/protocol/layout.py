@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from syncd.errors import UsageError
 from syncd.protocol.disk import Disk, LocalDisk, is_below
-from syncd.protocol.kept import KeptModes
 from syncd.protocol.modes import Modes
+from syncd.protocol.permissions import KeptModes
 
 MARKER = "latest_state_dict_iteration.txt"
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -12,8 +12,6 @@ from typing import TypeVar
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import CorruptDataError, storage_error
-from syncd.observe import hostfile
-from syncd.observe.hostfile import HostFile
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import Mount, mount_of
@@ -21,6 +19,8 @@ from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.term import TIMEOUT, Leader, latest_token, read_leader
+from syncd.stall import hostfile
+from syncd.stall.hostfile import HostFile
 
 RECONCILE = 60.0
 """Seconds between two looks at everything; between them only what may have changed is looked at."""

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from simulator.disk import SimDisk
+from simulator.host import Caching, Host
+from simulator.tree import Tree
 
 from syncd.errors import CorruptDataError
-from syncd.lab.simulator.disk import SimDisk
-from syncd.lab.simulator.host import Caching, Host
-from syncd.lab.simulator.tree import Tree
 from syncd.protocol.disk import (
     Disk,
     Entry,

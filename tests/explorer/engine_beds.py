@@ -10,7 +10,7 @@ from hook_contract import PATIENCE, Bed
 from jobs import shard_bytes
 from targets import target_of
 
-from explorer_hooks.base import HookOptions
+from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang import SGLangHook
 from explorer_hooks.hooks.vllm import VllmHook

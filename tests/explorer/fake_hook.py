@@ -12,8 +12,9 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from explorer_hooks.base import Hook, Running, TensorMeta
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hook import Hook, Running
+from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.transports.tensors import TensorMeta
 
 START = "start"
 HALF = "half loaded"

@@ -6,9 +6,9 @@ import os
 from fake_hook import FakeEngine, FakeHook
 from jobs import start, write_step
 
-from explorer_hooks.base import engine_label
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
 from syncd.protocol.disk import SystemClock
+from syncd.protocol.label import engine_label
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import path_of, read_presence

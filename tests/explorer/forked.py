@@ -10,8 +10,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _PRELOADED = (
     "trainer.run",
     "trainer.engines.files",
-    "trainer.transports.filesystem",
-    "explorer_hooks.follower",
+    "syncd.transports.filesystem.save",
+    "explorer_hooks.follower.follower",
     "syncd.experience.table",
     # What comes with the first step of an optimizer, the first batch, and the look at a tokenizer.
     "torch._dynamo",

@@ -22,10 +22,11 @@ from typing import ClassVar
 
 import pytest
 
-from explorer_hooks.base import Hook, Running, Target, engine_label
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
-from syncd.errors import SyncdError
+from explorer_hooks.hook import Hook, Running
+from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError, SyncdError
+from syncd.protocol.label import engine_label
 from syncd.protocol.version import Pair
+from syncd.transports.base import Target
 
 HANGING = 60.0
 """Seconds after which a call counts as one that never ends."""

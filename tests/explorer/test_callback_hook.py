@@ -10,10 +10,9 @@ from hook_contract import PATIENCE, Bed, HookContract, bounded, load
 from jobs import shard_bytes
 from targets import target_of
 
-from explorer_hooks.base import HookOptions, Running
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
+from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.callback import CallbackHook
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError
 
 START = b"start"
 

@@ -12,13 +12,14 @@ from hook_contract import Bed, HookContract, bounded, load
 from targets import label, target_of
 from test_callback_hook import content_of, write_shards
 
-from explorer_hooks.base import UNKNOWN, HookOptions, Running, Target
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks import process
 from explorer_hooks.hooks.command import CommandHook
 from explorer_hooks.hooks.process import run
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.protocol.label import UNKNOWN
 from syncd.protocol.version import Version
+from syncd.transports.base import Target
 
 # An engine that is a directory: what it runs, what it says of itself, and how it is broken are files.
 PROGRAM = r"""

@@ -18,8 +18,8 @@ from explorer_hooks.explorer.pacing import (
     decide,
     sync_is_due,
 )
+from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError
-from syncd.synchronizer.styles import SyncStyle
 from trainer.config.load import load_config
 
 ROOT = Path(__file__).parents[2]

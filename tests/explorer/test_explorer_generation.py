@@ -9,17 +9,16 @@ import pytest
 import torch
 from fake_servers import Answer, FakeServer, VanishError
 
-from explorer_hooks.base import Running
-from explorer_hooks.errors import EngineUnreachableError
 from explorer_hooks.explorer import served
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, version_after, version_of
 from explorer_hooks.explorer.local import Local
 from explorer_hooks.explorer.sampler import draw, ends_of
 from explorer_hooks.explorer.served import Calls, Served, served_model
 from explorer_hooks.explorer.tokens import Plain, _plain, tokens_of
+from explorer_hooks.hook import Running
 from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.transformers import TransformersHook
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineUnreachableError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))
 

@@ -11,13 +11,13 @@ from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.explorer import broadcasts  # noqa: E402
 from explorer_hooks.explorer.broadcasts import Broadcasts  # noqa: E402
-from explorer_hooks.explorer.sources import Files  # noqa: E402
-from explorer_hooks.explorer.takers import IntoModel  # noqa: E402
+from explorer_hooks.explorer.weight_sinks import IntoModel  # noqa: E402
+from explorer_hooks.explorer.weight_sources import Files  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-from explorer_hooks.transports.nccl import Received, Receiver  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
+from syncd.transports.broadcast.receive import Received, Receiver  # noqa: E402
 
 START = (1, 0)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fake_hook import FakeHook
 
-from explorer_hooks.base import HookOptions
 from explorer_hooks.finding import open_hook, shown
+from explorer_hooks.hook import HookOptions
 from syncd.errors import ConfigError
 
 

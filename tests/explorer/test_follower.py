@@ -10,16 +10,16 @@ from fake_hook import HALF, START, FakeEngine, FakeHook, digest_of, tensors_of
 from followers import QUICK, Scene
 from jobs import shard_bytes, write_step
 
-import explorer_hooks.stage
-import syncd.synchronizer.member
-from explorer_hooks import checks
-from explorer_hooks.base import UNKNOWN, Running
-from explorer_hooks.errors import EngineDeadError, RefusedError
-from explorer_hooks.follower import Follower, FollowOptions
-from syncd.errors import ConfigError, UsageError
+import syncd.client.own_presence
+import syncd.transports.filesystem.stage
+from explorer_hooks.follower import checks
+from explorer_hooks.follower.follower import Follower, FollowOptions
+from explorer_hooks.hook import Running
+from syncd.errors import ConfigError, EngineDeadError, RefusedError, UsageError
 from syncd.protocol.digest import digest_file
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.documents import encode
+from syncd.protocol.label import UNKNOWN
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.receipt import FileRecord
@@ -294,7 +294,7 @@ class Slow(LocalDisk):
 
 
 def test_while_a_version_is_hashed_presence_goes_on_and_a_stop_ends_it(scene, monkeypatch):
-    monkeypatch.setattr("syncd.synchronizer.member.HEARTBEAT", 0.01)
+    monkeypatch.setattr("syncd.client.own_presence.HEARTBEAT", 0.01)
     told, slow = threading.Event(), Slow((scene.root,))
     with Synchronizer.open(scene.root, "explorer", "e0", poll=0.005, disk=slow) as sync:
         follower = Follower(sync, scene.hook, FollowOptions(**QUICK), stop=told.is_set)
@@ -820,7 +820,7 @@ def test_engines_of_one_host_read_each_byte_of_the_job_once(scene, tmp_path):
 
 
 def test_a_stage_without_room_is_done_without(scene, tmp_path, monkeypatch):
-    monkeypatch.setattr(explorer_hooks.stage.LocalDisk, "free", lambda *_: 0)
+    monkeypatch.setattr(syncd.transports.filesystem.stage.LocalDisk, "free", lambda *_: 0)
     follower = scene.follow(stage=str(tmp_path / "stage"))
     scene.publish(1)
     applied(follower, 1)
@@ -883,7 +883,7 @@ def test_an_ask_is_answered_or_brings_a_version(scene):
 
 
 def test_heartbeats_go_on_during_a_long_load(scene, monkeypatch):
-    monkeypatch.setattr(syncd.synchronizer.member, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(syncd.client.own_presence, "HEARTBEAT", 0.01)
     follower = scene.follow()
     scene.publish(1)
 

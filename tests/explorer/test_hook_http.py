@@ -9,9 +9,8 @@ import pytest
 from fake_servers import Answer, FakeServer
 from hook_contract import IMPATIENCE, PATIENCE, bounded, shown
 
-from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
 from explorer_hooks.hooks.http import Server
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 TOKEN = "a-secret-of-the-server"
 MISSING = "start it with the flag"

@@ -9,11 +9,10 @@ from fake_servers import Answer
 from hook_contract import load
 from targets import label
 
-from explorer_hooks.base import HookOptions, Running
-from explorer_hooks.errors import EngineDeadError, LoadFailedError, RefusedError
+from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.adapters import adapters_in
 from explorer_hooks.hooks.lora import LoraHook
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
 
 
 @pytest.fixture

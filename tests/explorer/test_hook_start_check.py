@@ -8,10 +8,9 @@ from engine_beds import SglangBed, VllmBed, write_version
 from hook_contract import load
 from targets import target_of
 
-from explorer_hooks.base import TensorMeta
-from explorer_hooks.errors import RefusedError
-from explorer_hooks.hooks.started import Start, refuse_misfit, start_of
-from syncd.errors import ConfigError
+from explorer_hooks.hooks.start_check import Start, refuse_misfit, start_of
+from syncd.errors import ConfigError, RefusedError
+from syncd.transports.tensors import TensorMeta
 
 START = {
     "model.embed_tokens.weight": (4, 4),

@@ -10,10 +10,9 @@ from fake_servers import Answer
 from hook_contract import load
 from targets import label, target_of
 
-from explorer_hooks.base import HookOptions, Running
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.vllm import VllmHook
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 
 
 @pytest.fixture

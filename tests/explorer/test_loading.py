@@ -10,13 +10,12 @@ torch = pytest.importorskip("torch", reason="loading into parameters needs torch
 from safetensors.torch import save_file  # noqa: E402
 from targets import target_of  # noqa: E402
 
-from explorer_hooks.errors import LoadFailedError, RefusedError  # noqa: E402
-from explorer_hooks.loading import opened, residency  # noqa: E402
-from explorer_hooks.loading.places import DTYPES, held  # noqa: E402
-from explorer_hooks.loading.residency import cached_share  # noqa: E402
-from explorer_hooks.loading.step import check, load  # noqa: E402
-from syncd.errors import ConfigError  # noqa: E402
+from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.mount import mount_of  # noqa: E402
+from syncd.transports.filesystem import page_cache, read_file  # noqa: E402
+from syncd.transports.filesystem.load import check, load  # noqa: E402
+from syncd.transports.filesystem.page_cache import cached_share  # noqa: E402
+from syncd.transports.filesystem.read_targets import DTYPES, held  # noqa: E402
 
 
 def noise(*shape, dtype=torch.float32):
@@ -61,7 +60,7 @@ def filled(target, tensors, **more):
 @pytest.fixture(params=["cached", "direct"])
 def way(request, monkeypatch):
     """Have every file read in one way; skip what this file system refuses."""
-    monkeypatch.setattr(opened, "cached_share", lambda *_: 1.0 if request.param == "cached" else 0.0)
+    monkeypatch.setattr(read_file, "cached_share", lambda *_: 1.0 if request.param == "cached" else 0.0)
     return request.param
 
 
@@ -266,7 +265,7 @@ def test_how_much_of_a_file_is_cached_is_known(tmp_path):
 
 
 def test_without_cachestat_residency_is_found_by_trying(tmp_path, monkeypatch):
-    monkeypatch.setattr(residency, "_cachestat", lambda _: None)
+    monkeypatch.setattr(page_cache, "_cachestat", lambda _: None)
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 20))
     with open(path, "rb") as file:

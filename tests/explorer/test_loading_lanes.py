@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 from targets import target_of  # noqa: E402
 
-from explorer_hooks.loading import opened  # noqa: E402
-from explorer_hooks.loading.places import held  # noqa: E402
-from explorer_hooks.loading.reading import Job, read_all  # noqa: E402
-from explorer_hooks.loading.step import offered, sources_of  # noqa: E402
 from syncd.errors import CorruptDataError  # noqa: E402
+from syncd.transports.filesystem import read_file  # noqa: E402
+from syncd.transports.filesystem.load import offered, sources_of  # noqa: E402
+from syncd.transports.filesystem.read import Job, read_all  # noqa: E402
+from syncd.transports.filesystem.read_targets import held  # noqa: E402
 
 PIECE = 4096
 SHARDS = 3
@@ -34,7 +34,7 @@ def target(tmp_path):
 
 @pytest.fixture(params=["cached", "direct"])
 def way(request, monkeypatch):
-    monkeypatch.setattr(opened, "cached_share", lambda *_: 1.0 if request.param == "cached" else 0.0)
+    monkeypatch.setattr(read_file, "cached_share", lambda *_: 1.0 if request.param == "cached" else 0.0)
 
 
 def job_of(target, tensors, **more):
@@ -78,7 +78,7 @@ class Os:
 def test_pieces_come_in_any_order_and_are_hashed_in_that_of_their_file(target, monkeypatch, threads, verify):
     for seed in range(4):
         reads, tensors = Reads(seed=seed), blank()
-        monkeypatch.setattr(opened, "os", Os(reads))
+        monkeypatch.setattr(read_file, "os", Os(reads))
         loaded = read_all(job_of(target, tensors, threads=threads, verify=verify))
         assert all(torch.equal(tensors[name], WEIGHTS[name]) for name in WEIGHTS)
         size = sum(record.size for record in target.shards)
@@ -94,13 +94,13 @@ def left():
 @pytest.mark.usefixtures("way")
 def test_a_read_that_fails_ends_all_wherever_it_is(target, monkeypatch):
     # One that only tries whether the file system takes it may fail.
-    monkeypatch.setattr(opened, "_takes_direct", lambda _: True)
+    monkeypatch.setattr(read_file, "_takes_direct", lambda _: True)
     whole = Reads()
-    monkeypatch.setattr(opened, "os", Os(whole))
+    monkeypatch.setattr(read_file, "os", Os(whole))
     read_all(job_of(target, blank()))
     before = left()
     for number in range(1, whole.count + 1):
-        monkeypatch.setattr(opened, "os", Os(Reads(fails_at=number, seed=number)))
+        monkeypatch.setattr(read_file, "os", Os(Reads(fails_at=number, seed=number)))
         with pytest.raises(OSError, match="Input/output error"):
             read_all(job_of(target, blank()))
         assert left() == before

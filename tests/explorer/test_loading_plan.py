@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer_hooks.base import TensorMeta
-from explorer_hooks.fit import fit
-from explorer_hooks.loading.plan import blocks, pieces_of
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
+from syncd.transports.filesystem.read_plan import blocks, pieces_of
+from syncd.transports.tensors import TensorMeta, fit
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from explorer_hooks.policy import (
+from explorer_hooks.follower.policy import (
     Policy,
     Situation,
     asks,

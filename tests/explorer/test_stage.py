@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from cli import environment
 
-import explorer_hooks.stage
-from explorer_hooks.errors import RefusedError
-from explorer_hooks.following.placing import payload_of
-from explorer_hooks.stage import Source, Stage, StageFullError
-from syncd.errors import ConfigError, TryAgainError
+import syncd.transports.filesystem.stage
+from explorer_hooks.follower.fetch import payload_of
+from syncd.errors import ConfigError, RefusedError, TryAgainError
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import Mount
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
+from syncd.transports.filesystem.stage import Source, Stage, StageFullError
 
 PROGRAM = Path(__file__).parent / "programs" / "take.py"
 ROWS = 3 << 16
@@ -182,7 +181,7 @@ def test_a_stage_that_others_may_use_is_refused(job, tmp_path):
 
 
 def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(explorer_hooks.stage, "mount_of", lambda _: Mount("/", "nfs4"))
+    monkeypatch.setattr(syncd.transports.filesystem.stage, "mount_of", lambda _: Mount("/", "nfs4"))
     with pytest.raises(ConfigError, match="local"):
         Stage(str(tmp_path / "stage"), job.root)
 
@@ -248,7 +247,7 @@ def test_a_disk_that_fills_up_meanwhile_is_a_stage_without_room(job, tmp_path, m
 
     manifest = write_large(job, 1)
     stage = Stage(str(tmp_path / "stage"), job.root)
-    monkeypatch.setattr("explorer_hooks.following.copying._write", full)
+    monkeypatch.setattr("syncd.transports.filesystem.copy_files._write", full)
     with pytest.raises(StageFullError):
         stage.take(source_of(job, 1, manifest))
     stage.close()

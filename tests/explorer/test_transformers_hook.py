@@ -18,15 +18,10 @@ from targets import label as target_label  # noqa: E402
 from targets import target_of  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
-from explorer_hooks.base import UNKNOWN, HookOptions, Running  # noqa: E402
-from explorer_hooks.errors import (  # noqa: E402
-    EngineDeadError,
-    EngineUnreachableError,
-    LoadFailedError,
-    RefusedError,
-)
+from explorer_hooks.hook import HookOptions, Running  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-from syncd.errors import ConfigError  # noqa: E402
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
+from syncd.protocol.label import UNKNOWN  # noqa: E402
 
 PROMPT = torch.tensor([[1, 5, 3, 2, 8]])
 

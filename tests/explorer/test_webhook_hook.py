@@ -13,10 +13,9 @@ from hook_contract import PATIENCE, Bed, HookContract, load
 from targets import label, target_of
 from test_callback_hook import START, content_of, write_shards
 
-from explorer_hooks.base import HookOptions, Running
-from explorer_hooks.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.webhook import WebhookHook, document_of, signed
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 
 KEY = "a-key-that-nobody-may-see"
 

@@ -15,11 +15,11 @@ from contextlib import closing
 import torch
 import xxhash
 
-from explorer_hooks.transports.group import Member
-from explorer_hooks.transports.nccl import Received, Receiver
 from syncd.synchronizer import Synchronizer
-from trainer.ranks import Alone
-from trainer.transports.nccl import Broadcaster, Options
+from syncd.transports.broadcast.receive import Received, Receiver
+from syncd.transports.broadcast.receive_group import Member
+from syncd.transports.broadcast.send import Broadcaster, Options
+from syncd.transports.ranks import Alone
 
 LONG = 120.0
 BUCKET = 1 << 20

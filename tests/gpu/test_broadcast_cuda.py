@@ -12,14 +12,14 @@ torch = pytest.importorskip("torch", reason="the broadcast needs torch")
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
+from syncd.client.wait import Deadline  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.buckets import make_plan  # noqa: E402
 from syncd.protocol.disk import SystemClock  # noqa: E402
-from syncd.synchronizer import carrying, checksums, groups  # noqa: E402
-from syncd.synchronizer.waiting import Deadline  # noqa: E402
-from trainer.transports import finite  # noqa: E402
-from trainer.transports.export import Walk  # noqa: E402
-from trainer.transports.packing import CPU, Packer  # noqa: E402
+from syncd.transports.broadcast import carrying, checksums, groups  # noqa: E402
+from syncd.transports.broadcast.packing import CPU, Packer  # noqa: E402
+from syncd.transports.filesystem import finite  # noqa: E402
+from syncd.transports.filesystem.export_walk import Walk  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LONG = 300.0

@@ -93,7 +93,7 @@ def test_a_conversation_that_breaks_does_not_take_the_findings_with_it(job, monk
     def refuse(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr("syncd.lab.doctor.peer.Line.say", refuse)
+    monkeypatch.setattr("syncd.doctor.peer.Line.say", refuse)
     done = invoke(job, "--peer", "--json", *FAST)
     assert isinstance(done.exception, StorageError)
     assert done.exception.hint == "raise the quota or remove files: quota -s"
@@ -101,7 +101,7 @@ def test_a_conversation_that_breaks_does_not_take_the_findings_with_it(job, monk
 
 
 def test_what_cannot_be_removed_yet_is_named(job, monkeypatch):
-    monkeypatch.setattr("syncd.lab.doctor.probe.sweep", lambda _: False)
+    monkeypatch.setattr("syncd.doctor.probe.sweep", lambda _: False)
     document = json.loads(invoke(job, "--json", *FAST).stdout)
     last = document["findings"][-1]
     assert (last["name"], last["verdict"]) == ("scratch", "warn")

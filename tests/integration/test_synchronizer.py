@@ -368,7 +368,7 @@ def test_a_status_before_any_trainer_is_stopped(explorer):
 
 
 def test_an_identity_is_held_by_one(world, monkeypatch):
-    monkeypatch.setattr("syncd.synchronizer.member.CLAIM", 0.1)
+    monkeypatch.setattr("syncd.client.own_presence.CLAIM", 0.1)
     explorer = world.open("explorer", "e0", heartbeat=False)
     with pytest.raises(UsageError, match="held by another"):
         world.open("explorer", "e0")
@@ -380,7 +380,7 @@ def test_an_identity_is_held_by_one(world, monkeypatch):
 
 
 def test_an_identity_of_another_host_is_watched_before_it_is_taken(world, monkeypatch):
-    monkeypatch.setattr("syncd.synchronizer.member.CLAIM", 0.3)
+    monkeypatch.setattr("syncd.client.own_presence.CLAIM", 0.3)
     far = Presence("e0", incarnation="x", asked=11)
     world.job.disk.make_directory(world.job.explorers)
     write_presence(world.job.disk, world.job.explorers, far)
@@ -458,8 +458,8 @@ def test_a_bug_in_the_heartbeat_is_reported_and_does_not_end_it(world, monkeypat
 
 
 def test_a_heartbeat_goes_on_by_itself(world, monkeypatch):
-    monkeypatch.setattr("syncd.synchronizer.member.HEARTBEAT", 0.05)
-    monkeypatch.setattr("syncd.synchronizer.client._TICK", 0.02)
+    monkeypatch.setattr("syncd.client.own_presence.HEARTBEAT", 0.05)
+    monkeypatch.setattr("syncd.client.client._TICK", 0.02)
     world.open("explorer", "e0", poll=0.001)
     before = world.explorer("e0").beat
     eventually(lambda: world.explorer("e0").beat > before + 3)

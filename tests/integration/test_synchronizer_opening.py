@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from syncd.client.client import Client
 from syncd.errors import UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence, RunningStatus, path_of, read_presence, write_presence
 from syncd.synchronizer import AsyncSynchronizer, Synchronizer
-from syncd.synchronizer.client import Client
 
 
 @pytest.fixture

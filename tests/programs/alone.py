@@ -1,6 +1,6 @@
 """Runs `syncd` in this very process: alone.py ARGUMENT ...
 
-As a command it would work in a child process (syncd/cli/apart.py). What is traced counts the calls of one process.
+As a command it would work in a child process (syncd/stall/child.py). What is traced counts the calls of one process.
 """
 
 import sys

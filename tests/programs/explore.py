@@ -10,10 +10,10 @@ import time
 
 from light_engine import LightEngine
 
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
+from explorer_hooks.follower.policy import asks, is_due
 from explorer_hooks.hooks.callback import CallbackHook
-from explorer_hooks.policy import asks, is_due
-from syncd.synchronizer.styles import SyncStyle
+from syncd.client.sync_policy import SyncStyle
 
 LIMIT = 60.0
 BEFORE_THE_FIRST = (1, 0)

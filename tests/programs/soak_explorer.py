@@ -14,7 +14,7 @@ import time
 
 import xxhash
 
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hooks.callback import CallbackHook
 from syncd.errors import SyncdError
 

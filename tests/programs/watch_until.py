@@ -10,7 +10,7 @@ import time
 import checker
 
 from syncd.cli.main import main
-from syncd.working import Work
+from syncd.worker_thread import Work
 
 PATIENCE = 60.0
 

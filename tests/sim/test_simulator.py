@@ -7,10 +7,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-
-from syncd.lab.simulator import schedule
-from syncd.lab.simulator.deeds import USUAL, names_of
-from syncd.lab.simulator.run import REPLAY, Summary, main, run_seeds
+from simulator import schedule
+from simulator.deeds import USUAL, names_of
+from simulator.run import REPLAY, Summary, main, run_seeds
 
 SCHEDULES = 300
 WORKERS = min(2, os.cpu_count() or 1)
@@ -64,7 +63,7 @@ def test_schedules_go_through_what_they_are_there_for():
 
 TRACE = """
 import hashlib
-from syncd.lab.simulator.schedule import run_schedule
+from simulator.schedule import run_schedule
 state = hashlib.sha256()
 for seed in range(5):
     run_schedule(seed, lambda line: state.update(line.encode()))
@@ -101,6 +100,6 @@ def test_command_line_tells_how_to_replay(capsys, monkeypatch):
     assert main(["--schedules", "60", "--seed", "7", "--first-failure"]) == 1
     printed = capsys.readouterr().out
     assert "FAILED seed 7: I7 everything comes right: this never comes right" in printed
-    assert "replay: python -m syncd.lab.simulator --schedules 1 --seed 7 --deeds " in printed
+    assert "replay: python -m simulator --schedules 1 --seed 7 --deeds " in printed
     assert f"--deeds {names_of(USUAL)} --trace" in printed
     assert "schedules            25" in printed

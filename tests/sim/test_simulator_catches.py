@@ -6,15 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from simulator import explorer, follower
+from simulator.deeds import Deed
+from simulator.disk import SimDisk
+from simulator.schedule import run_schedule
 
 from syncd.daemon import attempts, retention, scan, service
 from syncd.daemon import plan as planning
 from syncd.daemon.act import Actor
 from syncd.daemon.snapshot import Snapshot, State
-from syncd.lab.simulator import explorer, follower
-from syncd.lab.simulator.deeds import Deed
-from syncd.lab.simulator.disk import SimDisk
-from syncd.lab.simulator.schedule import run_schedule
 from syncd.protocol import candidate, version
 from syncd.protocol.disk import remove_tree
 from syncd.protocol.writer import StepWriter

@@ -5,8 +5,8 @@ import torch
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import make_plan
-from trainer.transports.export import Walk
-from trainer.transports.packing import bytes_of, fill
+from syncd.transports.broadcast.packing import bytes_of, fill
+from syncd.transports.filesystem.export_walk import Walk
 
 STATE = {
     "a": torch.arange(30, dtype=torch.float32).reshape(5, 6),

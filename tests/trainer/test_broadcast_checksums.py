@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from syncd.synchronizer.checksums import Bytes, Words, make_checksum
+from syncd.transports.broadcast.checksums import Bytes, Words, make_checksum
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -5,9 +5,9 @@ import torch
 
 from syncd.protocol.backend import GLOO, KEY, NCCL, Gpu
 from syncd.protocol.presence import Presence
-from syncd.synchronizer import groups
-from trainer.ranks import Alone
-from trainer.transports.nccl import Broadcaster, Options, _members
+from syncd.transports.broadcast import groups
+from syncd.transports.broadcast.send import Broadcaster, Options, _members
+from syncd.transports.ranks import Alone
 
 OWN = Gpu("0a", "2.27")
 

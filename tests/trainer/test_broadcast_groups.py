@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from explorer_hooks.transports.nccl import _device_of
+from syncd.client.wait import Deadline
 from syncd.errors import TimedOutError
 from syncd.protocol.backend import GLOO, NCCL, Gpu
 from syncd.protocol.disk import SystemClock
-from syncd.synchronizer import carrying, groups
-from syncd.synchronizer.carrying import GroupError
-from syncd.synchronizer.waiting import Deadline
-from trainer.transports.export import Walk
+from syncd.transports.broadcast import carrying, groups
+from syncd.transports.broadcast.carrying import GroupError
+from syncd.transports.broadcast.receive import _device_of
+from syncd.transports.filesystem.export_walk import Walk
 
 LONG = 60.0
 UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from syncd.protocol.buckets import make_plan
-from trainer.transports import finite
-from trainer.transports.export import Walk
-from trainer.transports.finite import Finite, NonFiniteError, check_finite, is_finite
-from trainer.transports.packing import CPU, Packer
+from syncd.transports.broadcast.packing import CPU, Packer
+from syncd.transports.filesystem import finite
+from syncd.transports.filesystem.export_walk import Walk
+from syncd.transports.filesystem.finite import Finite, NonFiniteError, check_finite, is_finite
 
 FLOATS = sorted(finite._EXPONENT, key=str)
 BAD = [float("nan"), -float("nan"), float("inf"), -float("inf")]

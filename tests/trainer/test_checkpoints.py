@@ -9,8 +9,8 @@ from syncd.errors import CorruptDataError, StorageError
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
 from trainer.checkpoints import begin_training, complete, full_checkpoints, has_huggingface, read_state
+from trainer.loop_state import TrainerState
 from trainer.resume import FRESH, find_state
-from trainer.state import TrainerState
 
 
 class Killed(BaseException):

@@ -5,8 +5,8 @@ import math
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from syncd.synchronizer.styles import SyncMethod
-from trainer.choice import AGAIN, ORDER, RARELY, STICKS, Measured, Measurements, choose, due_after
+from syncd.client.sync_policy import SyncMethod
+from trainer.method_choice import AGAIN, ORDER, RARELY, STICKS, Measured, Measurements, choose, due_after
 
 FILES, MEMORY, BROADCAST = ORDER
 LACKING = {MEMORY: "no explorer is on this host", BROADCAST: "no explorer takes part"}

@@ -3,15 +3,15 @@
 import pytest
 from jobs import explorer
 
+from syncd.client.sync_policy import SyncMethod
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
-from syncd.synchronizer.styles import SyncMethod
-from trainer import chooser
-from trainer.choice import ORDER, Measured
-from trainer.chooser import Chooser, Loaded, loaded_of, measured
+from trainer import auto_method
+from trainer.auto_method import Chooser, Loaded, loaded_of, measured
 from trainer.engines.base import Sent
+from trainer.method_choice import ORDER, Measured
 
 FILES, MEMORY, BROADCAST = ORDER
 
@@ -58,8 +58,8 @@ def sync(tmp_path):
 def made(monkeypatch, sync):
     """Return a chooser, and what it was given to choose from."""
     given = []
-    original = chooser.choose
-    monkeypatch.setattr(chooser, "choose", lambda now: given.append(now) or original(now))
+    original = auto_method.choose
+    monkeypatch.setattr(auto_method, "choose", lambda now: given.append(now) or original(now))
     return Chooser(sync), given
 
 

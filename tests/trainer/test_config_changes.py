@@ -13,15 +13,15 @@ from trainers import make_trainer, small_config, write_experiences
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError
 from syncd.synchronizer import Synchronizer
+from syncd.transports.ranks import Alone
 from trainer.cli.main import run as trainer
 from trainer.config.changes import UNSOUND, check_allowed
-from trainer.config.kept import enter_job_dir
+from trainer.config.job_config import enter_job_dir
 from trainer.config.keys import keys
 from trainer.config.load import load_config
 from trainer.config.plan import load_stages
-from trainer.launch.place import Place
+from trainer.launch.rank_env import Place
 from trainer.launch.settle import settle_together
-from trainer.ranks import Alone
 from trainer.stages import run_stages
 
 LR = "algorithm.optimizer.lr"

@@ -15,7 +15,7 @@ from cli import environment
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError, StorageError
-from trainer.config.kept import (
+from trainer.config.job_config import (
     contradictions,
     enter_job_dir,
     keep,
@@ -164,7 +164,7 @@ def test_a_new_directory_has_a_new_state_directory(file, tmp_path):
 
 SETTLE = """
 import sys
-from trainer.config.kept import settle_job_dir
+from trainer.config.job_config import settle_job_dir
 from trainer.config.load import load_config
 config = load_config(sys.argv[1], sys.argv[2:])
 print("ready", flush=True)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError, UsageError
-from syncd.synchronizer.styles import SyncMethod, SyncStyle
 from trainer.config.algorithms import clip_bounds
 from trainer.config.keys import KEYS, keys
 from trainer.config.load import load_config

@@ -10,7 +10,7 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, UsageError
 from syncd.protocol.layout import FULL_CHECKPOINT, TRACKER
-from trainer.config.kept import enter_job_dir
+from trainer.config.job_config import enter_job_dir
 from trainer.config.plan import load_stages
 from trainer.stages import foreseen, newest_model, run_stages
 

@@ -3,7 +3,7 @@
 import pytest
 from trainers import small_config
 
-from trainer.decide import Finish, Save, Situation, Sync, duty, end_of, need_save, need_sync
+from trainer.next_action import Finish, Save, Situation, Sync, duty, end_of, need_save, need_sync
 
 
 def config(style="fixed", interval=1, save=0, hf="last", total=None):

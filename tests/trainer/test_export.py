@@ -22,10 +22,10 @@ from syncd.errors import (  # noqa: E402
     UsageError,
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
+from syncd.transports.filesystem.layout import Spec  # noqa: E402
+from syncd.transports.filesystem.save import StepSaver  # noqa: E402
 from trainer.export import export, run, target  # noqa: E402
 from trainer.export.target import split  # noqa: E402
-from trainer.transports.filesystem import StepSaver  # noqa: E402
-from trainer.transports.headers import Spec  # noqa: E402
 
 TOKENIZER = b'{"model": "characters"}'
 

@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 from saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
 
 from syncd.errors import StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
-from trainer.transports import direct  # noqa: E402
-from trainer.transports.copying import Copies  # noqa: E402
-from trainer.transports.direct import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, choose  # noqa: E402
-from trainer.transports.filesystem import StepSaver  # noqa: E402
-from trainer.transports.finite import NonFiniteError  # noqa: E402
-from trainer.transports.outcome import SaveFailedError  # noqa: E402
+from syncd.transports.filesystem import direct_io  # noqa: E402
+from syncd.transports.filesystem.device_copy import Copies  # noqa: E402
+from syncd.transports.filesystem.direct_io import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, choose  # noqa: E402
+from syncd.transports.filesystem.finite import NonFiniteError  # noqa: E402
+from syncd.transports.filesystem.save import StepSaver  # noqa: E402
+from syncd.transports.filesystem.save_outcome import SaveFailedError  # noqa: E402
 
 MODES = ["background", "stream"]
 WAYS = [DIRECT, UNCACHED, BUFFERED]
@@ -445,7 +445,7 @@ class TestProbe:
                 raise OSError(errno.EINVAL, "no direct I/O")
             return real(path, flags, *more, **options)
 
-        monkeypatch.setattr(direct.os, "open", refuse)
+        monkeypatch.setattr(direct_io.os, "open", refuse)
         assert choose(str(tmp_path)) in (UNCACHED, BUFFERED)
         assert not os.listdir(tmp_path)
 

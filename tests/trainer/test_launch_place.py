@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.errors import ConfigError
-from trainer.launch.place import STARTED_BY, Place, hosts, place_from, tasks_per_node
+from trainer.launch.rank_env import STARTED_BY, Place, hosts, place_from, tasks_per_node
 
 TORCHRUN = {
     "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4",

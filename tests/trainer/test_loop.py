@@ -23,7 +23,7 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import RunningStatus, Synchronizer
-from trainer.transports.finite import NonFiniteError
+from syncd.transports.filesystem.finite import NonFiniteError
 
 _LONG = 60.0
 

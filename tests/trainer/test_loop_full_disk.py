@@ -17,8 +17,8 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.synchronizer import Synchronizer
+from syncd.transports.filesystem.finite import NonFiniteError
 from trainer.loop import Trainer
-from trainer.transports.finite import NonFiniteError
 
 SIZE = "size=4m"
 SAID = {"full": "No space left", "quota": "quota exceeded"}

@@ -17,7 +17,7 @@ from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
-from trainer.transports.finite import NonFiniteError
+from syncd.transports.filesystem.finite import NonFiniteError
 
 BAD_TOKEN = 64
 """The first token id that the tiny engine's model does not have."""

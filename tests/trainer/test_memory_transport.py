@@ -12,10 +12,10 @@ from cli import environment
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import OWNER, copies, holds, owned, take
-from trainer.transports import room
-from trainer.transports.filesystem import StepSaver
-from trainer.transports.memory import SLACK, Memory, Options
-from trainer.transports.room import Left, Room, is_memory, look, refusal
+from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.memory import room
+from syncd.transports.memory.room import Left, Room, is_memory, look, refusal
+from syncd.transports.memory.save import SLACK, Memory, Options
 
 MODES = ("background", "stream")
 TENSORS = {
@@ -159,7 +159,7 @@ def test_a_full_memory_leaves_the_step_to_files(job, little, saver):
 
 def test_a_copy_that_breaks_in_the_midst_of_a_save_is_no_copy(job, memory, saver, monkeypatch):
     told = []
-    monkeypatch.setattr("trainer.transports.memory.NewFile.write", failing)
+    monkeypatch.setattr("syncd.transports.memory.save.NewFile.write", failing)
     assert save(saver, memory, 1, told) == ""
     assert told == ["[Errno 5] Input/output error"]
     assert not held(memory, job, 1)
@@ -231,7 +231,7 @@ def test_a_start_clears_what_a_killed_one_has_left(job, shm, saver):
 ENDS = """
 import sys
 from syncd.protocol.layout import Job
-from trainer.transports.memory import Memory, Options
+from syncd.transports.memory.save import Memory, Options
 memory = Memory(Job.at(sys.argv[1]), Options(sys.argv[2]))
 assert memory.open() == ""
 assert memory.make_room(1, "save-1", 100) == ""

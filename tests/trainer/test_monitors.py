@@ -427,7 +427,13 @@ def test_the_id_of_a_job_stays_and_a_damaged_one_is_made_anew(job):
 
 
 def test_what_the_loop_imports_needs_no_torch():
-    ours = ("monitors.several", "monitors.tensorboard", "preview", "progress", "plot")
+    ours = (
+        "monitors.several",
+        "monitors.tensorboard",
+        "reporting.rollout_samples",
+        "reporting.display",
+        "reporting.plot",
+    )
     modules = ", ".join(f"trainer.{name}" for name in ours)
     code = f"import sys, {modules}; print(sorted({{'torch', 'matplotlib', 'tensorflow'}} & set(sys.modules)))"
     done = subprocess.run(

@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="plots need matplotlib")
 from syncd.errors import ConfigError, JobMissingError, NotReadyError, StorageError, UsageError
 from trainer.monitors.base import Run
 from trainer.monitors.jsonl import Jsonl
-from trainer.plot import draw, plot
+from trainer.reporting.plot import draw, plot
 
 FULL = {
     "reward/mean": 0.5,

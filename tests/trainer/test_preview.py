@@ -8,7 +8,7 @@ from experiences import make, segmented
 
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
-from trainer.preview import MAX_TEXT, choose
+from trainer.reporting.rollout_samples import MAX_TEXT, choose
 
 
 def batch_of(*rewards, **more):

@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
-from trainer.progress import Progress
-from trainer.progress.figures import Figures, groups, head, short, span
-from trainer.progress.plain import Plain
+from trainer.reporting import Progress
+from trainer.reporting.figures import Figures, groups, head, short, span
+from trainer.reporting.plain import Plain
 
 PROGRAM = str(Path(__file__).parent / "programs" / "show_progress.py")
 COLUMNS, ROWS = 80, 200

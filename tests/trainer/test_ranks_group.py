@@ -10,10 +10,10 @@ dist = pytest.importorskip("torch.distributed")
 from launching import Launch  # noqa: E402
 
 from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError  # noqa: E402
+from syncd.transports.ranks import Alone  # noqa: E402
 from trainer.launch import settle as settling  # noqa: E402
-from trainer.launch.place import Place  # noqa: E402
 from trainer.launch.process_group import open_ranks, pick_device  # noqa: E402
-from trainer.ranks import Alone  # noqa: E402
+from trainer.launch.rank_env import Place  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load  # noqa: E402
 
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header  # noqa: E402
-from trainer.transports.arena import Arena, view  # noqa: E402
-from trainer.transports.export import DTYPES, Walk  # noqa: E402
-from trainer.transports.headers import ALIGN, METADATA, Layout, Spec, aligned  # noqa: E402
-from trainer.transports.share import Shares, tied_names  # noqa: E402
+from syncd.transports.filesystem.export_walk import DTYPES, Walk  # noqa: E402
+from syncd.transports.filesystem.layout import ALIGN, METADATA, Layout, Spec, aligned  # noqa: E402
+from syncd.transports.filesystem.pinned_buffer import Arena, view  # noqa: E402
+from syncd.transports.filesystem.sharding import Shares, tied_names  # noqa: E402
 
 sizes = st.lists(st.integers(0, 10_000), max_size=80)
 worlds = st.integers(1, 9)

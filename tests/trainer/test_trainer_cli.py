@@ -16,7 +16,7 @@ from stand_ins import leave_model
 
 from syncd.errors import StorageError
 from trainer.cli.main import VERBS, run
-from trainer.config.kept import enter_job_dir
+from trainer.config.job_config import enter_job_dir
 from trainer.config.load import load_config
 from trainer.config.text import documentation
 
@@ -190,7 +190,7 @@ def test_stages_are_not_started_by_each_rank(shell, stages, monkeypatch):
 
 
 def test_plot_and_export_call_their_modules(shell, module):
-    plots, exports = module("trainer.plot", "plot", "x.png"), module("trainer.export", "export")
+    plots, exports = module("trainer.reporting.plot", "plot", "x.png"), module("trainer.export", "export")
     assert shell("plot", "/job")[:2] == (0, "x.png\n")
     assert shell("plot", "/job", "-o", "y.png")[0] == 0
     assert plots == [("/job", "/job/plot.png"), ("/job", "y.png")]
@@ -208,7 +208,7 @@ def test_plot_and_export_call_their_modules(shell, module):
     ],
 )
 def test_errors_are_one_line_and_a_code(shell, module, error, code, said):
-    module("trainer.plot", "plot", error)
+    module("trainer.reporting.plot", "plot", error)
     ended, out, err = shell("plot", "/job")
     assert (ended, out) == (code, "")
     assert err.startswith(said)

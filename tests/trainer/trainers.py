@@ -8,11 +8,11 @@ import torch
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
+from syncd.transports.ranks import Alone
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
-from trainer.head import Head
 from trainer.loop import Trainer
-from trainer.ranks import Alone
+from trainer.rank0 import Head
 from trainer.resume import find_state
 from trainer.sampling import make_strategy
 from trainer.stopping import StopSignals

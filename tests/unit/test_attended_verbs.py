@@ -3,11 +3,11 @@
 import pytest
 from jobs import ManualClock
 
-from syncd.cli.apart import Board
-from syncd.cli.attended import Attended, Noted, Seen, Waited
-from syncd.protocol.attended import SLOWEST, AttendedDisk, Call, InHand
 from syncd.protocol.disk import LocalDisk
-from syncd.working import Work
+from syncd.stall.calls import SLOWEST, AttendedDisk, Call, InHand
+from syncd.stall.child import Board
+from syncd.stall.verbs import Attended, Noted, Seen, Waited
+from syncd.worker_thread import Work
 
 
 def test_a_board_shows_what_was_written_last():

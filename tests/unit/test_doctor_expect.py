@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from syncd.config import DaemonConfig
-from syncd.lab.doctor.between import Direction, Peer
-from syncd.lab.doctor.expect import attribute_cache, expect, wakes
-from syncd.lab.doctor.finding import Finding
-from syncd.lab.doctor.report import peer_findings
+from syncd.doctor.between import Direction, Peer
+from syncd.doctor.expect import attribute_cache, expect, wakes
+from syncd.doctor.finding import Finding
+from syncd.doctor.report import peer_findings
 from syncd.protocol.mount import Mount
 
 EVENTS = Finding("events", "ok", "", "", {"p50_ms": 0.4, "max_ms": 2.0})

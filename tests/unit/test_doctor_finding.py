@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from syncd.errors import TimedOutError
-from syncd.lab.doctor.finding import (
+from syncd.doctor.finding import (
     Answer,
     Finding,
     Verdict,
@@ -20,8 +19,9 @@ from syncd.lab.doctor.finding import (
     warn,
     worst,
 )
-from syncd.lab.doctor.probe import Place, Probe, bounded, probe, scratch_directory
-from syncd.lab.doctor.report import probe_all
+from syncd.doctor.probe import Place, Probe, bounded, probe, scratch_directory
+from syncd.doctor.report import probe_all
+from syncd.errors import TimedOutError
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_is_stuck_is_left_and_the_rest_skipped(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr("syncd.lab.doctor.report.STUCK", 0.05)
+    monkeypatch.setattr("syncd.doctor.report.STUCK", 0.05)
     small = Probe("small", False, lambda _: ok(str(release.wait(10))))
     stuck = Probe("stuck", True, lambda _: ok(str(release.wait(10))))
     asked = Probe("asked", True, lambda _: warn("must not be asked"))

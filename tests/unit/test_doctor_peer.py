@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 import pytest
 
+from syncd.doctor.between import Direction, Witness, converse, direction_from
+from syncd.doctor.peer import MEETING, Line, line
 from syncd.errors import TimedOutError
-from syncd.lab.doctor.between import Direction, Witness, converse, direction_from
-from syncd.lab.doctor.peer import MEETING, Line, line
 from syncd.protocol.documents import Fields
 
 
@@ -86,7 +86,7 @@ def test_nothing_is_left_behind(tmp_path: object) -> None:
 
 
 def test_a_partner_that_leaves_is_noticed(ends: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syncd.lab.doctor.peer._FAREWELL", 0.05)
+    monkeypatch.setattr("syncd.doctor.peer._FAREWELL", 0.05)
     first, second = ends
     os.rename(second.own, f"{second.meeting}/.gone")
     with pytest.raises(TimedOutError, match="no longer answers"):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from syncd.lab.doctor import events, files, locks, names, syncing, system
-from syncd.lab.doctor.finding import Finding
-from syncd.lab.doctor.probe import Place, Probe
-from syncd.lab.doctor.report import PROBES
+from syncd.doctor import events, files, locks, names, syncing, system
+from syncd.doctor.finding import Finding
+from syncd.doctor.probe import Place, Probe
+from syncd.doctor.report import PROBES
 from syncd.protocol.mount import Mount
 
 _RENAME, _RMDIR = os.rename, os.rmdir

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from syncd import lines
+from syncd import jsonl
 from syncd.errors import StorageError, UsageError
 from syncd.observe.journal import Journal, read_events
-from syncd.opening import open_append, open_read
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import SystemClock, list_if_there, remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
+from syncd.safe_open import open_append, open_read
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_logs_are_appended_to_no_file_but_their_own(tmp_path, kind):
     with pytest.raises(OSError):  # noqa: PT011 - each kind has an error of its own
         open_append(str(path))
     with pytest.raises(OSError):  # noqa: PT011
-        lines.append(str(path), [{"a": 1}])
+        jsonl.append(str(path), [{"a": 1}])
     assert victim.read_text() == '{"event":"old"}\n'
 
 
@@ -109,17 +109,17 @@ def test_reading_lines_never_waits(tmp_path, make):
 
 
 def test_a_line_without_an_end_costs_no_memory_and_no_other_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LINE_LIMIT", 64)
+    monkeypatch.setattr(jsonl, "LINE_LIMIT", 64)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a":1}\n{"long":"' + b"x" * 1000 + b'"}\n{"b":2}\n' + b"y" * 65)
-    assert list(lines.read(str(path))) == [{"a": 1}, None, {"b": 2}, None]
+    assert list(jsonl.read(str(path))) == [{"a": 1}, None, {"b": 2}, None]
 
 
 def test_the_lines_of_a_file_come_as_they_were_appended(tmp_path):
     path = str(tmp_path / "metrics.jsonl")
-    lines.append(path, [{"a": 1}])
-    lines.append(path, [{"b": 2}])
-    assert list(lines.read(path)) == [{"a": 1}, {"b": 2}]
+    jsonl.append(path, [{"a": 1}])
+    jsonl.append(path, [{"b": 2}])
+    assert list(jsonl.read(path)) == [{"a": 1}, {"b": 2}]
     assert Path(path).read_bytes().count(b"\n") == 2
 
 

@@ -6,7 +6,7 @@ import stat
 import pytest
 from jobs import write_step
 
-from syncd import lines
+from syncd import jsonl
 from syncd.cli.policies import read_config, with_policy
 from syncd.errors import ConfigError
 from syncd.observe.events import Event
@@ -59,7 +59,7 @@ def fill(root):
         pass
     journal = Journal(job.events, adopt=job.disk.adopt)
     journal.observe(Event("leading", "info", 0.0, {}))
-    lines.append(f"{job.root}/metrics.jsonl", [{"a": 1}], job.disk.adopt)
+    jsonl.append(f"{job.root}/metrics.jsonl", [{"a": 1}], job.disk.adopt)
 
 
 def test_the_policy_private_holds_whatever_the_umask(root, umask):

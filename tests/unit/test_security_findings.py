@@ -10,11 +10,11 @@ import pytest
 from cli import Shell
 from hostile import build, fingerprint
 
-from syncd.lab.security.judge import judge, verdict
-from syncd.lab.security.look import look, rights_in, secret_keys, service_settings
-from syncd.lab.security.report import examine
-from syncd.lab.security.seen import Entry, Right, Seen, Unit
 from syncd.protocol.mount import Mount
+from syncd.security.judge import judge, verdict
+from syncd.security.look import look, rights_in, secret_keys, service_settings
+from syncd.security.report import examine
+from syncd.security.seen import Entry, Right, Seen, Unit
 
 ME, GROUP = 1000, 2000
 DIRECTORY, FILE, LINK = stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncd.client.sync_policy import is_new
 from syncd.protocol.presence import RunningStatus
 from syncd.synchronizer import (
     SyncMethod,
@@ -12,7 +13,6 @@ from syncd.synchronizer import (
     should_load,
     trainer_needs_sync,
 )
-from syncd.synchronizer.styles import is_new
 
 
 @pytest.mark.parametrize(

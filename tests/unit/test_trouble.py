@@ -10,11 +10,11 @@ import pytest
 from jobs import ManualClock
 
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, StuckError, storage_error
-from syncd.observe import hostfile
-from syncd.protocol.attended import AttendedDisk, InHand
 from syncd.protocol.disk import LocalDisk, SystemClock
 from syncd.protocol.trouble import PATIENT, MountState, trouble, trouble_of
-from syncd.views.attended import Attended
+from syncd.stall import hostfile
+from syncd.stall.calls import AttendedDisk, InHand
+from syncd.stall.views import Attended
 
 
 def failed(number):

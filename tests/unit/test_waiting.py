@@ -6,8 +6,8 @@ import time
 import pytest
 from jobs import ManualClock
 
+from syncd.client.wait import PATIENCE, Deadline, Pace, drive, drive_async, in_thread, until
 from syncd.errors import StorageError, TimedOutError, UsageError
-from syncd.synchronizer.waiting import PATIENCE, Deadline, Pace, drive, drive_async, in_thread, until
 
 
 @pytest.fixture
@@ -137,13 +137,9 @@ def test_a_deadline_has_an_end(clock, seconds):
 
 def test_the_pace_spreads_on_network_mounts_only(monkeypatch):
     assert {Pace("/", 0.5).next() for _ in range(20)} == {0.5}
-    monkeypatch.setattr(
-        "syncd.synchronizer.waiting.mount_of", lambda path: type("M", (), {"is_network": True})
-    )
+    monkeypatch.setattr("syncd.client.wait.mount_of", lambda path: type("M", (), {"is_network": True}))
     sleeps = {Pace("/").next() for _ in range(50)}
     assert len(sleeps) > 10
     assert all(0.2 <= seconds <= 0.3 for seconds in sleeps)
-    monkeypatch.setattr(
-        "syncd.synchronizer.waiting.mount_of", lambda path: type("M", (), {"is_network": False})
-    )
+    monkeypatch.setattr("syncd.client.wait.mount_of", lambda path: type("M", (), {"is_network": False}))
     assert Pace("/").next() == 0.01

@@ -13,6 +13,6 @@ def plot(job: str, out: str | None) -> None:
     Example:
       trainer plot /shared/jobs/first -o curves.png
     """  # noqa: D301 - click's mark is one backspace
-    from trainer.plot import plot as draw  # noqa: PLC0415
+    from trainer.reporting.plot import plot as draw  # noqa: PLC0415
 
     click.echo(draw(job, out or f"{job}/plot.png"))

@@ -48,7 +48,7 @@ def train(
 
     check_allowed(allowed)
     if dry_run:
-        from trainer.config.kept import contradictions, moved_to, planned_job_dir  # noqa: PLC0415
+        from trainer.config.job_config import contradictions, moved_to, planned_job_dir  # noqa: PLC0415
 
         settled = moved_to(job, planned_job_dir(job))
         show(settled, contradictions(settled), allowed)

@@ -7,7 +7,7 @@ from typing import Any
 from syncd.jobfile.layers import Layer
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.protocol.layout import is_identity
-from trainer.config.kept import moved_to, planned_job_dir, settle_job_dir
+from trainer.config.job_config import moved_to, planned_job_dir, settle_job_dir
 from trainer.config.load import HINT, command_layer, file_layer, validated, with_source
 from trainer.config.model import JobConfig
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from syncd.client.sync_policy import SyncMethod
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
-from syncd.synchronizer.styles import SyncMethod
+from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.experience.limits import UNLIMITED, Limits
-from trainer.ranks import Ranks
 
 GROUP = "trainer.engines"
 _INSTALL = "pip install 'syncd[trainer]'"

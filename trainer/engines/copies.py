@@ -4,10 +4,10 @@ import structlog
 
 from syncd.errors import SyncdError
 from syncd.protocol.process import Process
+from syncd.transports.filesystem.export_walk import Export
+from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.memory.save import Copy, Memory, Options
 from trainer.engines.base import EngineContext
-from trainer.transports.export import Export
-from trainer.transports.filesystem import StepSaver
-from trainer.transports.memory import Copy, Memory, Options
 
 
 class Copies:

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.writer import StepWriter
-from syncd.synchronizer.styles import SyncMethod
+from syncd.transports.broadcast.send import Broadcaster, Options
+from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.memory.save import Copy
 from trainer.checkpoints import (
     begin_training,
     complete,
@@ -22,13 +25,10 @@ from trainer.checkpoints import (
     sync_tree,
     training_directory,
 )
-from trainer.engines.agreeing import agreed
+from trainer.engines.all_or_error import agreed
 from trainer.engines.base import EngineContext, Metrics, Sent, TrainEngineWrapper
 from trainer.engines.copies import Copies
 from trainer.experience.batch import Batch
-from trainer.transports.filesystem import StepSaver
-from trainer.transports.memory import Copy
-from trainer.transports.nccl import Broadcaster, Options
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
 

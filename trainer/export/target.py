@@ -13,11 +13,11 @@ from syncd.protocol.digest import chunks, digest_file, hasher, name_of
 from syncd.protocol.disk import MISSING, Disk, remove_tree, temporary_name
 from syncd.protocol.layout import shard_name
 from syncd.protocol.receipt import FileRecord
+from syncd.transports.filesystem.direct_io import THREADS, choose
+from syncd.transports.filesystem.export_walk import DTYPES, Piece
+from syncd.transports.filesystem.layout import Layout, Spec, encode_index
+from syncd.transports.filesystem.shard import Ring, Shard
 from trainer.export.weights import Weights
-from trainer.transports.direct import THREADS, choose
-from trainer.transports.export import DTYPES, Piece
-from trainer.transports.headers import Layout, Spec, encode_index
-from trainer.transports.shard import Ring, Shard
 
 SHARD_LIMIT = 5_000_000_000
 """Bytes of the tensors of one file, unless one tensor alone has more."""

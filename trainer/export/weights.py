@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import Disk
 from syncd.protocol.safetensors import read_header
-from trainer.transports.export import DTYPES
+from syncd.transports.filesystem.export_walk import DTYPES
 
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 

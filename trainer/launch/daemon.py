@@ -15,14 +15,14 @@ from typing import BinaryIO
 import structlog
 
 from syncd.errors import SyncdError
-from syncd.opening import open_append
 from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.marker import read_marker
 from syncd.protocol.version import read_version
+from syncd.safe_open import open_append
 from trainer.config.model import JobConfig
-from trainer.launch.tether import tethered
+from trainer.launch.die_with_parent import tethered
 
 EVERY = 5.0
 """Seconds between two looks at the daemon."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
-from trainer.launch.place import Place
 from trainer.launch.process_group import open_ranks, pick_device
+from trainer.launch.rank_env import Place
 from trainer.launch.settle import settle_together
-from trainer.ranks import Ranks
 
 
 @dataclass(frozen=True)

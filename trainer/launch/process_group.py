@@ -10,9 +10,9 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distr
 from torch.distributed.rendezvous import rendezvous
 
 from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError
-from trainer.launch.crew import LISTENING
-from trainer.launch.place import Place
-from trainer.ranks import Alone, Group, Ranks
+from syncd.transports.ranks import Alone, Group, Ranks
+from trainer.launch.rank_env import Place
+from trainer.launch.supervisor import LISTENING
 
 MEETING = 600.0
 """Seconds for all ranks to come: importing torch from a shared file system is slow on many nodes at once."""

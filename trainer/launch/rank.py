@@ -8,7 +8,7 @@ from syncd.console import tell
 from syncd.errors import SyncdError, storage_error
 from syncd.extras import not_installed
 from trainer.config.model import JobConfig
-from trainer.launch.place import place_from
+from trainer.launch.rank_env import place_from
 from trainer.launch.train import HANDED, run_here
 from trainer.stopping import INTERRUPTED
 

@@ -4,12 +4,12 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from syncd.errors import SyncdError, storage_error
-from trainer.config.kept import enter_job_dir
+from trainer.config.job_config import enter_job_dir
 from trainer.config.model import JobConfig
-from trainer.launch.place import Place
+from trainer.launch.rank_env import Place
 
 if TYPE_CHECKING:
-    from trainer.ranks import Ranks  # imports torch, which whoever starts ranks does without
+    from syncd.transports.ranks import Ranks  # imports torch, which whoever starts ranks does without
 
 
 def settle(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig:

@@ -8,10 +8,10 @@ import contextlib
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainer.launch.crew import Crew
-from trainer.launch.inbox import Inbox
 from trainer.launch.machine import settings
-from trainer.launch.place import Place
+from trainer.launch.rank_env import Place
+from trainer.launch.signals import Inbox
+from trainer.launch.supervisor import Crew
 
 GRACE = 30.0
 """Seconds between the request to end and SIGKILL, for ranks that are left when one has failed."""

@@ -9,7 +9,7 @@ from syncd.errors import UsageError
 from trainer.config.model import JobConfig
 from trainer.launch import settle
 from trainer.launch.machine import count_ranks
-from trainer.launch.place import Place, place_from
+from trainer.launch.rank_env import Place, place_from
 from trainer.launch.start import start_ranks
 from trainer.stopping import end_at_once
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncd.lines import read
+from syncd.jsonl import read
 
 
 @dataclass

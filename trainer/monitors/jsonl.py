@@ -13,7 +13,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from syncd.lines import append
+from syncd.jsonl import append
 from trainer.monitors.base import Rollout, Run
 
 METRICS = "metrics.jsonl"

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from explorer_hooks.transports.group import Member  # noqa: E402
+from syncd.client.wait import Deadline  # noqa: E402
 from syncd.errors import TimedOutError  # noqa: E402
 from syncd.protocol.disk import SystemClock  # noqa: E402
 from syncd.protocol.rendezvous import Offer  # noqa: E402
-from syncd.synchronizer import carrying  # noqa: E402
-from syncd.synchronizer.carrying import GroupError  # noqa: E402
-from syncd.synchronizer.waiting import Deadline  # noqa: E402
+from syncd.transports.broadcast import carrying  # noqa: E402
+from syncd.transports.broadcast.carrying import GroupError  # noqa: E402
+from syncd.transports.broadcast.receive_group import Member  # noqa: E402
 
 LONG = 60.0
 

@@ -17,16 +17,16 @@ from safetensors.torch import save_file  # noqa: E402
 from servers import Server, digest_of  # noqa: E402
 from targets import label, target_of  # noqa: E402
 
-from explorer_hooks.base import Running, TensorMeta  # noqa: E402
-from explorer_hooks.errors import EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
+from explorer_hooks.engine_push import delivery  # noqa: E402
+from explorer_hooks.engine_push.delivery import cut  # noqa: E402
+from explorer_hooks.engine_push.group import LocalGroup  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
-from explorer_hooks.handing import delivery  # noqa: E402
-from explorer_hooks.handing.delivery import cut  # noqa: E402
-from explorer_hooks.handing.group import LocalGroup  # noqa: E402
-from explorer_hooks.hooks.served import UntouchedError  # noqa: E402
-from syncd.errors import ConfigError  # noqa: E402
+from explorer_hooks.hook import Running  # noqa: E402
+from explorer_hooks.hooks.http_engine import UntouchedError  # noqa: E402
+from syncd.client.wait import Deadline  # noqa: E402
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.disk import SystemClock  # noqa: E402
-from syncd.synchronizer.waiting import Deadline  # noqa: E402
+from syncd.transports.tensors import TensorMeta  # noqa: E402
 
 SMALL = 20_000
 """Bytes of a bucket: the model is several."""

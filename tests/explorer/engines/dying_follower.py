@@ -8,7 +8,7 @@ import signal
 import sys
 
 from explorer_hooks.finding import open_hook
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
 
 
 def main(job, name, address):

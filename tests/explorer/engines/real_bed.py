@@ -16,9 +16,10 @@ from hook_contract import Bed
 from jobs import start
 from targets import target_of
 
-from explorer_hooks.base import HookOptions, engine_label
-from explorer_hooks.follower import Follower, FollowOptions
+from explorer_hooks.follower.follower import Follower, FollowOptions
+from explorer_hooks.hook import HookOptions
 from syncd.protocol.disk import SystemClock
+from syncd.protocol.label import engine_label
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import read_version

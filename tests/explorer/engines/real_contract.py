@@ -27,14 +27,14 @@ from real_bed import (
 )
 from targets import label
 
-from explorer_hooks.base import Running
-from explorer_hooks.errors import EngineUnreachableError, LoadFailedError
-from explorer_hooks.handing import delivery
-from syncd.synchronizer.carrying import GroupError
+from explorer_hooks.engine_push import delivery
+from explorer_hooks.hook import Running
+from syncd.errors import EngineUnreachableError, LoadFailedError
+from syncd.transports.broadcast.carrying import GroupError
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from explorer_hooks.handing.group import LocalGroup  # noqa: E402
+from explorer_hooks.engine_push.group import LocalGroup  # noqa: E402
 
 
 def wrong_shape(tensors):

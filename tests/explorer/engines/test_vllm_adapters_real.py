@@ -14,10 +14,10 @@ from real_bed import CLOSE, LIMIT, asked, seed_of, told
 from targets import target_of
 from vllm_process import VllmRealBed, vllm
 
-from explorer_hooks.base import HookOptions
-from explorer_hooks.errors import LoadFailedError
+from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.adapters import in_use
 from explorer_hooks.hooks.lora import LoraHook
+from syncd.errors import LoadFailedError
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 

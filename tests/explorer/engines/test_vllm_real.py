@@ -8,8 +8,8 @@ from real_contract import RealEngineContract, TakesWeights, wrong_shape
 from targets import target_of
 from vllm_process import VllmRealBed, plugged, vllm
 
-from explorer_hooks.base import Running
-from explorer_hooks.errors import EngineDeadError, LoadFailedError
+from explorer_hooks.hook import Running
+from syncd.errors import EngineDeadError, LoadFailedError
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 

@@ -12,12 +12,12 @@ import sys
 
 import xxhash
 
-from explorer_hooks.following.placing import payload_of
-from explorer_hooks.stage import Source, Stage
+from explorer_hooks.follower.fetch import payload_of
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Version
+from syncd.transports.filesystem.stage import Source, Stage
 
 
 class CountingDisk(LocalDisk):

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 
+from syncd.transports.memory.save import Copy, Memory
 from trainer.cli.main import main
-from trainer.transports.memory import Copy, Memory
 
 
 class Fault:

@@ -13,8 +13,8 @@ from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import Place, holds
+from syncd.transports.ranks import Ranks
 from trainer.engines.base import make_engine
-from trainer.ranks import Ranks
 
 SHM = "/dev/shm"
 

@@ -14,8 +14,8 @@ from tiny import TinyEngine
 from syncd.errors import StorageError
 from syncd.protocol.layout import parse_attempt_name
 from syncd.protocol.writer import StepWriter
+from syncd.transports.ranks import Alone
 from trainer.engines import files
-from trainer.ranks import Alone
 
 _LONG = 60.0
 

@@ -2,7 +2,7 @@
 
 from syncd.errors import StorageError
 from trainer import run
-from trainer.audience import Audience
+from trainer.explorer_liveness import Audience
 
 
 def look(_audience):

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 from syncd.protocol.layout import Job
-from trainer.transports.filesystem import StepSaver
+from syncd.transports.filesystem.save import StepSaver
 
 
 def spread(model, mesh):

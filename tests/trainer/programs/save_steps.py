@@ -14,8 +14,8 @@ import torch
 
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
-from trainer.transports.direct import NewFile
-from trainer.transports.filesystem import StepSaver
+from syncd.transports.filesystem.direct_io import NewFile
+from syncd.transports.filesystem.save import StepSaver
 
 
 def weights(step, mib):

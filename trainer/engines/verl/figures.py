@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from syncd.transports.ranks import Ranks
 from trainer.engines.base import Metrics
-from trainer.ranks import Ranks
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import SFT
 from trainer.config.model import JobConfig
 from trainer.config.options import correction
@@ -26,7 +27,6 @@ from trainer.engines.verl.step import Step, prepare
 from trainer.engines.verl.updates import Updates
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
-from trainer.ranks import Ranks
 
 
 class Learner:

@@ -10,8 +10,8 @@ import tempfile
 import torch
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, SyncdError, storage_error
+from syncd.transports.ranks import Ranks
 from trainer.engines.verl.models import Model
-from trainer.ranks import Ranks
 
 _KINDS = ("model", "optim", "extra_state")
 _NAME = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")

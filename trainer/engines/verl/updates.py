@@ -7,6 +7,7 @@ import structlog
 from tensordict import TensorDict
 
 from syncd.errors import CorruptDataError
+from syncd.transports.ranks import Ranks
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.engines.base import Metrics
 from trainer.engines.verl.batches import Budget, tensors
@@ -15,7 +16,6 @@ from trainer.engines.verl.models import Model
 from trainer.engines.verl.rows import Columns, Part, Row, deal, samples
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.step import Step
-from trainer.ranks import Ranks
 
 MOST_SKIPPED = 10
 """Updates in a row that may come to nothing before the run ends."""

@@ -14,7 +14,7 @@ import sys
 import torch.distributed as dist
 
 from syncd.protocol.backend import Gpu
-from syncd.synchronizer import checksums, groups
+from syncd.transports.broadcast import checksums, groups
 
 LOOPBACK = "127.0.0.1"
 

@@ -9,8 +9,8 @@ import sys
 
 from transformers import AutoModelForCausalLM
 
+from explorer_hooks.engine_push.group import LocalGroup
 from explorer_hooks.finding import open_hook
-from explorer_hooks.handing.group import LocalGroup
 
 
 def main(kind, address, directory, send):

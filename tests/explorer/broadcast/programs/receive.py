@@ -20,10 +20,10 @@ import xxhash
 from safetensors.torch import load_file
 from tiny import Bigram
 
-from explorer_hooks.transports import group, nccl
-from explorer_hooks.transports.nccl import Received, Receiver
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
+from syncd.transports.broadcast import receive, receive_group
+from syncd.transports.broadcast.receive import Received, Receiver
 
 LONG = 120.0
 BUCKETS = 5
@@ -78,15 +78,15 @@ def arm(text):
     """Have a fault strike."""
     fault = Fault(text)
     if fault.phase == "asked":
-        fault.before(nccl.Receiver, "_receive")
+        fault.before(receive.Receiver, "_receive")
     elif fault.phase == "joined":
-        fault.before(nccl.Member, "__init__")
+        fault.before(receive.Member, "__init__")
     elif fault.phase == "bucket":
-        fault.midst(group.Member, "receive", BUCKETS)
+        fault.midst(receive_group.Member, "receive", BUCKETS)
     elif fault.phase == "confirming":
         fault.before(Synchronizer, "acknowledge_round")
     elif fault.phase == "shape":
-        nccl.Receiver._parameters = property(lambda self: {}, lambda self, value: None)
+        receive.Receiver._parameters = property(lambda self: {}, lambda self, value: None)
     else:
         raise SystemExit(f"no phase is called {fault.phase!r}")
 

@@ -14,7 +14,8 @@ from receive import BUCKETS, Fault, digest, sockets
 from trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
-from trainer.transports import group, nccl
+from syncd.transports.broadcast import send as sending
+from syncd.transports.broadcast import send_group
 
 LONG = 120.0
 
@@ -23,11 +24,11 @@ def arm(text):
     """Have a fault strike."""
     fault = Fault(text)
     if fault.phase == "asked":
-        fault.before(nccl.Broadcaster, "_offer")
+        fault.before(sending.Broadcaster, "_offer")
     elif fault.phase == "joined":
-        fault.before(nccl.Broadcaster, "_form")
+        fault.before(sending.Broadcaster, "_form")
     elif fault.phase == "bucket":
-        fault.midst(group.Root, "send", BUCKETS)
+        fault.midst(send_group.Root, "send", BUCKETS)
     elif fault.phase == "confirming":
         fault.before(Synchronizer, "end_round")
     else:
@@ -59,8 +60,8 @@ def main(job, style, steps, members, fault="", timeout="20", address=""):
     if fault:
         arm(fault)
     ends = []
-    send = nccl.Broadcaster.send
-    nccl.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
+    send = sending.Broadcaster.send
+    sending.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
     with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
         ready = sync.get_explorer_status_counts
         sync.wait_for(

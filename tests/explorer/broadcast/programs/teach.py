@@ -18,10 +18,10 @@ from trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
 from syncd.synchronizer import Synchronizer
-from trainer import chooser
+from syncd.transports.broadcast import send as sending
+from trainer import auto_method
 from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
-from trainer.transports import nccl
 
 LONG = 120.0
 NOISE = 0.05
@@ -80,10 +80,10 @@ def main(file, job, members):
     torch.set_num_threads(1)
     with open(file, "rb") as opened:
         config = JobConfig.model_validate(tomllib.load(opened))
-    ends, send = [], nccl.Broadcaster.send
-    nccl.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
-    ways, choose = [], chooser.choose
-    chooser.choose = lambda now: (chosen := choose(now), ways.append([chosen.method, chosen.reason]))[0]
+    ends, send = [], sending.Broadcaster.send
+    sending.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
+    ways, choose = [], auto_method.choose
+    auto_method.choose = lambda now: (chosen := choose(now), ways.append([chosen.method, chosen.reason]))[0]
     with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
         sync.wait_for(lambda: len(sync.broadcast_members("gloo")) >= int(members))
         made, _ = make_trainer(config, sync, engine=Teacher)

@@ -45,7 +45,7 @@ def worker(load):
     module("vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=Factory)
     nothing = {"initialize_layerwise_reload": lambda *_: None, "finalize_layerwise_reload": lambda *_: None}
     module("vllm.model_executor.model_loader.reload", **nothing)
-    from explorer_hooks.handing import vllm_backend
+    from explorer_hooks.engine_push import vllm_backend
 
     vllm_backend.register()
     vllm_backend.register()

@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import engine_cases
 
-from trainer.ranks import Group
+from syncd.transports.ranks import Group
 
 
 def main(directory, engine, models, device, rank, world_size, port, *names):

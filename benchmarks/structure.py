@@ -1,0 +1,190 @@
+"""What the source tree looks like: files, code lines, shared class names, circles between folders, small modules.
+
+    python benchmarks/structure.py [--trace] [--list] [--json out/structure.json]
+
+Everything is read from imports and definitions. `--trace` also runs one save and one load of a small model and counts
+the product's files whose functions they enter: a weight's way from the trainer's parameters to an engine's.
+A line of code is one that is neither blank, nor a comment, nor part of a docstring.
+"""
+
+import argparse
+import ast
+import io
+import json
+import statistics
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("syncd", "trainer", "explorer_hooks")
+SMALL = 70
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the product.
+
+    Args:
+        name: Its dotted name.
+        path: Where it lies, from the root of the repository.
+        lines: Lines of the file.
+        code: Lines of code.
+        tree: What it parses to.
+    """
+
+    name: str
+    path: str
+    lines: int
+    code: int
+    tree: ast.Module
+
+
+def main() -> None:
+    """Print the figures, and keep them as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", action="store_true", help="also trace one save and one load")
+    parser.add_argument("--list", action="store_true", help="name what is counted")
+    parser.add_argument("--json", help="where to write the figures")
+    options = parser.parse_args()
+    sources = read(ROOT, PACKAGES)
+    figures = measure(sources)
+    if options.trace:
+        import structure_trace  # needs torch  # noqa: PLC0415
+
+        figures |= structure_trace.measure()
+    for name, value in figures.items():
+        print(f"{name:44}{len(value) if isinstance(value, list | dict) else value:>10}")
+        if options.list and isinstance(value, list | dict):
+            for item in value.items() if isinstance(value, dict) else value:
+                print("   ", item if isinstance(item, str) else f"{item[0]}: {item[1]}")
+    if options.json:
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def read(root: Path, packages: Iterable[str]) -> dict[str, Source]:
+    """Return the product's files by their dotted names."""
+    found = {}
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            text = path.read_text()
+            parts = list(path.relative_to(root).with_suffix("").parts)
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            tree = ast.parse(text)
+            lines = len(text.splitlines())
+            found[name] = Source(name, str(path.relative_to(root)), lines, code_lines(text, tree), tree)
+    return found
+
+
+def code_lines(text: str, tree: ast.Module) -> int:
+    """Return the number of lines that hold code: no blank line, no comment, no docstring."""
+    skip = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
+    held = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in skip
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(held - set(_docstring_lines(tree)))
+
+
+def _docstring_lines(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def measure(sources: dict[str, Source]) -> dict[str, object]:
+    """Return the figures of a source tree by what they say."""
+    graph = {name: set(imports(source, sources)) for name, source in sources.items()}
+    importers = defaultdict(set)
+    for name, targets in graph.items():
+        for target in targets:
+            importers[target].add(name)
+    single = {
+        source.path: next(iter(importers[name]))
+        for name, source in sources.items()
+        if len(importers[name]) == 1 and source.code and not source.path.endswith("__init__.py")
+    }
+    functions = [
+        node.end_lineno - node.lineno + 1 for source in sources.values() for node in _functions(source)
+    ]
+    return {
+        "product files": len(sources),
+        "code lines": sum(source.code for source in sources.values()),
+        "lines": sum(source.lines for source in sources.values()),
+        "median lines of a function": statistics.median(functions),
+        "90th percentile of a function": statistics.quantiles(functions, n=10)[8],
+        "files above 300 lines": {s.path: s.lines for s in sources.values() if s.lines > 300},
+        "class names used more than once": shared_classes(sources),
+        "modules with one importer": len(single),
+        f"modules with one importer under {SMALL} lines": {
+            path: by for path, by in single.items() if _by_path(sources)[path].lines < SMALL
+        },
+        "circles between folders": [" <-> ".join(pair) for pair in circles(graph)],
+    }
+
+
+def _functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(source.tree) if isinstance(node, _DEFINES))
+
+
+def _by_path(sources: dict[str, Source]) -> dict[str, Source]:
+    return {source.path: source for source in sources.values()}
+
+
+def imports(source: Source, sources: dict[str, Source]) -> Iterator[str]:
+    """Yield the dotted names of the product's modules that a module imports, anywhere in it."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in sources)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in sources:
+                    yield inner
+                elif node.module in sources:
+                    yield node.module
+
+
+def shared_classes(sources: dict[str, Source]) -> dict[str, list[str]]:
+    """Return class names that several modules define, and where."""
+    found = defaultdict(list)
+    for source in sources.values():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(source.path)
+    return {name: paths for name, paths in sorted(found.items()) if len(paths) > 1}
+
+
+def circles(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """Return pairs of folders whose modules import each other, a folder and its parent included."""
+    between = Counter()
+    folders = {name.rpartition(".")[0] for name in graph} | {name for name in graph if "." not in name}
+
+    def folder(name: str) -> str:
+        return name if name in folders else name.rpartition(".")[0]
+
+    for name, targets in graph.items():
+        for target in targets:
+            between[folder(name), folder(target)] += 1
+    return sorted((a, b) for a, b in between if a < b and (b, a) in between)
+
+
+if __name__ == "__main__":
+    main()

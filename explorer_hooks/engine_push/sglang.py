@@ -1,0 +1,108 @@
+"""Weights into SGLang over `init_weights_update_group` and `update_weights_from_distributed`."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from explorer_hooks.engine_push.delivery import Delivery, Link, described
+from explorer_hooks.hooks.http import Server
+from syncd.errors import LoadFailedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from explorer_hooks.engine_push.group import LocalGroup
+
+_LOG = "see the log of the SGLang server"
+_PREFIXES = ("{secret}", "{secret}/", "cpu/")
+"""Under which keys SGLang's workers look for others: its own prefix, that of torch, and the device gloo is for."""
+
+_BEGIN, _END = "/begin_weight_update", "/end_weight_update"
+_QUICK = 10.0
+"""Seconds that the engine may take to forget."""
+
+
+class SGLangDelivery(Delivery):
+    """One version on its way into a SGLang server.
+
+    Args:
+        server: The server.
+        link: How the group is formed.
+        flush_cache: Whether keys and values of the old weights are dropped.
+    """
+
+    def __init__(self, server: Server, link: Link, *, flush_cache: bool) -> None:
+        super().__init__(link)
+        self._server, self._flush_cache = server, flush_cache
+        self._has_sessions = self._is_in_session = False
+        self._name = ""
+
+    def open(self) -> None:
+        """Begin an update, and have the engine's workers come into the group."""
+        workers = _workers(self._server.ask_json("/server_info"))
+        # Its scheduler answers this itself: it is idle then, and comes into the group at once. One that came late
+        # would wait for this process for half an hour.
+        self._begin()
+        self._meet(workers, _PREFIXES, self._invite)
+
+    def _begin(self) -> None:
+        reply = self._server.posted(_BEGIN)
+        if reply.has_no_route:
+            return  # SGLang before 0.5.2x updates without a session
+        self._has_sessions = self._is_in_session = True
+        if reply.is_error:
+            # Somebody died within one.
+            self._end()
+            self._server.tell(_BEGIN, hint=_LOG)
+            self._is_in_session = True
+
+    def _end(self) -> None:
+        self._server.tell(_END, hint=_LOG)
+        self._is_in_session = False
+
+    def _invite(self, group: "LocalGroup") -> None:
+        self._name = group.secret
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": 1,
+            "world_size": group.world_size,
+            "group_name": group.secret,
+            "backend": "gloo",
+        }
+        self._server.tell("/init_weights_update_group", body, hint=_LOG)
+
+    def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
+        names, dtypes, shapes = described(tensors)
+        body: dict[str, Any] = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": self._name}
+        body["flush_cache"] = self._flush_cache and label is not None
+        if label is not None:
+            body["weight_version"] = label
+        self._server.tell("/update_weights_from_distributed", body, hint=_LOG)
+
+    def _seal(self, label: str) -> None:
+        del label  # it came with the last bucket
+        if self._has_sessions:
+            self._end()
+
+    def _leave(self) -> None:
+        if self._is_in_session:
+            before, self.touched = self.touched, True
+            if not self._server.posted(_END, seconds=_QUICK).is_error:
+                self.touched, self._is_in_session = before, False
+        if self._name:
+            self._server.posted("/destroy_weights_update_group", {"group_name": self._name}, seconds=_QUICK)
+
+
+def _workers(info: Mapping[str, Any]) -> int:
+    """Return how many workers a server has that take part in a group.
+
+    Raises:
+        LoadFailedError: They are placed in a way that its interface has no ranks for.
+    """
+    for key in ("dp_size", "pp_size"):
+        if info.get(key, 1) != 1:
+            raise LoadFailedError(f"SGLang with {key} = {info[key]} takes no weights from a group")
+    count = info.get("tp_size")
+    if type(count) is not int or count < 1:
+        raise LoadFailedError(f"SGLang says that its tp_size is {count!r}")
+    return count

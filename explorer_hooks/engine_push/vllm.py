@@ -1,0 +1,92 @@
+"""Weights into vLLM by its weight-transfer interface: init, start, update, finish."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from explorer_hooks.engine_push.delivery import Delivery, Link, described
+from explorer_hooks.hooks.http import Server
+from syncd.errors import LoadFailedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from explorer_hooks.engine_push.group import LocalGroup
+
+BACKEND = "syncd"
+"""What the engine's back end is called; `vllm_backend.py` is its other end."""
+
+_LOG = (
+    "see the log of the vLLM server; it needs syncd in its environment and "
+    '--weight-transfer-config \'{"backend": "syncd"}\''
+)
+_PREFIXES = ("{secret}",)
+_START, _FINISH = "/start_weight_update", "/finish_weight_update"
+_QUICK = 10.0
+
+
+class VllmDelivery(Delivery):
+    """One version on its way into a vLLM server.
+
+    Args:
+        server: The server.
+        link: How the group is formed.
+    """
+
+    def __init__(self, server: Server, link: Link) -> None:
+        super().__init__(link)
+        self._server = server
+        self._is_started = False
+
+    def open(self) -> None:
+        """Have the engine's workers come into the group, and make ready for an update."""
+        self._meet(_workers(self._server), _PREFIXES, self._invite)
+        self.touched = self._is_started = True
+        if self._server.posted(_START).is_error:
+            # Somebody died within an update.
+            self._server.tell(_FINISH, hint=_LOG)
+            self._server.tell(_START, hint=_LOG)
+
+    def _invite(self, group: "LocalGroup") -> None:
+        invitation = {
+            "address": group.address,
+            "port": group.port,
+            "secret": group.secret,
+            "world_size": group.world_size,
+            "timeout": self._link.timeout,
+        }
+        self._server.tell("/init_weight_transfer_engine", {"init_info": invitation}, hint=_LOG)
+
+    def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
+        del label  # it is told once caches are reset, as after files
+        names, dtypes, shapes = described(tensors)
+        coming = {"names": names, "dtypes": dtypes, "shapes": shapes}
+        self._server.tell("/update_weights", {"update_info": coming}, hint=_LOG)
+
+    def _seal(self, label: str) -> None:
+        del label
+        self._server.tell(_FINISH, hint=_LOG)
+        self._is_started = False
+
+    def _leave(self) -> None:
+        if self._is_started:
+            self._server.posted(_FINISH, seconds=_QUICK)
+        self._server.posted("/shutdown_weight_transfer_engine", seconds=_QUICK)
+
+
+def is_ready(server: Server) -> bool:
+    """Say whether an engine was started with the back end.
+
+    Raises:
+        EngineUnreachableError: It does not answer.
+        ConfigError: It has no development endpoints.
+    """
+    config = server.ask_json("/server_info?config_format=json").get("vllm_config")
+    transfer = config.get("weight_transfer_config") if isinstance(config, Mapping) else None
+    return isinstance(transfer, Mapping) and transfer.get("backend") == BACKEND
+
+
+def _workers(server: Server) -> int:
+    count = server.ask_json("/get_world_size").get("world_size")
+    if type(count) is not int or count < 1:
+        raise LoadFailedError(f"vLLM says that it has {count!r} workers")
+    return count

@@ -1,0 +1,150 @@
+"""A follower as a process: signals, the log, and how it ends."""
+
+import contextlib
+import math
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, TextIO
+
+from explorer_hooks.follower.follower import Follower, FollowOptions, Outcome
+from explorer_hooks.follower.options import Tell
+from explorer_hooks.hook import Hook
+from syncd.errors import (
+    EngineUnreachableError,
+    LoadFailedError,
+    NotReadyError,
+    RefusedError,
+    SyncdError,
+    TimedOutError,
+    TryAgainError,
+)
+from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.label import label_of
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ONCE = ("applied", "refused", "failed")
+
+
+class Service:
+    """Runs a follower until a signal, its end, or with `once` until the first version is through.
+
+    Args:
+        tell: Hears each event.
+        hear: Hears each outcome; None for nobody.
+        once: Whether it ends once the engine runs what the policy names.
+        wait: Seconds for that.
+        clock: This host's clock.
+    """
+
+    def __init__(
+        self,
+        tell: Tell,
+        hear: Callable[[Outcome], None] | None = None,
+        *,
+        once: bool = False,
+        wait: float = 3600.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._tell, self._hear, self._once, self._wait = tell, hear, once, wait
+        self._clock = clock or SystemClock()
+        self._is_told = False
+        self._ends = math.inf
+        self._through: Outcome | None = None
+
+    def serve(self, job: str, hook: Hook, identity: str | None, options: FollowOptions, engine: str) -> None:
+        """Follow.
+
+        Args:
+            job: The job directory.
+            hook: What loads versions into the engine.
+            identity: The explorer's name.
+            options: How to follow.
+            engine: The engine's name without secrets.
+
+        Raises:
+            SyncdError: It ended otherwise than it should; the exit code says how.
+        """
+        with (
+            _signals(self._take),
+            Follower.open(job, hook, identity, options, engine=engine, tell=self._tell) as follower,
+        ):
+            self._tell(
+                "info", "follower_started", {"job": job, "name": follower.sync.identity, "engine": engine}
+            )
+            if self._once and follower.is_current():
+                return
+            self._ends = self._clock.monotonic() + self._wait
+            outcome = follower.run(self._is_over, self._note)
+            outcome = self._through or outcome
+            self._tell("info", "follower_stopped", {"kind": outcome.kind, "reason": outcome.reason})
+            if not self._is_told:
+                self._end(outcome)
+
+    def _take(self, _: int, __: FrameType | None) -> None:
+        if self._is_told:
+            raise KeyboardInterrupt  # asked twice: the load in hand is aborted
+        self._is_told = True
+
+    def _is_over(self) -> bool:
+        is_late = self._once and self._clock.monotonic() >= self._ends
+        return self._is_told or self._through is not None or is_late
+
+    def _note(self, outcome: Outcome) -> None:
+        if self._hear is not None:
+            self._hear(outcome)
+        if self._once and outcome.kind in _ONCE:
+            self._through = outcome
+
+    def _end(self, outcome: Outcome) -> None:
+        error = error_of(outcome, once=self._once)
+        if error is not None:
+            raise error
+
+
+def error_of(outcome: Outcome, *, once: bool) -> SyncdError | None:
+    """Return the error that a last outcome means, None where all is well."""
+    version = label_of(outcome.pair) if outcome.pair else "the version"
+    reason = f"{version}: {outcome.reason}"
+    if outcome.kind == "gone":
+        return TryAgainError(outcome.reason)
+    if outcome.kind == "applied" or not once:
+        return None
+    if outcome.kind == "refused":
+        return RefusedError(reason)
+    if outcome.kind == "failed":
+        return LoadFailedError(reason)
+    if outcome.kind == "unreachable":
+        return EngineUnreachableError(outcome.reason)
+    return NotReadyError(outcome.reason) if outcome.kind == "ended" else TimedOutError(outcome.reason)
+
+
+@contextlib.contextmanager
+def _signals(take: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, take) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def logged(level: str, style: str, stream: TextIO) -> Tell:
+    """Return what writes events to the log.
+
+    Args:
+        level: debug, info, warning or error.
+        style: json, text, or auto: JSON unless the stream is a terminal.
+        stream: Where lines go.
+    """
+    import structlog  # noqa: PLC0415 - a tenth of a second that a library's user need not pay
+
+    from syncd.observe import log  # noqa: PLC0415
+
+    log.configure(level, stream, json=None if style == "auto" else style == "json")
+    logger = structlog.get_logger()
+
+    def tell(level: str, name: str, fields: Mapping[str, Any]) -> None:
+        logger.log(log.LEVELS[level], name, **fields)
+
+    return tell

@@ -1,1 +1,0 @@
-"""Reading a step's tensors straight into parameters that exist."""

@@ -1,1 +1,0 @@
-"""Weights in by other ways than files."""

@@ -1,0 +1,1 @@
+"""How one process takes part in a job: publish, follow, lease, wait."""

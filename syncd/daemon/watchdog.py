@@ -1,0 +1,232 @@
+"""What the main thread says while another one works: what is known, and what does not come back.
+
+It asks nothing of the job's file system, so no mount can keep it from reporting, or from ending the process.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from syncd.daemon.service import Daemon
+from syncd.errors import StuckError
+from syncd.observe import names
+from syncd.observe.events import Event, Observer
+from syncd.protocol.disk import Clock
+from syncd.protocol.process import host_name
+from syncd.protocol.trouble import MountState, Trouble, trouble
+from syncd.protocol.version import pair_document
+from syncd.stall.calls import IS_IT_UP, STUCK_AFTER, Call, InHand
+
+Document = dict[str, Any]
+
+WRITE_EVERY = 5.0
+"""Seconds after which the host's file is written again although nothing has changed."""
+
+STOP_GRACE = 2.0
+"""Seconds that a stuck operation is given to come back once the daemon is asked to stop."""
+
+_EVERY = 1.0
+
+
+class Keeper(Protocol):
+    """Keeps what is known where a dead mount does not hide it, as `observe.hostfile.Writer` does."""
+
+    def write(self, at: float, document: Mapping[str, Any]) -> None:
+        """Replace what was kept."""
+
+    def remove(self) -> None:
+        """Keep nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """An operation that has not come back for longer than a mount that works would take.
+
+    Args:
+        call: The operation.
+        at: When it began, seconds since the epoch.
+        seconds: For how long it has been in hand.
+    """
+
+    call: Call
+    at: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.call} has not come back for {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A time without an answer that is over.
+
+    Args:
+        call: The operation that took it.
+        seconds: How long it took, as far as that was seen.
+    """
+
+    call: Call
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.call} came back after {self.seconds:.0f} s"
+
+
+@dataclass(slots=True)
+class _Written:
+    """What was written last, and when."""
+
+    document: Document = field(default_factory=dict)
+    at: float = float("-inf")
+
+
+class Attendance:
+    """Looks after a daemon that works in another thread.
+
+    Args:
+        clock: This host's clock.
+        in_hand: What the daemon asks of the file system.
+        aside: Hears what the main thread tells; nothing of it may be on the job's mount.
+        keeper: Where what is known is kept for others on this host.
+        watchdog: Seconds within which the service manager wants a sign of life, None when it wants none.
+    """
+
+    def __init__(
+        self, clock: Clock, in_hand: InHand, aside: Observer, keeper: Keeper, watchdog: float | None = None
+    ) -> None:
+        self.in_hand = in_hand
+        self._clock, self._aside, self._keeper = clock, aside, keeper
+        # The manager must have heard of it before it takes the silence for a fault.
+        self.limit = STUCK_AFTER if watchdog is None else min(STUCK_AFTER, watchdog / 3)
+        self.every = min(_EVERY, self.limit / 2)
+        self._lock = threading.Lock()
+        self._stuck: Stuck | None = None
+        self._past: Past | None = None
+        self._state, self._since = MountState.OK, clock.time()
+        self._written = _Written()
+
+    def look(self, daemon: Daemon, status: str) -> Stuck | None:
+        """Tell what is stuck now, keep what is known, and return what is stuck.
+
+        Args:
+            daemon: Who works.
+            status: What its service manager is told.
+        """
+        stuck = self._find()
+        if stuck is not None:
+            self._tell(daemon, stuck)
+        self._keep(daemon, status, stuck)
+        return stuck
+
+    def take_past(self) -> Past | None:
+        """Return what was stuck and has come back, once."""
+        with self._lock:
+            past, self._past = self._past, None
+            return past
+
+    def check_stop(self, thread: int | None, asked: float) -> None:
+        """End it if what the daemon waits for does not come back.
+
+        Args:
+            thread: The thread that works.
+            asked: When the daemon was asked to stop, on this host's clock.
+
+        Raises:
+            StuckError: It is stuck, and has had its grace.
+        """
+        call = self.in_hand.oldest(thread)
+        if call is None or self._clock.monotonic() - asked < STOP_GRACE:
+            return
+        seconds = self.in_hand.age(call)
+        if seconds >= self.limit:
+            raise StuckError(
+                f"stopped while an operation stands in the kernel for {seconds:.0f} s ({call.what}); "
+                "the lead was not released",
+                path=call.path,
+                hint=IS_IT_UP,
+            )
+
+    def close(self) -> None:
+        """Keep nothing any more: the daemon has ended in good order."""
+        self._keeper.remove()
+
+    def _find(self) -> Stuck | None:
+        call = self.in_hand.oldest()
+        seconds = 0.0 if call is None else self.in_hand.age(call)
+        stuck = None
+        if call is not None and seconds >= self.limit:
+            stuck = Stuck(call, self._clock.time() - seconds, seconds)
+        with self._lock:
+            if self._stuck is not None and (stuck is None or stuck.call != self._stuck.call):
+                self._past = Past(self._stuck.call, self._stuck.seconds)
+            before, self._stuck = self._stuck, stuck
+        if stuck is not None and before is None:
+            self._begin(stuck)
+        return stuck
+
+    def _begin(self, stuck: Stuck) -> None:
+        said = trouble(MountState.STUCK, stuck.call.path, str(stuck))
+        self._say(
+            names.MOUNT_STATE, "error", {"state": said.state, "detail": said.message, "hint": said.hint}
+        )
+
+    def _tell(self, daemon: Daemon, stuck: Stuck) -> None:
+        detail = str(stuck.call)
+        self._say(
+            names.MOUNT_STUCK,
+            "debug",
+            {"seconds": round(stuck.seconds, 1), "detail": detail, "job": daemon.job.root},
+        )
+
+    def _say(self, name: str, level: Any, fields: Mapping[str, Any]) -> None:
+        self._aside.observe(Event(name, level, self._clock.time(), fields))
+
+    def _keep(self, daemon: Daemon, status: str, stuck: Stuck | None) -> None:
+        now, said = self._clock.monotonic(), _trouble(daemon, stuck)
+        state = said.state if said else MountState.OK
+        if state is not self._state:
+            self._state, self._since = state, stuck.at if stuck else self._clock.time()
+        document = describe(daemon, status, said, self._since)
+        if document != self._written.document or now - self._written.at >= WRITE_EVERY:
+            self._written = _Written(document, now)
+            self._keeper.write(self._clock.time(), document)
+
+
+def _trouble(daemon: Daemon, stuck: Stuck | None) -> Trouble | None:
+    if stuck is None:
+        return daemon.trouble
+    return trouble(MountState.STUCK, daemon.job.root, f"{stuck.call}, not come back")
+
+
+def describe(daemon: Daemon, status: str, said: Trouble | None, since: float) -> Document:
+    """Return what others on this host may know of a daemon.
+
+    Args:
+        daemon: The daemon.
+        status: What its service manager is told.
+        said: What is wrong with the file system.
+        since: Since when that, or nothing, is wrong: seconds since the epoch.
+    """
+    snapshot = daemon.snapshot
+    version = snapshot.version
+    return {
+        "job": daemon.job.root,
+        "state_dir": daemon.job.state,
+        "host": host_name(),
+        "leads": daemon.leads,
+        "status": status,
+        "mount": {
+            "state": said.state if said else MountState.OK,
+            "since": since,
+            "detail": said.message if said else "",
+            "hint": said.hint if said else "",
+        },
+        "version": None
+        if version is None
+        else {**(pair_document(version.pair) or {}), "published_at": version.published_at},
+        "marker": snapshot.marker.step,
+        "explorers": sum(module.alive for module in snapshot.explorers.values()),
+        "lag": daemon.lag,
+        "free": snapshot.free,
+    }

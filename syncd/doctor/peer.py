@@ -1,0 +1,214 @@
+"""Finding a second host through the directory, and talking to it through files.
+
+Each of the two has a directory of its own below `.syncd-doctor-peer/`, prepared elsewhere and renamed into
+place. A host writes below its own only, and what it polls is the other's: on NFSv3 one that writes into the
+directory it polls misses what others do there. It listens as the daemon does: it opens and closes the parent
+directory, then opens, reads and closes the file (docs/protocol.md, "Visibility").
+"""
+
+import contextlib
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from syncd.doctor.probe import sweep
+from syncd.errors import CorruptDataError, TimedOutError
+from syncd.protocol.disk import LocalDisk, list_if_there
+from syncd.protocol.documents import Fields, decode, encode
+
+MEETING = ".syncd-doctor-peer"
+"""The directory where two hosts meet, below the one that is examined."""
+
+ROOMS = ("say", "stat", "names", "events", "locks")
+"""What each host has below its own directory: one for talking, the others are what is measured."""
+
+END = "end"
+"""The topic of the last question."""
+
+TICK = 0.005
+_BEAT = 0.25
+_SETTLE = 0.05
+_FAREWELL = 5.0
+
+Accept = Callable[[Fields], bool]
+
+
+class Line:
+    """One host's end of the conversation.
+
+    Args:
+        meeting: The directory where the hosts meet.
+        identity: The name of this host's own directory in it.
+    """
+
+    def __init__(self, meeting: str, identity: str | None = None) -> None:
+        self.meeting = meeting
+        self.identity = identity or uuid.uuid4().hex[:12]
+        self.partner = ""
+        self.disk = LocalDisk()
+        self.number = 0
+        self.wrote = 0.0
+
+    @property
+    def own(self) -> str:
+        """Return this host's directory: the only one it writes below."""
+        return f"{self.meeting}/{self.identity}"
+
+    @property
+    def other(self) -> str:
+        """Return the partner's directory."""
+        return f"{self.meeting}/{self.partner}"
+
+    @property
+    def leads(self) -> bool:
+        """Say whether this host asks first."""
+        return self.identity < self.partner
+
+    def say(self, topic: str, number: int, value: dict[str, Any] | None = None) -> None:
+        """Replace what this host says, and note how long that took."""
+        began = time.monotonic()
+        document = {"partner": self.partner, "topic": topic, "number": number, "value": value or {}}
+        self.disk.replace(f"{self.own}/say/word", encode(document))
+        self.wrote = time.monotonic() - began
+
+    def listen(self, identity: str) -> Fields | None:
+        """Look once at what a host says, as the daemon looks at a marker."""
+        room = f"{self.meeting}/{identity}/say"
+        try:
+            self.disk.refresh(room)
+            return _checked(decode(self.disk.read(f"{room}/word"), room))
+        except (OSError, CorruptDataError):
+            return None
+
+    def hear(self, accept: Accept, seconds: float) -> Fields:
+        """Listen to the partner until it says what is waited for.
+
+        Raises:
+            TimedOutError: It did not in time.
+        """
+        heard_last = began = time.monotonic()
+        while True:
+            heard, now = self.listen(self.partner), time.monotonic()
+            if heard is not None and accept(heard):
+                return heard
+            heard_last = heard_last if heard is None else now
+            if now > began + seconds or now > heard_last + _FAREWELL:
+                raise TimedOutError("the peer no longer answers", path=self.meeting)
+            time.sleep(TICK)
+
+    def ask(self, topic: str, seconds: float, value: dict[str, Any] | None = None) -> Fields:
+        """Ask the partner something, and return the value of its answer."""
+        self.number += 1
+        number = self.number
+        self.say(topic, number, value)
+        return self.hear(lambda word: _is(word, number, "answer"), seconds).record("value")
+
+    def finish(self, seconds: float, value: dict[str, Any]) -> None:
+        """Say that there are no more questions, and wait until the partner knows, or asks its own already."""
+        self.number += 1
+        number = self.number
+        self.say(END, number, value)
+        self.hear(lambda word: _is(word, number, "answer") or _is(word, number + 1), seconds)
+
+    def asked(self, seconds: float) -> Fields:
+        """Wait for the partner's next question."""
+        number = self.number + 1
+        question = self.hear(lambda word: _is(word, number), seconds)
+        self.number = number
+        return question
+
+    def answer(self, value: dict[str, Any]) -> None:
+        """Answer the question that was asked last."""
+        self.say("answer", self.number, value)
+
+    def find(self, seconds: float) -> Self:
+        """Wait for another host, and agree with it to be partners.
+
+        Raises:
+            TimedOutError: None came in time.
+        """
+        end, known, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
+        # The last change of this host in the directory that it polls now lies safely behind.
+        time.sleep(_SETTLE)
+        while True:
+            met = self._meet(known)
+            now = time.monotonic()
+            if met or now > due:
+                beat, due = beat + 1, now + _BEAT
+                self.say("hello", beat)
+            if met:
+                return self
+            if now > end:
+                raise TimedOutError(f"no peer came within {seconds:g} s", path=self.meeting)
+            time.sleep(_SETTLE)
+
+    def _meet(self, known: dict[str, int]) -> bool:
+        """Look at who is there; who names this host as its partner is met, who only beats is a candidate."""
+        living = ""
+        for identity in sorted(self._present() - {self.identity}):
+            word = self.listen(identity)
+            if word is None:
+                continue
+            if word.text("partner") == self.identity:
+                self.partner = identity
+                return True
+            number = word.integer("number")
+            # What another run left behind does not beat.
+            if known.setdefault(identity, number) != number:
+                living = living or identity
+        self.partner = living
+        return False
+
+    def leave(self) -> None:
+        """Wait for the partner to have heard the last word: it is gone then."""
+        end = time.monotonic() + _FAREWELL
+        while time.monotonic() < end and self.partner in self._present():
+            time.sleep(_SETTLE)
+
+    def _present(self) -> set[str]:
+        return {entry.name for entry in list_if_there(self.disk, self.meeting)}
+
+
+def _checked(word: Fields) -> Fields:
+    """Return a word that has all that a word must have."""
+    word.text("partner"), word.text("topic"), word.integer("number")
+    return word
+
+
+def _is(word: Fields, number: int, topic: str | None = None) -> bool:
+    """Say whether a word is the numbered one of a topic; without a topic, the numbered question."""
+    said = word.text("topic")
+    wanted = said == topic if topic else said not in ("answer", "hello")
+    return wanted and word.integer("number") == number
+
+
+@contextlib.contextmanager
+def line(directory: str, scratch: str) -> Iterator[Line]:
+    """Open this host's end in a directory, and take away every trace of it at the end."""
+    end = Line(f"{directory}/{MEETING}")
+    try:
+        _settle_in(end, f"{scratch}/peer")
+        yield end
+    finally:
+        sweep(end.own)
+        with contextlib.suppress(OSError):
+            os.rmdir(end.meeting)
+
+
+def _settle_in(end: Line, prepared: str) -> None:
+    for room in ROOMS:
+        os.makedirs(f"{prepared}/{room}")
+        with open(f"{prepared}/{room}/word", "wb") as file:
+            file.write(encode({"partner": "", "topic": "hello", "number": 0, "host": socket.gethostname()}))
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(end.meeting)
+        try:
+            os.rename(prepared, end.own)
+        except FileNotFoundError:
+            # Two others have just left and removed the empty meeting place.
+            continue
+        return

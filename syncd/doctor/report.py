@@ -1,0 +1,178 @@
+"""All probes of one directory, and what they come to."""
+
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from syncd.doctor import events, files, locks, names, syncing, system
+from syncd.doctor.between import Direction, Peer, converse
+from syncd.doctor.expect import Expect, expect
+from syncd.doctor.finding import Finding, Verdict, errno_name, finding, milliseconds, worst
+from syncd.doctor.peer import line
+from syncd.doctor.probe import STUCK, Place, Probe, advice_for, bounded, scratch_directory
+from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError
+from syncd.protocol.documents import PROTOCOL
+from syncd.protocol.mount import Mount, mount_of
+
+SCHEMA = 1
+"""Version of the JSON output: grows when a field changes its meaning or goes."""
+
+PROBES: tuple[Probe, ...] = (
+    system.path, system.space, files.permissions, syncing.replace_under_reader, names.rename_over_full,
+    names.claim_race, names.rename_to_trash, names.rmdir_full, names.create_in_removed,
+    names.exclusive_create, syncing.file_fsync, syncing.directory_fsync, names.hard_links,
+    files.direct_io, files.uncached_io, events.local_events, locks.local_locks, files.clock,
+)  # fmt: skip
+
+_LATE = 1000.0
+_STUCK = "look at the server and the network (a restarted NFSv4 server makes locks wait): dmesg | tail"
+
+Ways = tuple[tuple[str, Direction], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the doctor says of a directory.
+
+    Args:
+        directory: The directory, absolute.
+        findings: One for each probe.
+        peer: What two hosts measured together, if they did.
+        expect: What follows.
+        missed: Why there is no peer although one was waited for.
+    """
+
+    directory: str
+    findings: tuple[Finding, ...]
+    peer: Peer | None
+    expect: Expect
+    missed: SyncdError | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(self.findings)
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as the JSON output has it."""
+        return {
+            "schema_version": SCHEMA,
+            "protocol": PROTOCOL,
+            "directory": self.directory,
+            "findings": [asdict(found) for found in self.findings],
+            "peer": asdict(self.peer) if self.peer else None,
+            "expect": asdict(self.expect),
+            "verdict": self.verdict,
+        }
+
+
+def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> Report:
+    """Examine a directory, with a second host if `wait` says how many seconds to wait for one.
+
+    Raises:
+        JobMissingError: It is not there, or its server does not answer.
+    """
+    directory, mount = _find(directory)
+    try:
+        with scratch_directory(directory) as scratch:
+            place = Place(directory, scratch, mount, seconds)
+            findings = [system.writable(None, directory), *probe_all((system.mount, *PROBES), place)]
+            peer, missed = (None, None) if wait is None else _with_peer(place, wait)
+        findings += _left_behind(scratch)
+    except OSError as error:
+        findings, peer, missed = _unwritable(directory, mount, error), None, None
+    except TimedOutError as error:
+        raise JobMissingError("the file system does not answer", path=directory, hint=_STUCK) from error
+    findings += peer_findings(peer) if peer else []
+    return Report(directory, tuple(findings), peer, expect(mount, findings, peer), missed)
+
+
+def _left_behind(scratch: str) -> list[Finding]:
+    # A file that a stuck probe still has open keeps its directory full on NFS until this process ends.
+    if not bounded(lambda: os.path.lexists(scratch), STUCK):
+        return []
+    return [Finding("scratch", "warn", f"not removed yet: {scratch}", f"rm -r {shlex.quote(scratch)}")]
+
+
+def _find(directory: str) -> tuple[str, Mount]:
+    try:
+        found = bounded(lambda: os.path.realpath(directory), STUCK)
+        there = bounded(lambda: os.path.isdir(found), STUCK)
+        mount = mount_of(found)
+    except TimedOutError as error:
+        raise JobMissingError("the file system does not answer", path=directory, hint=_STUCK) from error
+    if not there:
+        raise JobMissingError("no such directory", path=directory, hint=f"mkdir -p {shlex.quote(directory)}")
+    return found, mount
+
+
+def probe_all(probes: tuple[Probe, ...], place: Place) -> Iterator[Finding]:
+    """Ask one after another; once the file system no longer answers what is essential, ask nothing more."""
+    stuck = False
+    for probe in probes:
+        if stuck:
+            yield Finding(probe.name, "skip", "the file system does not answer")
+            continue
+        try:
+            yield _ask(probe, place)
+        except TimedOutError as error:
+            stuck = probe.essential
+            yield Finding(probe.name, "fail" if stuck else "warn", error.message, _STUCK)
+
+
+def _ask(probe: Probe, place: Place) -> Finding:
+    return bounded(lambda: probe(place), STUCK + place.seconds)
+
+
+def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:
+    place = Place(directory, directory, mount)
+    seen = system.mount.body(place)
+    skipped = [Finding(probe.name, "skip", "nothing can be made here") for probe in PROBES]
+    return [finding("mount", seen), system.writable(error, directory), *skipped]
+
+
+def _with_peer(place: Place, wait: float) -> tuple[Peer | None, SyncdError | None]:
+    try:
+        with line(place.directory, place.scratch) as end:
+            return converse(end.find(wait), place.seconds), None
+    except TimedOutError as error:
+        error.hint = f"at the same time on the other host: syncd doctor {shlex.quote(place.directory)} --peer"
+        return None, error
+    except OSError as error:
+        broken = f"the conversation with the peer broke ({errno_name(error)})"
+        return None, StorageError(
+            broken, path=place.directory, hint=advice_for(error, place.directory) or None
+        )
+
+
+def peer_findings(peer: Peer) -> list[Finding]:
+    """Return what two hosts measured as findings. Only the tick is one that syncd rests on."""
+    ways = (("this host's", peer.outward), (f"{peer.host}'s", peer.inward))
+    late = max(direction.round_trip_max_ms for _, direction in ways) / 2 > _LATE
+    advice = "the server or the network stalls: look at their load" if late else ""
+    words: dict[str, Callable[[Direction], str]] = {
+        "peer-stat": lambda way: _within(way.stat_ms, way.bound_s),
+        "peer-new-name": lambda way: _within(way.new_name_ms, way.bound_s),
+        "peer-events": lambda way: "raise events" if way.events else "none in 1 s",
+        "peer-locks": lambda way: f"flock {way.flock}, lockf {way.lockf}",
+    }
+    tick = Finding("peer-tick", "warn" if late else "ok", _both(ways, _tick), advice)
+    return [tick, *(Finding(name, "ok", _both(ways, word)) for name, word in words.items())]
+
+
+def _both(ways: Ways, words: Callable[[Direction], str]) -> str:
+    told = [words(direction) for _, direction in ways]
+    if told[0] == told[1]:
+        return f"both ways: {told[0]}"
+    return "; ".join(f"{whose} changes: {text}" for (whose, _), text in zip(ways, told, strict=True))
+
+
+def _tick(way: Direction) -> str:
+    halves = [milliseconds(trip / 2000) for trip in (way.round_trip_p50_ms, way.round_trip_p99_ms)]
+    writing = milliseconds(way.write_p50_ms / 1000)
+    return f"p50 {halves[0]}, p99 {halves[1]}, writing included ({writing}); half of {way.rounds} round trips"
+
+
+def _within(lag_ms: float | None, bound: float) -> str:
+    return f"not within {bound:g} s" if lag_ms is None else milliseconds(lag_ms / 1000)

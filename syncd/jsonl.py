@@ -1,0 +1,70 @@
+"""JSON lines that one process appends and anybody reads: a line torn by a kill costs itself and no other."""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from syncd.safe_open import open_append, open_read
+
+LINE_LIMIT = 1 << 20
+"""The longest line that is read, in bytes."""
+
+
+def append(
+    path: str, documents: Iterable[Mapping[str, Any]], adopt: Callable[[str], None] | None = None
+) -> None:
+    """Append documents with one write; a last line that a killed process left torn is ended first.
+
+    The file is opened each time: no kept descriptor goes stale on a network mount, and closing is what shows
+    the lines to other hosts.
+
+    Args:
+        path: The file.
+        documents: What is appended.
+        adopt: Given the path of a new file: `Disk.adopt` of the job.
+
+    Raises:
+        OSError: They could not be written; a part of a line may have been.
+    """
+    data = b"".join(map(_line, documents))
+    descriptor = open_append(path, adopt)
+    try:
+        mended = b"\n" + data if _is_torn(descriptor) else data
+        if os.write(descriptor, mended) != len(mended):
+            raise OSError(errno.ENOSPC, "only a part was written", path)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str) -> Iterator[dict[str, Any] | None]:
+    """Yield the document of each line; None for a line that is none: torn, too long, or somebody else's.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open(open_read(path), "rb") as file:
+        whole = True
+        while line := file.readline(LINE_LIMIT):
+            begins, whole = whole, line.endswith(b"\n")
+            # Of a line beyond the limit the first part is no document, and the rest is none of a line's.
+            if begins and line.strip():
+                yield _document(line)
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _is_torn(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
+def _document(line: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None

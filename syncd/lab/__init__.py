@@ -1,1 +1,0 @@
-"""Tools to try a mount and the protocol: the doctor and the simulator."""

@@ -1,0 +1,213 @@
+"""What a snapshot means: findings, by rules that know nothing but the snapshot."""
+
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from shlex import quote
+from typing import Literal
+
+from syncd.security.seen import Entry, Seen, Unit
+
+Severity = Literal["fail", "warn", "info"]
+"""fail: others can change what explorers load, or read a secret. warn: more open than need be. info: good to know."""
+
+_READ, _WRITE = 4, 2
+_ROOT = 0
+_OWN = ("state", "file", "step", "appended", "config", "secret")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is too open, or worth knowing.
+
+    Args:
+        name: The rule, a stable word.
+        severity: How much it matters.
+        what: What was seen and what follows from it.
+        where: A path, or what else it is about.
+        mend: The command that mends it; empty where there is none.
+    """
+
+    name: str
+    severity: Severity
+    what: str
+    where: str
+    mend: str = ""
+
+
+def judge(seen: Seen) -> tuple[Finding, ...]:
+    """Return all findings, the gravest first."""
+    found = [finding for entry in seen.entries for rule in _RULES for finding in rule(seen, entry)]
+    found += [*_process(seen), *_policy(seen), *_mount(seen)]
+    found += [finding for unit in seen.units for finding in _unit(unit)]
+    found += [Finding("unread", "info", why, path) for path, why in seen.unread.items()]
+    order = ("fail", "warn", "info")
+    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+
+
+def verdict(findings: Iterable[Finding]) -> str:
+    """Return `fail`, `warn` or `ok`: the gravest of all; what is good to know changes nothing."""
+    found = {finding.severity for finding in findings}
+    return "fail" if "fail" in found else "warn" if "warn" in found else "ok"
+
+
+def _link(_: Seen, entry: Entry) -> Iterator[Finding]:
+    if entry.is_link and entry.role not in ("parent", "config"):
+        what = "a symbolic link in the place of what the job owns: nothing is written through it"
+        yield Finding("link", "fail", what, entry.path, f"rm {quote(entry.path)}")
+
+
+def _second_name(_: Seen, entry: Entry) -> Iterator[Finding]:
+    if entry.role == "appended" and entry.links > 1 and not entry.is_directory:
+        what = f"the file has {entry.links} names: nothing is appended to it"
+        yield Finding("second-name", "fail", what, entry.path, f"rm {quote(entry.path)}")
+
+
+def _owner(seen: Seen, entry: Entry) -> Iterator[Finding]:
+    job = next((other for other in seen.entries if other.role == "job"), entry)
+    if entry.is_link or entry.uid in _trusted(seen) or entry.role not in ("parent", "state", "secret"):
+        return
+    if entry.role == "state" and seen.permissions == "group" and entry.gid == seen.group:
+        return
+    what = f"user {entry.uid} owns it, and can replace what is in it"
+    owner = _ROOT if entry.role == "parent" else job.uid
+    yield Finding("owner", "warn", what, entry.path, f"chown {owner} {quote(entry.path)}")
+
+
+def _everybody_writes(seen: Seen, entry: Entry) -> Iterator[Finding]:
+    if entry.is_link or not entry.mode & stat.S_IWOTH:
+        return
+    if entry.role == "parent" and _is_sticky(seen, entry):
+        return
+    what = {
+        "parent": "everybody can put another directory in the place of the job",
+        "job": "everybody can add steps and replace the marker",
+    }.get(entry.role, "everybody can change it")
+    yield Finding("world-writable", "fail", what, entry.path, f"chmod o-w {quote(entry.path)}")
+
+
+def _is_sticky(seen: Seen, entry: Entry) -> bool:
+    """Say whether others cannot touch what leads from a directory on to the job, as in /tmp."""
+    below = (other for other in seen.entries if other.path.rpartition("/")[0] == entry.path.rstrip("/"))
+    trusted = _trusted(seen)
+    return bool(entry.mode & stat.S_ISVTX) and all(
+        other.uid in trusted for other in below if other.role in ("parent", "job")
+    )
+
+
+def _trusted(seen: Seen) -> set[int]:
+    """Return the users who can change the job anyway."""
+    return {_ROOT, seen.user, *(entry.uid for entry in seen.entries if entry.role == "job")}
+
+
+def _group_writes(seen: Seen, entry: Entry) -> Iterator[Finding]:
+    if entry.is_link or not entry.mode & stat.S_IWGRP or (entry.role == "parent" and entry.gid == _ROOT):
+        return
+    if seen.permissions == "group" and entry.gid == seen.group:
+        return
+    if entry.role == "parent" and _is_sticky(seen, entry):
+        return
+    what = f"group {entry.gid} can change it, and the job's policy is {seen.permissions!r}"
+    severity: Severity = "fail" if entry.role in ("secret", "config") else "warn"
+    mend = f"chmod g-w {quote(entry.path)}"
+    yield Finding("group-writable", severity, what, entry.path, mend)
+
+
+def _secret(_: Seen, entry: Entry) -> Iterator[Finding]:
+    if entry.role == "secret" and not entry.is_link and entry.mode & (stat.S_IRGRP | stat.S_IROTH):
+        who = "everybody" if entry.mode & stat.S_IROTH else f"group {entry.gid}"
+        what = f"it holds a secret, and {who} can read it"
+        yield Finding("readable-secret", "fail", what, entry.path, f"chmod 600 {quote(entry.path)}")
+
+
+def _readable(seen: Seen, entry: Entry) -> Iterator[Finding]:
+    others = stat.S_IROTH | stat.S_IXOTH
+    if entry.role == "job" and seen.permissions == "umask" and entry.mode & others:
+        what = "everybody on every host that mounts it can look into the job"
+        mend = f'chmod o-rwx {quote(entry.path)}; and permissions = "private" or "group" in [job]'
+        yield Finding("world-readable", "warn", what, entry.path, mend)
+
+
+def _against_policy(seen: Seen, entry: Entry) -> Iterator[Finding]:
+    if entry.is_link or entry.role == "parent" or seen.permissions == "umask":
+        return
+    closed = 0o077 if seen.permissions == "private" else 0o007
+    mend = f"chmod {'go' if seen.permissions == 'private' else 'o'}= {quote(entry.path)}"
+    if entry.mode & closed & ~stat.S_IWOTH:
+        what = f"mode {stat.S_IMODE(entry.mode):o}, and the job's policy is {seen.permissions!r}"
+        yield Finding("against-policy", "fail", what, entry.path, mend)
+    if seen.permissions == "group" and entry.is_directory and not entry.mode & stat.S_ISGID:
+        what = "no setgid: what is made in it does not belong to the job's group"
+        yield Finding("no-setgid", "warn", what, entry.path, f"chmod g+s {quote(entry.path)}")
+
+
+def _rights(seen: Seen, entry: Entry) -> Iterator[Finding]:
+    for right in entry.rights:
+        if right.kind == "user" and right.number in (_ROOT, seen.user, entry.uid):
+            continue
+        if right.kind == "group" and seen.permissions == "group" and right.number == seen.group:
+            continue
+        reads_secret = entry.role == "secret" and right.bits & _READ
+        if not right.bits & _WRITE and not reads_secret:
+            continue
+        kept = "default:" if right.default else ""
+        what = f"an access control list lets {right.kind} {right.number} {'write' if right.bits & _WRITE else 'read'}"
+        entry_name = f"{kept}{right.kind}:{right.number}"
+        yield Finding("acl", "fail", what, entry.path, f"setfacl -x {entry_name} {quote(entry.path)}")
+
+
+_RULES: tuple[Callable[[Seen, Entry], Iterator[Finding]], ...] = (
+    _link, _second_name, _owner, _everybody_writes, _group_writes, _secret, _readable, _against_policy, _rights,
+)  # fmt: skip
+
+
+def _process(seen: Seen) -> Iterator[Finding]:
+    if seen.user == _ROOT:
+        what = "this is root: run trainer, daemon and explorers as a user of the cluster"
+        yield Finding("root", "warn", what, "user 0", "sudo syncd install-units --run-as USER:GROUP")
+    if seen.permissions == "umask" and not seen.umask & stat.S_IWOTH:
+        what = f"umask {seen.umask:04o}: everybody can change what this user makes"
+        yield Finding("umask", "fail", what, "umask", "umask 022")
+    elif seen.permissions == "umask" and not seen.umask & stat.S_IWGRP:
+        what = f"umask {seen.umask:04o}: the group can change what this user makes"
+        yield Finding("umask", "info", what, "umask", 'permissions = "group" in [job] says which group')
+
+
+def _policy(seen: Seen) -> Iterator[Finding]:
+    config = f"{seen.directory}/config.toml"
+    if seen.policy_problem:
+        yield Finding("policy", "fail", seen.policy_problem, config, f"less {quote(config)}")
+    for key in seen.secrets:
+        what = f"{key} looks like a secret, in a file that stays in the job"
+        mend = f"take {key} out of {quote(config)}; give it by the environment, or by a credential of systemd"
+        yield Finding("secret-in-config", "fail", what, config, mend)
+
+
+def _mount(seen: Seen) -> Iterator[Finding]:
+    found, point = seen.mount, seen.mount.point
+    missing = ",".join(name for name in ("nosuid", "nodev") if found.option(name) is None)
+    if missing and found.is_network:
+        what = f"mounted without {missing}; jobs need neither set-uid programs nor devices"
+        yield Finding("mount", "info", what, point, f"mount -o remount,{missing} {quote(point)}")
+    if found.type.startswith("nfs"):
+        what = "only the server shows no_root_squash: with it root of any host owns all jobs"
+        yield Finding(
+            "root-squash", "info", what, found.source, "on the server: exportfs -v | grep no_root_squash"
+        )
+        if found.option("sec") in (None, "sys"):
+            what = "sec=sys: the server believes each host which user it is"
+            yield Finding("nfs-security", "info", what, point, "sec=krb5p, where hosts are not trusted")
+
+
+def _unit(unit: Unit) -> Iterator[Finding]:
+    drop_in = f"systemctl edit {unit.path.rpartition('/')[2]}"
+    user = unit.settings.get("User", "root")
+    if "/user/" not in unit.path and user in ("root", "0"):
+        yield Finding(
+            "unit-root", "fail", "the service runs as root", unit.path, f"{drop_in}   # [Service] User="
+        )
+    if unit.settings.get("NoNewPrivileges", "no").lower() not in ("yes", "true", "1", "on"):
+        mend = f"{drop_in}   # [Service] NoNewPrivileges=yes"
+        yield Finding("unit-privileges", "warn", "the service may gain privileges", unit.path, mend)
+    if unit.settings.get("UMask", "0022") in ("0000", "000", "00", "0"):
+        yield Finding("unit-umask", "fail", "UMask=0: everybody can change what it makes", unit.path, drop_in)

@@ -1,0 +1,201 @@
+"""Takes the snapshot: stats, access control lists, mount, configuration and units. Nothing is opened for writing."""
+
+import contextlib
+import glob
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from syncd.errors import ConfigError
+from syncd.protocol.disk import LocalDisk, list_if_there
+from syncd.protocol.layout import STATE, Job, parse_step_name
+from syncd.protocol.modes import modes_of
+from syncd.protocol.mount import Mount, mount_of
+from syncd.protocol.permissions import CONFIG, parse_config, policy_in, read_config_file
+from syncd.security.seen import Entry, Right, Role, Seen, Unit
+
+ENTRIES = 2000
+"""Names that are looked at in one directory at most: a job may have millions of files."""
+
+_UNITS = ("/etc/systemd/system/syncd*.service", "~/.config/systemd/user/syncd*.service")
+_SECRETS = ("/etc/syncd/*.env", "/etc/credstore/hook-token*", "~/.config/syncd/*.env")
+_WORDS = ("token", "secret", "password", "passwd", "api_key", "apikey", "credential")
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_ACLS = (("system.posix_acl_access", False), ("system.posix_acl_default", True))
+_USER, _GROUP, _MASK = 0x02, 0x08, 0x10
+
+
+def look(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> Seen:
+    """Look at a job.
+
+    Args:
+        directory: The job directory.
+        state_dir: Where `.syncd/` is, if not in it.
+        secrets: Further files that hold secrets: files of tokens.
+    """
+    job = Job.at(directory, state_dir)
+    unread: dict[str, str] = {}
+    mount = mount_of(job.root)
+    found = dict(_places(job, mount, unread))
+    found |= dict.fromkeys((os.path.abspath(path) for path in (*_matching(_SECRETS), *secrets)), "secret")
+    entries = tuple(entry for path, role in found.items() if (entry := _entry(path, role, unread)))
+    document, problem = _config(job, unread)
+    permissions, group, wrong = _policy(document, job)
+    return Seen(
+        directory=job.root,
+        user=os.geteuid(),
+        umask=_umask(),
+        entries=entries,
+        mount=mount,
+        permissions=permissions,
+        group=group,
+        policy_problem=problem or wrong,
+        secrets=tuple(secret_keys(document)),
+        units=tuple(map(_unit, _matching(_UNITS))),
+        unread=unread,
+    )
+
+
+def _places(job: Job, mount: Mount, unread: dict[str, str]) -> Iterator[tuple[str, Role]]:
+    yield from ((path, "parent") for path in _parents(job.root, mount.point))
+    yield job.root, "job"
+    for name, is_directory in _names(job.root, unread):
+        if is_directory and parse_step_name(name) is not None:
+            yield f"{job.root}/{name}", "step"
+        elif name == CONFIG:
+            yield f"{job.root}/{name}", "config"
+        elif name in (os.path.basename(job.marker), os.path.basename(job.tracker)):
+            yield f"{job.root}/{name}", "file"
+    yield from _below(job.state, unread, 4)
+    if job.state != f"{job.root}/{STATE}":
+        yield from _below(f"{job.root}/{STATE}", unread, 1)
+
+
+def _below(path: str, unread: dict[str, str], depth: int) -> Iterator[tuple[str, Role]]:
+    if not os.path.lexists(path):
+        return
+    yield path, "state"
+    for name, is_directory in _names(path, unread) if depth else ():
+        child = f"{path}/{name}"
+        if is_directory:
+            # What lies in the trash is about to go; only its directory decides who can put things there.
+            yield from _below(child, unread, 0 if name == "trash" else depth - 1)
+        elif name == "offer.json":
+            yield child, "secret"
+        else:
+            yield child, "appended" if name.startswith(("events.jsonl", "daemon.log")) else "file"
+
+
+def _names(path: str, unread: dict[str, str]) -> list[tuple[str, bool]]:
+    try:
+        entries = list_if_there(LocalDisk(), path)
+    except OSError as error:
+        unread[path] = error.strerror or str(error)
+        return []
+    if len(entries) > ENTRIES:
+        unread[path] = f"only {ENTRIES} of {len(entries)} names were looked at"
+    return [(entry.name, entry.kind == "directory") for entry in sorted(entries)[:ENTRIES]]
+
+
+def _parents(path: str, mount_point: str) -> Iterator[str]:
+    while path not in ("/", mount_point):
+        path = os.path.dirname(path)
+        yield path
+
+
+def _entry(path: str, role: Role | str, unread: dict[str, str]) -> Entry | None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        unread[path] = error.strerror or str(error)
+        return None
+    rights = () if stat.S_ISLNK(found.st_mode) else tuple(_rights(path))
+    return Entry(path, role, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, rights)  # type: ignore[arg-type]
+
+
+def _rights(path: str) -> Iterator[Right]:
+    for name, default in _ACLS:
+        with contextlib.suppress(OSError):
+            yield from rights_in(os.getxattr(path, name, follow_symlinks=False), default=default)
+
+
+def rights_in(data: bytes, *, default: bool) -> Iterator[Right]:
+    """Yield what an attribute of POSIX access control lists gives to users and groups by name, less its mask."""
+    entries = list(struct.iter_unpack("<HHI", data[4 : 4 + (len(data) - 4) // 8 * 8]))
+    mask = next((bits for tag, bits, _ in entries if tag == _MASK), 7)
+    for tag, bits, number in entries:
+        if tag in (_USER, _GROUP):
+            yield Right("user" if tag == _USER else "group", number, bits & mask, default)
+
+
+def _config(job: Job, unread: dict[str, str]) -> tuple[dict[str, Any], str]:
+    path = f"{job.root}/{CONFIG}"
+    try:
+        return parse_config(read_config_file(path), path), ""
+    except FileNotFoundError:
+        return {}, ""
+    except ConfigError as error:
+        return {}, error.message
+    except OSError as error:
+        unread[path] = error.strerror or str(error)
+        return {}, ""
+
+
+def _policy(document: Mapping[str, Any], job: Job) -> tuple[str, int | None, str]:
+    try:
+        permissions, group = policy_in(document, f"{job.root}/{CONFIG}")
+        return permissions, modes_of(permissions, group).group, ""
+    except ConfigError as error:
+        return "umask", None, error.message
+
+
+def secret_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of keys whose names say that their text is a secret; never the text."""
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from secret_keys(value, f"{name}.")
+        elif isinstance(value, str) and value and (_is_secret(key) or _PASSWORD.search(value)):
+            yield name
+
+
+def _is_secret(key: str) -> bool:
+    lowered = key.lower()
+    # `token_env` and `token_file` name where a secret is.
+    return any(word in lowered for word in _WORDS) and not lowered.endswith(
+        ("_env", "_file", "_path", "tokenizer")
+    )
+
+
+def _matching(patterns: Iterable[str]) -> list[str]:
+    return [path for pattern in patterns for path in sorted(glob.glob(os.path.expanduser(pattern)))]
+
+
+def _unit(path: str) -> Unit:
+    settings: dict[str, str] = {}
+    for part in (path, *sorted(glob.glob(f"{glob.escape(path)}.d/*.conf"))):
+        with contextlib.suppress(OSError, ConfigError):
+            settings |= service_settings(read_config_file(part).decode(errors="replace"))
+    return Unit(path, settings)
+
+
+def service_settings(text: str) -> dict[str, str]:
+    """Return the last value of each key in `[Service]` of a unit file."""
+    section, found = "", {}
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif section == "[Service]" and "=" in line and line[0] not in "#;":
+            key, _, value = line.partition("=")
+            found[key.strip()] = value.strip()
+    return found
+
+
+def _umask() -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o022)

@@ -1,0 +1,81 @@
+"""The report of `syncd doctor --security`: as one document, and for people."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from syncd.doctor.probe import STUCK, bounded
+from syncd.errors import JobMissingError, TimedOutError, plain
+from syncd.protocol.documents import PROTOCOL
+from syncd.security.judge import Finding, judge, verdict
+from syncd.security.look import look
+
+SCHEMA = 1
+"""Version of the JSON output: grows when a field changes its meaning or goes."""
+
+_VERDICTS = {
+    "ok": "nothing is more open than it need be",
+    "warn": "more open than it need be",
+    "fail": "too open",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is too open around a job.
+
+    Args:
+        directory: The job directory, absolute.
+        permissions: The policy of its configuration.
+        findings: What was found, the gravest first.
+    """
+
+    directory: str
+    permissions: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.findings)
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as the JSON output has it."""
+        return {
+            "schema_version": SCHEMA,
+            "protocol": PROTOCOL,
+            "directory": self.directory,
+            "permissions": self.permissions,
+            "findings": [asdict(finding) for finding in self.findings],
+            "verdict": self.verdict,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report for people."""
+        told = [text for finding in self.findings for text in _told(finding)]
+        return [
+            *told,
+            f"{plain(self.directory)}: {_VERDICTS[self.verdict]} (permissions = {self.permissions!r})",
+        ]
+
+
+def _told(finding: Finding) -> list[str]:
+    first = f"{finding.severity:<4}  {finding.name:<16}  {plain(finding.where)}: {plain(finding.what)}"
+    return [first, *([f"      -> {plain(finding.mend)}"] if finding.mend else [])]
+
+
+def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> Report:
+    """Look at a job and judge it; nothing is changed.
+
+    Raises:
+        JobMissingError: It is not there, or its server does not answer.
+    """
+    try:
+        if not bounded(lambda: os.path.isdir(directory), STUCK):
+            raise JobMissingError("no such directory", path=directory, hint=f"ls -ld {directory}")
+        seen = bounded(lambda: look(directory, state_dir, secrets), STUCK)
+    except TimedOutError as error:
+        raise JobMissingError(
+            "the file system does not answer", path=directory, hint="dmesg | tail"
+        ) from error
+    return Report(seen.directory, seen.permissions, judge(seen))

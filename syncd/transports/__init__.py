@@ -1,0 +1,1 @@
+"""How weights travel from a trainer to an explorer: one folder for each transport, both ends in it."""

@@ -1,0 +1,102 @@
+"""Packs the tensors of an export into the buckets of a broadcast, in memory that is allocated once."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.buckets import Plan
+from syncd.transports.filesystem.export_walk import Piece, Walk
+from syncd.transports.filesystem.finite import Finite
+
+CPU = torch.device("cpu")
+
+Room = tuple[torch.Tensor, torch.Tensor]
+"""Two buckets: one is filled while the other one is on its way."""
+
+
+class Packer:
+    """Has the memory of two buckets, and fills them by turns.
+
+    Args:
+        check_finite: Whether NaN and infinity are refused.
+    """
+
+    def __init__(self, *, check_finite: bool) -> None:
+        self._check = check_finite
+        self._room: Room | None = None
+
+    def buckets(self, plan: Plan, walk: Walk, device: torch.device) -> Iterator[torch.Tensor]:
+        """Yield the buckets of a walk on a device; the last but one is filled again.
+
+        Raises:
+            CorruptDataError: The tensors are not those of the plan, or one holds NaN or infinity. What a device has
+                found is known after the last bucket.
+        """
+        finite = Finite()
+        yield from fill(plan, self._pieces(walk, device, finite), self._room_for(plan, device))
+        finite.require()
+
+    def drop(self) -> None:
+        """Give the memory up: a broadcast that broke off may still read it."""
+        self._room = None
+
+    def _pieces(
+        self, walk: Walk, device: torch.device, finite: Finite
+    ) -> Iterator[tuple[Piece, torch.Tensor]]:
+        for piece in walk:
+            content = bytes_of(piece, device)
+            if self._check and content.numel():
+                finite.look(piece.spec.name, content, piece.dtype)
+            yield piece, content
+
+    def _room_for(self, plan: Plan, device: torch.device) -> Room:
+        size = min(plan.bucket, plan.total)
+        room = self._room
+        if room is None or room[0].numel() < size or room[0].device != device:
+            self._room = None
+            room = self._room = (_empty(size, device), _empty(size, device))
+        return room
+
+
+def fill(plan: Plan, pieces: Iterable[tuple[Piece, torch.Tensor]], room: Room) -> Iterator[torch.Tensor]:
+    """Yield the buckets of a plan, by turns in one of two buffers.
+
+    Raises:
+        CorruptDataError: The tensors are not those of the plan.
+    """
+    number = 0
+    for place, (piece, rest) in zip(plan.places, _as_planned(plan, pieces), strict=True):
+        at, content = place.start, rest
+        while content.numel():
+            if at // plan.bucket != number:
+                yield room[number % 2][: plan.bucket]
+                number = at // plan.bucket
+            offset = at - number * plan.bucket
+            length = min(plan.bucket - offset, content.numel())
+            room[number % 2][offset : offset + length].copy_(content[:length])
+            content, at = content[length:], at + length
+        del piece
+    yield room[number % 2][: plan.total - number * plan.bucket]
+
+
+def bytes_of(piece: Piece, device: torch.device = CPU) -> torch.Tensor:
+    """Return the bytes of a tensor on a device, cast; without a copy where it is that already."""
+    whole = piece.tensor.to(device, piece.dtype).contiguous()
+    return whole.reshape(-1).view(torch.uint8)
+
+
+def _as_planned(plan: Plan, pieces: Iterable[Any]) -> Iterator[Any]:
+    count = 0
+    for count, (piece, content) in enumerate(pieces, 1):
+        place = plan.places[count - 1] if count <= len(plan.places) else None
+        if place is None or (place.name, place.dtype, place.shape) != piece.spec[:3]:
+            raise CorruptDataError(f"the export has changed at tensor {piece.spec.name!r}")
+        yield piece, content
+    if count != len(plan.places):
+        raise CorruptDataError(f"the export has {count} tensors where it had {len(plan.places)}")
+
+
+def _empty(size: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=device)

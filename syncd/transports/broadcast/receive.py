@@ -1,0 +1,242 @@
+"""Weights in by a broadcast from the trainer: received beside the parameters, and theirs only once it counts.
+
+    receiver = Receiver(sync, model.state_dict())
+    came = receiver.turn(step, timeout=60)
+    if isinstance(came, Received):
+        receiver.load(came)
+    elif came is not None:
+        ...                             # a version: lease, load from files, confirm
+
+docs/broadcast.md has the protocol.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import structlog
+import torch
+
+from syncd.client.wait import Deadline
+from syncd.errors import RefusedError, SyncdError, TryAgainError
+from syncd.protocol.backend import GLOO, NCCL
+from syncd.protocol.buckets import Plan, make_plan
+from syncd.protocol.disk import SystemClock
+from syncd.protocol.rendezvous import Offer
+from syncd.protocol.round import OPEN, Round
+from syncd.protocol.version import Version
+from syncd.synchronizer import Synchronizer
+from syncd.transports.broadcast import checksums, groups
+from syncd.transports.broadcast.receive_group import UNDER_WAY, Member, finish
+from syncd.transports.filesystem.read_targets import DTYPES, held
+from syncd.transports.tensors import TensorMeta, fit, require
+
+BACKEND = GLOO
+"""What every explorer takes; one whose parameters are on a GPU says beside it that it could take NCCL."""
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Received:
+    """A step that every member has received whole.
+
+    Args:
+        round: The round that has brought it.
+        tensors: Views of the receiver's memory by name: they hold until its next turn.
+    """
+
+    round: Round
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+
+    @property
+    def step(self) -> int:
+        """Return the trainer's step."""
+        return self.round.step
+
+
+class Receiver:
+    """An explorer's side of broadcasts. While it is open, the trainer counts on its turns.
+
+    Args:
+        sync: The explorer's synchronizer.
+        parameters: What the model holds by name: `model.state_dict()`; several names may share memory.
+    """
+
+    def __init__(
+        self,
+        sync: Synchronizer,
+        parameters: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._sync, self._parameters = sync, dict(parameters)
+        self._clock = SystemClock()
+        self._log = structlog.get_logger()
+        self._member: Member | None = None
+        self._plan: Plan | None = None
+        self._memory: torch.Tensor | None = None
+        self._device = _device_of(self._parameters)
+        self.join()
+
+    def turn(self, current: int, timeout: float) -> Received | Version | None:
+        """Wait for newer weights, whichever way they come.
+
+        Args:
+            current: The step that the model has; -1 for none.
+            timeout: Seconds to wait; a broadcast that has begun by then may take its own time on top.
+
+        Returns:
+            What was received; a version to load from files; None: there is nothing newer, or nothing came.
+
+        Raises:
+            SyncdError: The job cannot be read.
+        """
+        deadline = Deadline(self._clock, timeout)
+        while True:
+            came = self._sync.wait_for_round_or_version(current, max(deadline.left(), 0.0))
+            if not isinstance(came, Round):
+                return came
+            received = self._receive(came) if came.state == OPEN else None
+            if received is not None or deadline.left() <= 0:
+                return received
+
+    def wanted(self) -> bool:
+        """Say whether the trainer waits for this explorer's turn."""
+        return self._sync.broadcast_wanted()
+
+    def load(self, received: Received) -> None:
+        """Copy what was received into the parameters, and say in the presence that this is what runs."""
+        with torch.no_grad():
+            for name, tensor in received.tensors.items():
+                self._parameters[name].copy_(tensor)
+        self.tell(received)
+
+    def tell(self, received: Received) -> None:
+        """Say in the presence that what was received is what runs."""
+        self._sync.set_ahead(received.round)
+
+    def confirm_published(self) -> bool:
+        """Confirm what a broadcast has brought once it is published; say whether nothing is left to confirm."""
+        return self._sync.confirm_published()
+
+    def is_void(self) -> bool:
+        """Say whether what a broadcast has brought will not be published, so that files are to be loaded."""
+        return self._sync.ahead_is_void()
+
+    def join(self) -> None:
+        """Take part, from the beginning on or after `leave`."""
+        self._sync.take_part(BACKEND, groups.gpu_of(torch, self._device))
+
+    def leave(self) -> None:
+        """Take part no more, until `join`; the trainer waits for this explorer no longer. The group is kept."""
+        self._sync.take_part(None)
+
+    def close(self) -> None:
+        """Take part no more, and leave the group."""
+        self._drop()
+        self._memory = None
+        with contextlib.suppress(SyncdError):
+            self.leave()
+
+    def check_fit(self, plan: Plan) -> None:
+        """Compare what is offered with the model.
+
+        Raises:
+            RefusedError: It does not fit.
+        """
+        model = held(self._parameters)
+        offered = {place.name: TensorMeta(place.dtype, place.shape) for place in plan.places}
+        require(fit(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
+
+    def _receive(self, told: Round) -> Received | None:
+        deadline = Deadline(self._clock, told.timeout)
+        try:
+            member = self._joined(told, deadline)
+            tensors, checksum = self._pour(member, told, deadline)
+            self._sync.acknowledge_round(member.offer, told, checksum)
+            if not self._sync.follow_round(told, max(deadline.left(), 0.0)):
+                raise TryAgainError("the trainer has given the broadcast up, or says nothing")  # noqa: TRY301
+            return Received(told, tensors)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step comes through files
+            self._give_up(told, error)
+        return None
+
+    def _joined(self, told: Round, deadline: Deadline) -> Member:
+        """Return this explorer's place in the group of a round."""
+        if self._member is None or self._member.offer.epoch != told.epoch:
+            self._drop()
+            offer = self._sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
+            if offer.epoch != told.epoch:
+                raise TryAgainError("the trainer offers another group by now")
+            self._plan = self._fitting(offer, told)
+            device = self._device if offer.backend == NCCL else CPU
+            self._member = Member(
+                offer, self._sync.identity or "", deadline, device, lambda: self._sync.round_goes_on(told)
+            )
+        if self._plan is None or self._plan.digest != told.digest:
+            raise RefusedError("the round has other tensors than its group")
+        return self._member
+
+    def _fitting(self, offer: Offer, told: Round) -> Plan:
+        """Return the layout of what is offered, once it fits the model.
+
+        Raises:
+            RefusedError: It does not.
+        """
+        plan = make_plan(offer.tensors, offer.bucket)
+        if plan.digest != told.digest:
+            raise RefusedError("the round has other tensors than its group")
+        if unknown := [place.name for place in plan.places if place.dtype not in DTYPES]:
+            raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
+        self.check_fit(plan)
+        return plan
+
+    def _pour(
+        self, member: Member, told: Round, deadline: Deadline
+    ) -> tuple[Mapping[str, torch.Tensor], str]:
+        """Receive all buckets; return views of the tensors and the checksum of all bytes."""
+        assert self._plan is not None
+        plan, memory = self._plan, self._room(self._plan.total, member.device)
+        goes_on = lambda: self._sync.round_goes_on(told)  # noqa: E731
+        checksum, under_way = checksums.make_checksum(torch, member.device), []
+        with member.bounded(deadline):
+            for start, end in plan.buckets():
+                under_way.append((memory[start:end], member.receive(memory[start:end], deadline)))
+                if len(under_way) == UNDER_WAY:
+                    bucket, work = under_way.pop(0)
+                    finish(work, deadline, goes_on)
+                    checksum.add(bucket)
+            for bucket, work in under_way:
+                finish(work, deadline, goes_on)
+                checksum.add(bucket)
+            found = checksum.text()
+        views = {
+            place.name: memory[place.start : place.end].view(DTYPES[place.dtype]).view(place.shape)
+            for place in plan.places
+        }
+        return views, found
+
+    def _room(self, size: int, device: torch.device) -> torch.Tensor:
+        held = self._memory
+        if held is None or held.numel() != size or held.device != device:
+            held = self._memory = None
+            held = self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return held
+
+    def _give_up(self, told: Round, error: BaseException) -> None:
+        reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
+        self._log.warning("broadcast_failed", step=told.step, reason=reason)
+        self._drop()
+        self._memory = None  # a device may write into it until the group has ended
+        with contextlib.suppress(SyncdError):
+            self._sync.refuse_round(told, reason)
+
+    def _drop(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            member.abort()
+
+
+def _device_of(parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    """Return the one device of all parameters; main memory where they are on several."""
+    devices = {held.device for held in parameters.values()}
+    return devices.pop() if len(devices) == 1 else CPU

@@ -1,0 +1,1 @@
+"""Weights through files: save (the trainer), load and stage (the explorer)."""

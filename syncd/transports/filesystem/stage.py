@@ -1,0 +1,311 @@
+"""One copy of a version a host, in local memory or on a local disk, shared by all followers there.
+
+    DIR/<job>.<boot>/<generation>.<step>-<digest>        a copy, whole; users hold a shared lock on
+    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file, whoever copies or removes an exclusive one
+    DIR/<job>.<boot>/.<...>.tmp                          a copy being made; renamed once it is whole
+
+Locks end with their process, so a copier that is killed leaves nothing that counts, and the next one takes
+over. Nothing is synced to disk: copies of an earlier boot are never used.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import stat as stat_module
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from syncd.errors import ConfigError, StorageError
+from syncd.protocol.claims import Claim, claim
+from syncd.protocol.disk import Clock, Disk, LocalDisk, SystemClock, is_temporary, remove_tree, temporary_name
+from syncd.protocol.mount import mount_of
+from syncd.protocol.process import Process
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.version import Version
+from syncd.transports.filesystem.copy_files import copy_files
+
+STALLED = 30.0
+"""Seconds without a byte more after which another process's copy is no longer waited for."""
+
+_POLL = 0.02
+_LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_JOB = re.compile(r".+-[0-9a-f]{8}\.[0-9a-f]{8}", re.ASCII | re.DOTALL)
+
+
+class StageFullError(StorageError):
+    """The stage has no room for the version."""
+
+    code = "stage_full"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is copied.
+
+    Args:
+        disk: The file system of the job.
+        version: The version.
+        directory: What the names of the files are relative to.
+        records: The files.
+    """
+
+    disk: Disk
+    version: Version
+    directory: str
+    records: Sequence[FileRecord]
+
+    @property
+    def key(self) -> str:
+        """Return the name of its copy."""
+        generation, step = self.version.pair
+        return f"{generation}.{step}-{self.version.digest.rpartition(':')[2][:16]}"
+
+    @property
+    def size(self) -> int:
+        """Return its bytes."""
+        return sum(record.size for record in self.records)
+
+
+class Staged:
+    """A whole copy that stays while it is claimed, every byte of it checked.
+
+    Args:
+        path: The directory of the copy.
+        held: What keeps it.
+    """
+
+    def __init__(self, path: str, held: Claim) -> None:
+        self.path, self._held = path, held
+
+    def close(self) -> None:
+        """Let go of the copy."""
+        self._held.close()
+
+
+class Stage:
+    """The copies of one job on this host.
+
+    Args:
+        directory: Where copies of all jobs are; created with mode 0700.
+        job_root: The job directory.
+        clock: This host's clock.
+        stalled: Seconds for which a copy of another process may stand still.
+
+    Raises:
+        ConfigError: The directory is on a network mount, or others may write to it.
+    """
+
+    def __init__(
+        self, directory: str, job_root: str, clock: Clock | None = None, stalled: float = STALLED
+    ) -> None:
+        self._clock, self._stalled = clock or SystemClock(), stalled
+        self._disk = LocalDisk()
+        self._root = os.path.realpath(directory)
+        self._own = f"{self._root}/{_job_key(job_root)}.{Process.current().boot[:8] or '00000000'}"
+        with _config_errors(directory):
+            os.makedirs(self._root, 0o700, exist_ok=True)
+            if mount_of(self._root).is_network:
+                raise ConfigError(
+                    "a stage must be local to this host", path=directory, hint="--stage /dev/shm/syncd"
+                )
+            _private(self._own)
+        self.sweep()
+
+    def take(self, source: Source, stop: Callable[[], bool] = lambda: False) -> Staged:
+        """Return a whole copy: the one that is there, one that another process makes, or one made now.
+
+        Args:
+            source: What is copied.
+            stop: Asked often; once true it is given up.
+
+        Raises:
+            StageFullError: There is no room.
+            RefusedError: The source is not what its manifest says.
+            TryAgainError: It was given up.
+            OSError: The source cannot be read.
+        """
+        watched = _Watched(self._clock, self._stalled)
+        while watched.is_moving(self._progress(source.key)):
+            found = self.find(source) or self._made(source.key, source, stop)
+            if found is not None:
+                return found
+            if stop():
+                break
+            self._clock.sleep(_POLL)
+        # Whoever copies stands still, stopped or on a mount that hangs here: a copy of one's own.
+        return self._alone(source, stop)
+
+    def find(self, source: Source) -> Staged | None:
+        """Return the copy if it is there already."""
+        path = f"{self._own}/{source.key}"
+        if not os.path.isdir(path):
+            return None
+        held = claim(f"{path}{_LOCK}", exclusive=False)
+        return _kept(path, held) if held is not None else None
+
+    def sweep(self) -> None:
+        """Remove the copies of all jobs that no process uses, and what killed ones have left half made."""
+        with contextlib.suppress(OSError):
+            jobs = [entry.name for entry in self._disk.list(self._root) if entry.kind == "directory"]
+            for name in jobs:
+                if _JOB.fullmatch(name):
+                    self._sweep(f"{self._root}/{name}")
+
+    def close(self) -> None:
+        """Remove what nobody uses any more."""
+        self.sweep()
+        with contextlib.suppress(OSError):
+            os.rmdir(self._own)
+
+    def _made(self, key: str, source: Source, stop: Callable[[], bool]) -> Staged | None:
+        """Copy, unless another process does, or removes."""
+        _private(self._own)
+        held = claim(f"{self._own}/{key}{_LOCK}", exclusive=True)
+        if held is None:
+            return None
+        path = f"{self._own}/{key}"
+        try:
+            if not os.path.isdir(path):
+                self._copy(path, key, source, stop)
+        except BaseException:
+            held.remove()
+            raise
+        return _kept(path, held) if held.share() else None
+
+    def _alone(self, source: Source, stop: Callable[[], bool]) -> Staged:
+        # Under a name that nobody else knows the copy can only be found gone if somebody removes it by hand.
+        found = self._made(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
+        if found is None:
+            raise StorageError("a copy in the stage has gone", path=self._own)
+        return found
+
+    def _copy(self, path: str, key: str, source: Source, stop: Callable[[], bool]) -> None:
+        self._clear(self._own, key)
+        self._make_room(source.size)
+        temporary = f"{self._own}/{temporary_name(key)}"
+        try:
+            copy_files(source.disk, source.directory, temporary, source.records, stop)
+            os.rename(temporary, path)
+        except BaseException as error:
+            remove_tree(self._disk, temporary)
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise self._full(source.size) from error
+            raise
+
+    def _make_room(self, size: int) -> None:
+        if self._disk.free(self._own) < size:
+            self.sweep()
+            if self._disk.free(self._own) < size:
+                raise self._full(size)
+
+    def _full(self, size: int) -> StageFullError:
+        free = self._disk.free(self._root)
+        return StageFullError(
+            f"{size} bytes do not fit, {free} are free", path=self._root, hint=f"df -h {self._root}"
+        )
+
+    def _progress(self, key: str) -> int:
+        """Return the bytes of a copy that is being made."""
+        return sum(_size(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
+
+    def _sweep(self, directory: str) -> None:
+        names = _names(directory)
+        keys = {_key_of(name) for name in names} - {""}
+        for key in sorted(keys):
+            held = claim(f"{directory}/{key}{_LOCK}", exclusive=True)
+            if held is not None:
+                self._remove(directory, key, held)
+        if directory != self._own:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+
+    def _remove(self, directory: str, key: str, held: Claim) -> None:
+        try:
+            self._clear(directory, key)
+            remove_tree(self._disk, f"{directory}/{key}")
+            held.remove()
+        finally:
+            held.close()
+
+    def _clear(self, directory: str, key: str) -> None:
+        """Remove what copiers that were killed have left of a copy. Only for who holds its lock exclusively."""
+        for name in _names(directory):
+            if _is_part(name, key):
+                remove_tree(self._disk, f"{directory}/{name}")
+
+
+class _Watched:
+    """Says whether something still grows."""
+
+    def __init__(self, clock: Clock, stalled: float) -> None:
+        self._clock, self._stalled = clock, stalled
+        self._seen, self._since = -1, clock.monotonic()
+
+    def is_moving(self, size: int) -> bool:
+        now = self._clock.monotonic()
+        if size != self._seen:
+            self._seen, self._since = size, now
+        return now - self._since < self._stalled
+
+
+def _kept(path: str, held: Claim) -> Staged | None:
+    # Between two kinds of lock somebody may have removed it.
+    if os.path.isdir(path):
+        return Staged(path, held)
+    held.close()
+    return None
+
+
+def _job_key(root: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(root)).lstrip(".")[:60] or "job"
+    return f"{name}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
+
+
+def _key_of(name: str) -> str:
+    """Return the copy that a name belongs to."""
+    if is_temporary(name):
+        return name.removeprefix(".").rpartition(".tmp")[0].rpartition(".")[0]
+    return name.removesuffix(_LOCK)
+
+
+def _is_part(name: str, key: str) -> bool:
+    return is_temporary(name) and _key_of(name) == key
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _size(path: str) -> int:
+    total = 0
+    for place, _, files in os.walk(path):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(f"{place}/{name}").st_size
+    return total
+
+
+def _private(path: str) -> None:
+    """Create a directory that only this user can use, or check that it is one."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat_module.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")
+
+
+@contextlib.contextmanager
+def _config_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"no stage can be made: {error.strerror}", path=path, hint=f"ls -ld {path}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Weights through the memory of a host that trainer and explorer share."""

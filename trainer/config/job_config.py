@@ -1,0 +1,241 @@
+"""The job directory that a start gets, and the resolved configuration that is kept in it as `config.toml`."""
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import structlog
+
+from syncd.errors import ConfigError, storage_error
+from syncd.jobfile.keys import Key
+from syncd.protocol.disk import LocalDisk
+from syncd.protocol.layout import STATE
+from syncd.protocol.permissions import modes_in, read_config_file
+from trainer.config.changes import Contradiction, check_allowed, flags, note, split
+from trainer.config.keys import keys
+from trainer.config.load import FIRST_LINE, read_table
+from trainer.config.model import JobConfig
+from trainer.config.text import plain, to_toml
+
+_HEAD = f"""{FIRST_LINE}
+# `syncd watch` reads its [daemon] table here. Later starts must agree with it: docs/configuration.md says how.
+
+"""
+
+
+def kept_path(directory: str) -> str:
+    """Return where a job directory keeps its configuration."""
+    return f"{directory}/config.toml"
+
+
+def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig:
+    """Make or take the job directory, keep the configuration there, and return it as it holds from now on.
+
+    One process of a job calls this, before any other uses the job directory.
+
+    Args:
+        config: This start's configuration.
+        allowed: Fixed keys that a person lets change.
+
+    Raises:
+        ConfigError: It contradicts the job that is there, or another config.toml is in the way.
+        UsageError: A key that is let change cannot.
+        StorageError: The directory cannot be made or written.
+    """
+    check_allowed(allowed)
+    settled = settle_job_dir(config)
+    keep(settled, allowed)
+    return settled
+
+
+def settle_job_dir(config: JobConfig) -> JobConfig:
+    """Make the job directory, and return the configuration with it; a second call changes nothing.
+
+    With `continue_from_checkpoint = false` it is the first of `DIR`, `DIR-2`, ... that is not there or empty, and no
+    other start gets the same; from then on the configuration says true, for that directory is to be gone on in.
+
+    Raises:
+        ConfigError: The policy of its files means nothing on this host, or not for this user.
+        StorageError: It cannot be made.
+    """
+    disk = _disk(config)
+    try:
+        if config.trainer.continue_from_checkpoint:
+            disk.make_directory(config.job.dir)
+            return config
+        for suffix in _suffixes():
+            if _claim(disk, f"{config.job.dir}{suffix}", config.job.source):
+                break
+    except OSError as error:
+        raise storage_error(error, config.job.dir) from error
+    return moved_to(config, f"{config.job.dir}{suffix}")
+
+
+def planned_job_dir(config: JobConfig) -> str:
+    """Return the directory that `settle_job_dir` would take now; nothing is made.
+
+    Raises:
+        StorageError: A directory cannot be read.
+    """
+    if config.trainer.continue_from_checkpoint:
+        return config.job.dir
+    candidates = (f"{config.job.dir}{suffix}" for suffix in _suffixes())
+    try:
+        return next(place for place in candidates if _is_free(place, config.job.source))
+    except OSError as error:
+        raise storage_error(error, config.job.dir) from error
+
+
+def moved_to(config: JobConfig, directory: str) -> JobConfig:
+    """Return the configuration as it holds once it has been settled on `job.dir`, or on that with a suffix."""
+    job, trainer = config.job, config.trainer
+    suffix = directory.removeprefix(job.dir)
+    state_dir = f"{job.state_dir}{suffix}" if job.state_dir else ""
+    return config.model_copy(
+        update={
+            "job": job.model_copy(update={"dir": directory, "state_dir": state_dir}),
+            "trainer": trainer.model_copy(update={"continue_from_checkpoint": True}),
+        }
+    )
+
+
+def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple[Contradiction, ...]:
+    """Return the fixed keys of which the copy in the job directory says something else; none where there is none.
+
+    Args:
+        config: This start's configuration, with its settled job directory.
+        besides: Keys that are not compared.
+
+    Raises:
+        ConfigError: The copy is not TOML any more.
+        StorageError: It cannot be read.
+    """
+    path = kept_path(config.job.dir)
+    if not _is_ours(_read(path)):
+        return ()
+    kept, now = read_table(path), plain(config)
+    fixed = (key for key in keys().values() if key.fixed and key.name not in besides)
+    pairs = ((key.name, _value(kept, key), _value(now, key)) for key in fixed)
+    return tuple(Contradiction(name, before, after, path) for name, before, after in pairs if before != after)
+
+
+def refuse(found: Sequence[Contradiction]) -> None:
+    """Do nothing where nothing contradicts.
+
+    Raises:
+        ConfigError: It says every key with both values.
+    """
+    if found:
+        lines = "".join(f"\n  {contradiction}" for contradiction in found)
+        allowing = f", allow it with {allowing}" if (allowing := flags(found)) else ""
+        raise ConfigError(
+            f"the job that is there was started otherwise:{lines}",
+            hint=f"put it back{allowing}, or give --trainer.continue_from_checkpoint false for a new directory"
+            " beside it",
+        )
+
+
+def keep(config: JobConfig, allowed: Collection[str] = ()) -> None:
+    """Write the copy, durably, unless this start contradicts the one that is there; record what is let change.
+
+    Raises:
+        ConfigError: It contradicts in a key that may not change, or the trainer did not write the config.toml
+            that is there.
+        StorageError: The job directory cannot be read or written.
+    """
+    path = kept_path(config.job.dir)
+    before, after = _read(path), (_HEAD + to_toml(config)).encode()
+    changed, refused = split(contradictions(config), allowed)
+    refuse(refused)
+    try:
+        note(_disk(config), config.job.dir, changed)
+        for one in changed:
+            structlog.get_logger().warning("config.changed", key=one.key, old=one.kept, new=one.now)
+        if before is not None and not _is_ours(before):
+            _set_aside(path, before, config.job.source)
+        if before != after:
+            _disk(config).replace(path, after)
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def _suffixes() -> Iterator[str]:
+    yield ""
+    for number in count(2):
+        yield f"-{number}"
+
+
+def _claim(disk: LocalDisk, directory: str, source: str) -> bool:
+    """Say whether the directory is now this start's: of all that find it empty, one makes the state directory."""
+    if not _is_free(directory, source):
+        return False
+    disk.make_directory(directory)
+    try:
+        os.mkdir(f"{directory}/{STATE}")
+    except FileExistsError:
+        return False
+    disk.adopt(f"{directory}/{STATE}")
+    return True
+
+
+def _disk(config: JobConfig) -> LocalDisk:
+    """Return what makes files as the job's policy says, before the job keeps that policy."""
+    job = config.job
+    policy = {"daemon": config.daemon, "job": {"permissions": job.permissions, "group": job.group}}
+    modes = modes_in(policy, job.source or "the command line")
+    return LocalDisk(modes=lambda: modes)
+
+
+def _is_free(directory: str, source: str) -> bool:
+    """Say whether there is nothing at a place, or a directory with nothing but a file that a user starts from."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        if not os.path.lexists(directory):
+            raise  # what it would be in is no directory
+        return False
+    path = kept_path(directory)
+    return not names or (names == ["config.toml"] and _is_same(path, source) and not _is_ours(_read(path)))
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return read_config_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def _is_ours(content: bytes | None) -> bool:
+    return content is not None and content.startswith(FIRST_LINE.encode())
+
+
+def _is_same(path: str, source: str) -> bool:
+    return bool(source) and os.path.exists(source) and os.path.samefile(path, source)
+
+
+def _set_aside(path: str, content: bytes, source: str) -> None:
+    """Save a user's own file beside the place that the copy needs, if it is what this start was given."""
+    if not _is_same(path, source):
+        raise ConfigError(
+            "the trainer did not write the config.toml that is in the job directory",
+            path=path,
+            hint=f"move it away, or start from it: trainer train {path}",
+        )
+    names = (f"{os.path.dirname(path)}/config.given{suffix}.toml" for suffix in _suffixes())
+    aside = next(name for name in names if _read(name) in (None, content))
+    LocalDisk().replace(aside, content)
+    structlog.get_logger().warning("config.set_aside", path=path, saved=aside)
+
+
+def _value(table: Mapping[str, Any], key: Key) -> Any:
+    place: Any = table
+    for part in key.name.split("."):
+        if not isinstance(place, Mapping) or part not in place:
+            return "none" if key.default is None else key.default
+        place = place[part]
+    return place

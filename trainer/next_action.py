@@ -1,0 +1,143 @@
+"""What the trainer does next, as pure functions of what is known."""
+
+from dataclasses import dataclass
+
+from syncd.client.sync_policy import trainer_needs_sync
+from syncd.errors import SyncdError
+from trainer.config.algorithms import SFT
+from trainer.config.model import JobConfig
+from trainer.experience.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train one step on a batch."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Publish the weights of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save a full checkpoint of this step, which publishes its weights too.
+
+    Args:
+        block: Whether the loop waits until it is durable.
+        as_hf: Whether it gets a Hugging Face directory that stands for itself.
+    """
+
+    block: bool
+    as_hf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Wait for so many seconds, then look again."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End the run.
+
+    Args:
+        reason: Why, in a few words.
+        error: What went wrong, None where nothing did.
+        again: Whether a later start shall go on.
+        intact: Whether the samples' state is known to be whole, so that a checkpoint may be saved despite the error.
+        is_done: Whether the run has reached all that it was started for.
+    """
+
+    reason: str
+    error: SyncdError | None = None
+    again: bool = False
+    intact: bool = True
+    is_done: bool = False
+
+
+Action = Train | Sync | Save | Idle | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known at the beginning of a turn.
+
+    Args:
+        step: Steps trained so far.
+        synced: The step whose weights were handed out last.
+        saved: The step of the last full checkpoint, 0 before the first.
+        saved_as_hf: Whether that one has a Hugging Face directory.
+        tried: The step at which a full checkpoint was tried last; what failed is tried again at the next interval.
+        ending: Why no further step will be trained, empty while there will.
+        interrupted: Whether the run ends only for now.
+        explorer_asks: Whether an explorer waits for weights.
+        is_watched: Whether anybody follows the versions, or may do so unseen.
+    """
+
+    step: int
+    synced: int = 0
+    saved: int = 0
+    saved_as_hf: bool = False
+    tried: int = 0
+    ending: str = ""
+    interrupted: bool = False
+    explorer_asks: bool = False
+    is_watched: bool = True
+
+
+def end_of(config: JobConfig, step: int, over: str) -> str:
+    """Return why no further step will be trained, empty while there will.
+
+    Args:
+        config: The job's file.
+        step: Steps trained so far.
+        over: Why there will be no more samples, empty while there may be.
+    """
+    total = config.trainer.total_steps
+    return f"total_steps {total} reached" if total is not None and step >= total else over
+
+
+def need_sync(config: JobConfig, now: Situation) -> bool:
+    """Say whether the weights are due."""
+    sync = config.sync
+    due = trainer_needs_sync(sync.style, now.step, now.synced, sync.interval, explorer_asks=now.explorer_asks)
+    return now.step > 0 and now.is_watched and due
+
+
+def looks_for_watchers(config: JobConfig) -> bool:
+    """Say whether weights are published only while an explorer lives, apart from full checkpoints."""
+    unwatched = config.sync.unwatched
+    return unwatched == "skip" or (unwatched == "auto" and config.algorithm.name == SFT)
+
+
+def need_save(config: JobConfig, now: Situation) -> bool:
+    """Say whether a full checkpoint is due: at each interval, and always at the end."""
+    if now.step == 0:
+        return False
+    if now.saved == now.step:
+        return save_as_hf(config, now) and not now.saved_as_hf
+    interval = config.trainer.save_interval
+    return bool(now.ending) or (interval > 0 and now.step % interval == 0 and now.tried != now.step)
+
+
+def save_as_hf(config: JobConfig, now: Situation) -> bool:
+    """Say whether a checkpoint saved now gets a Hugging Face directory."""
+    wanted = config.trainer.save_hf_checkpoint
+    return wanted == "always" or (wanted == "last" and bool(now.ending) and not now.interrupted)
+
+
+def duty(config: JobConfig, now: Situation) -> Save | Sync | Finish | None:
+    """Return what must be done before another step is trained, None for nothing.
+
+    A save publishes the weights too, so one save serves when a sync and a save fall together.
+    """
+    if need_save(config, now):
+        return Save(block=bool(now.ending), as_hf=save_as_hf(config, now))
+    if need_sync(config, now):
+        return Sync()
+    return Finish(now.ending, again=now.interrupted) if now.ending else None

@@ -1,5 +1,0 @@
-"""What a person sees while it trains: a live display on a terminal, plain lines otherwise."""
-
-from trainer.progress.display import Progress
-
-__all__ = ["Progress"]

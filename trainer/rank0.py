@@ -1,0 +1,250 @@
+"""What only rank 0 does: talk to explorers and the daemon, sample, decide, and show what happens."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
+from syncd.experience import places
+from syncd.jobfile.finished import Finished, clear_finished, mark_finished
+from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.marker import read_marker
+from syncd.protocol.mount import mount_of
+from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
+from trainer.auto_method import Chooser
+from trainer.config.model import JobConfig
+from trainer.experience.batch import Batch, Strategy
+from trainer.experience.limits import UNLIMITED, Limits
+from trainer.explorer_liveness import Audience
+from trainer.loop_state import TrainerState
+from trainer.next_action import Action, Finish, Idle, Situation, Train, duty, end_of, looks_for_watchers
+from trainer.resume import lead_back
+from trainer.sampling import Supervised
+from trainer.waiting import Wait, Waiting, document
+
+FIRST_GENERATION = 1
+"""The generation of experiences that were made before anything was published."""
+
+_IDLE = {False: 0.02, True: 0.25}
+"""Seconds between two turns while there is nothing to do, by whether the mount is a network's."""
+
+
+_WAITING = "waiting"
+"""The event, and the field of the trainer's presence."""
+
+_FAILED = "rank 0 failed"
+
+
+class Show(Protocol):
+    """Where figures go: monitors, the progress display."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Take the figures of a step."""
+
+    def preview(self, batch: Batch, step: int) -> None:
+        """Take rollouts that were trained on."""
+
+    def note(self, text: str) -> None:
+        """Say something to whoever watches."""
+
+    def close(self) -> None:
+        """Write out what is left."""
+
+
+class Head:
+    """Rank 0's side of the loop.
+
+    Args:
+        config: The job's file.
+        sync: The trainer's synchronizer, open.
+        strategy: Chooses samples.
+        show: Where figures go.
+        clock: Time.
+        tend: Called each turn, to look after what runs beside the trainer.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        sync: Synchronizer,
+        strategy: Strategy,
+        show: Show,
+        clock: Clock | None = None,
+        tend: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config, self.sync, self.strategy, self.show = config, sync, strategy, show
+        self._clock, self._tend = clock or SystemClock(), tend
+        self.chooser = Chooser(sync)
+        self._audience = Audience(sync, self._clock, config.data.left_grace)
+        self._idle = _IDLE[mount_of(sync.job.root).is_network]
+        self._waiting = Waiting(self._clock)
+        self._path = places.root(sync.job)
+        self._failure: SyncdError | None = None
+        self.is_finished = False
+        self._uncommitted: TrainerState | None = None
+        self._generation = FIRST_GENERATION
+        self._world_size = 1
+
+    def begin(self, state: TrainerState, world_size: int, limits: Limits = UNLIMITED) -> None:
+        """Go on from a state: samples behind its cursor, explorers no further than its step."""
+        self._world_size = world_size
+        self.strategy.limit(limits)
+        clear_finished(self.sync.job)
+        if state.sampler:
+            self.strategy.load_state_dict(state.sampler)
+        lead_back(self.sync, state.step, self.config.model.path)
+        self.sync.set_trainer_status(RunningStatus.RUNNING)
+
+    def decide(self, now: Situation, signals: Sequence[int | None]) -> Action:
+        """Return what all ranks do next; an error here ends the run on all of them."""
+        try:
+            if self._failure is not None:
+                return Finish(_FAILED, self._failure)
+            self._tend()
+            return self._decide(now, next((number for number in signals if number), None))
+        except SyncdError as error:
+            return Finish(_FAILED, error)
+        except OSError as error:
+            return Finish(_FAILED, storage_error(error, self.sync.job.root))
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for a word
+            # A bug: it may have come with groups taken from those that wait and handed to nobody.
+            return Finish(_FAILED, _bug(error), intact=False)
+
+    def attempt(self, work: Callable[["Head"], None]) -> None:
+        """Do what the other ranks have no part in; what fails there ends the run at the next decision."""
+        try:
+            work(self)
+        except SyncdError as error:
+            self._failure = self._failure or error
+        except Exception as error:  # noqa: BLE001 - raised here, the other ranks would not hear of it
+            self._failure = self._failure or _bug(error)
+
+    @property
+    def failure(self) -> SyncdError | None:
+        """Return what `attempt` has met."""
+        return self._failure
+
+    def finish(self, step: int, reason: str, *, is_done: bool) -> None:
+        """Note that the run has ended well, and for explorers, whether the job is finished."""
+        self.is_finished = True
+        if is_done:
+            mark_finished(self.sync.job, Finished(step, reason))
+
+    def clear_way(self, step: int) -> None:
+        """Have an abandoned step taken away that lies where this one is written."""
+        self.sync.vacate(step)
+
+    def state_at(self, step: int) -> dict[str, object]:
+        """Return the loop's state, to be saved with this step; samples are let go once that is durable."""
+        self._uncommitted = TrainerState(step, self._generation, self._world_size, self.strategy.state_dict())
+        return self._uncommitted.document()
+
+    def commit(self, saved_step: int) -> None:
+        """Let go of what the newest durable checkpoint covers."""
+        if self._uncommitted is not None and saved_step >= self._uncommitted.step:
+            self.strategy.commit(self._uncommitted.sampler)
+            self._uncommitted = None
+
+    def _decide(self, now: Situation, signal: int | None) -> Action:
+        over = f"signal {signal}" if signal else self._over(now.step)
+        timed_out = None if over else self._timed_out()
+        ending = end_of(self.config, now.step, over or (timed_out.message if timed_out else ""))
+        now = replace(
+            now,
+            ending=ending,
+            interrupted=signal is not None,
+            explorer_asks=self._explorer_asks(now),
+            is_watched=self._is_watched(),
+        )
+        due = duty(self.config, now)
+        if isinstance(due, Finish):
+            return replace(due, error=timed_out, is_done=self._is_done(now.step))
+        return due or self._sampled(now.step)
+
+    def _read_generation(self) -> None:
+        try:
+            version = self.sync.get_latest_version()
+        except ProtocolTooNewError:
+            raise
+        except CorruptDataError:
+            return  # the daemon is about to replace the file, and generations rarely change
+        self._generation = version.generation if version else FIRST_GENERATION
+
+    def _sampled(self, step: int) -> Action:
+        self._read_generation()
+        batch = self.strategy.sample(step, generation=self._generation)
+        if batch is not None:
+            self._end_wait()
+            return Train(batch)
+        self._waiting.begin()
+        if self._waiting.is_due():
+            self._tell_wait()
+        return Idle(self._idle)
+
+    def _tell_wait(self) -> None:
+        """Say what is waited for; where it cannot be said in the presence, the log still has it."""
+        with contextlib.suppress(SyncdError, OSError):
+            self.sync.describe({_WAITING: document(self._path, self._waiting.since)})
+        metrics, data = self.strategy.metrics(), self.config.data
+        whole = int(metrics.get("experience/waiting", 0)) // data.group_size
+        rejected = int(metrics.get("experience/rejected", 0))
+        seconds = self._waiting.seconds or 0.0
+        since, living, source = self._waiting.since, self._living(), self.config.job.source
+        text = Wait(self._path, since, seconds, whole, data.groups, living, rejected, source).text()
+        structlog.get_logger().info(_WAITING, text=text)
+        self.show.note(text)
+
+    def _end_wait(self) -> None:
+        if self._waiting.seconds is not None:
+            self._waiting.end()
+            with contextlib.suppress(SyncdError, OSError):
+                self.sync.describe({_WAITING: None}, now=False)
+
+    def _living(self) -> int | None:
+        try:
+            self._audience.look()
+        except (SyncdError, OSError):
+            return None
+        return self._audience.living
+
+    def _is_watched(self) -> bool:
+        """Say whether weights that are due shall be published; who cannot be seen may be there."""
+        return not looks_for_watchers(self.config) or self._living() != 0
+
+    def _is_done(self, step: int) -> bool:
+        total, strategy = self.config.trainer.total_steps, self.strategy
+        return (total is not None and step >= total) or (isinstance(strategy, Supervised) and strategy.over)
+
+    def _over(self, step: int) -> str:
+        """Return why there will be no more samples."""
+        if isinstance(self.strategy, Supervised):
+            return "all epochs done" if self.strategy.over else ""
+        if self._waiting.seconds is None or not self.config.data.end_when_left or not self._audience.look():
+            return ""
+        return f"all explorers have left at step {step}"
+
+    def _timed_out(self) -> TimedOutError | None:
+        limit, waited = self.config.data.wait_timeout, self._waiting.seconds
+        if waited is None or waited < limit:
+            return None
+        hint = f"syncd status {self.sync.job.root}  # who explores?"
+        return TimedOutError(f"no whole batch of experiences within {limit:g} s", path=self._path, hint=hint)
+
+    def _explorer_asks(self, now: Situation) -> bool:
+        """Say whether an explorer waits for what this step has; tell it where there is nothing newer."""
+        if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
+            return False
+        if now.synced == now.step and self._announced() >= now.synced:
+            self.sync.notify_no_new_model_state_dict()
+        return True
+
+    def _announced(self) -> int:
+        return read_marker(self.sync.job.disk, self.sync.job.marker).step or 0
+
+
+def _bug(error: Exception) -> SyncdError:
+    structlog.get_logger().exception("rank_0_failed")
+    return SyncdError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,218 @@
+"""Curves of one job or several as one picture: reward, loss, KL and age, times of syncs and saves.
+
+    plot("/shared/job", "job.png")
+    plot(["/shared/seed-1", "/shared/seed-2", "/shared/seed-3"], "seeds.svg")
+
+matplotlib is imported when it is needed, without pyplot: no window, no global state.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from syncd.errors import ConfigError, JobMissingError, NotReadyError, UsageError, storage_error
+from trainer.monitors.history import History, read_history
+from trainer.monitors.jsonl import METRICS
+from trainer.reporting.panels import PANELS, Line, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Of jobs in turn: told apart by people who do not see all colours, and in print."""
+
+SIZE = (11.0, 7.5)
+"""Inches."""
+
+_DOTS_BELOW = 25
+"""Points below which each is marked."""
+
+_SMOOTH_FROM = 60
+"""Steps from which on a curve also gets its moving mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    name: str
+    colour: str
+    history: History
+
+
+def plot(job_dirs: Sequence[str] | str, out: str) -> str:
+    """Draw what the metrics.jsonl of jobs say, and return the path of the picture.
+
+    Args:
+        job_dirs: One job directory, or several to compare.
+        out: The picture: .png, .svg, .pdf, or what else matplotlib writes.
+
+    Raises:
+        NotReadyError: A job has no metrics yet.
+        ConfigError: matplotlib is not installed.
+        UsageError: The picture's suffix is none that matplotlib knows, or there is no job.
+        StorageError: A file cannot be read, or the picture not be written.
+    """
+    _save(draw([job_dirs] if isinstance(job_dirs, str) else job_dirs), out)
+    return out
+
+
+def draw(job_dirs: Sequence[str]) -> "Figure":
+    """Return the figure of jobs; errors as of `plot`."""
+    if not job_dirs:
+        raise UsageError("nothing to plot", hint="name one job directory or more")
+    histories = [_history(directory) for directory in job_dirs]
+    colours = itertools.cycle(COLOURS)
+    return _figure([_Job(*each) for each in zip(_names(job_dirs), colours, histories, strict=False)])
+
+
+def _names(directories: Sequence[str]) -> list[str]:
+    """Return what tells jobs apart: the names of their directories, or the paths where names repeat."""
+    paths = [os.path.abspath(directory).replace("$", r"\$") for directory in directories]
+    names = [os.path.basename(path) for path in paths]
+    return names if len(set(names)) == len(names) else paths
+
+
+def _history(directory: str) -> History:
+    path = os.path.join(directory, METRICS)
+    try:
+        history = read_history(path)
+    except FileNotFoundError:
+        _require_directory(directory)
+        history = History()
+    except OSError as error:
+        raise storage_error(error, path) from error
+    if not history.steps:
+        raise NotReadyError(
+            "no metrics yet", path=path, hint="the trainer writes them with its first step: trainer train"
+        )
+    return history
+
+
+def _require_directory(directory: str) -> None:
+    if not os.path.isdir(directory):
+        raise JobMissingError("the job directory is missing or not mounted", path=directory)
+
+
+def _figure(jobs: Sequence[_Job]) -> "Figure":
+    figure = _new_figure()
+    for axes, panel in zip(_axes(figure), PANELS, strict=True):
+        _draw(axes, panel, jobs)
+    if len(jobs) > 1:
+        handles = [figure.axes[0].plot([], [], color=job.colour)[0] for job in jobs]
+        figure.legend(
+            handles, [job.name for job in jobs], loc="outside upper center", ncols=len(jobs), frameon=False
+        )
+    else:
+        figure.suptitle(jobs[0].name, fontsize=12)
+    ignored = sum(job.history.ignored for job in jobs)
+    if ignored:
+        note = f"lines of metrics.jsonl that could not be read: {ignored}"
+        figure.text(0.995, 0.004, note, ha="right", fontsize=7, color="0.5")
+    return figure
+
+
+def _new_figure() -> "Figure":
+    try:
+        # Half a second, and an extra.
+        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError("plots need matplotlib", hint="pip install 'syncd[plot]'") from error
+    return Figure(figsize=SIZE, dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+
+
+def _axes(figure: "Figure") -> "Iterator[Axes]":
+    """Yield the axes of a 2x2 figure, whose third part is two panels, one above the other; all share the steps."""
+    grid = figure.add_gridspec(2, 2)
+    first = figure.add_subplot(grid[0, 0])
+    yield first
+    halves = grid[1, 0].subgridspec(2, 1)
+    for place in (grid[0, 1], halves[0], halves[1], grid[1, 1]):
+        yield figure.add_subplot(place, sharex=first)
+
+
+def _draw(axes: "Axes", panel: Panel, jobs: Sequence[_Job]) -> None:
+    drawn = [_curve(axes, line, job) for job in jobs for line in panel.lines]
+    if panel.bands and len(jobs) == 1:
+        _bands(axes, panel, jobs[0])
+    _dress(axes, panel)
+    if not any(drawn):
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "not recorded", ha="center", va="center", color="0.6", transform=axes.transAxes)
+    elif len(panel.lines) > 1:
+        _key(axes, panel)
+
+
+def _dress(axes: "Axes", panel: Panel) -> None:
+    axes.set_title(panel.title, fontsize=10, loc="left")
+    axes.set_ylabel(panel.unit, fontsize=8)
+    axes.set_xlabel("step", fontsize=8)
+    axes.locator_params(axis="x", integer=True)
+    axes.tick_params(labelsize=8)
+    axes.grid(color="0.92", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if panel.from_zero:
+        axes.set_ylim(bottom=0)
+
+
+def _key(axes: "Axes", panel: Panel) -> None:
+    """Say in the line of the title, where no curve can be, which line is what."""
+    handles = [axes.plot([], [], line.style, color="0.3", label=line.label)[0] for line in panel.lines]
+    where: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+    axes.legend(handles=handles, fontsize=8, frameon=False, ncols=len(handles), **where)
+
+
+def _curve(axes: "Axes", line: Line, job: _Job) -> bool:
+    """Draw a curve, and say whether there was one."""
+    steps, values = job.history.series(*line.names)
+    if not any(map(math.isfinite, values)):
+        return False
+    style: dict[str, Any] = {"color": job.colour, "linestyle": line.style}
+    if len(steps) < _DOTS_BELOW:
+        style |= {"marker": "o", "markersize": 3}
+    if len(steps) >= _SMOOTH_FROM:
+        axes.plot(steps, values, linewidth=0.7, alpha=0.35, **style)
+        values = _moving_mean(values, len(values) // 25)
+    axes.plot(steps, values, linewidth=1.4, **style)
+    return True
+
+
+def _bands(axes: "Axes", panel: Panel, job: _Job) -> None:
+    """Fill the areas, where they are recorded; those of several jobs would hide each other."""
+    filled = [_band(axes, line.band, job) for line in panel.lines if line.band is not None]
+    if any(filled):
+        axes.set_title(panel.bands, fontsize=8, loc="right", color="0.4")
+
+
+def _band(axes: "Axes", names: tuple[str, str], job: _Job) -> bool:
+    figures = job.history.steps
+    steps = [step for step, has in figures.items() if all(name in has for name in names)]
+    low, high = ([figures[step][name] for step in steps] for name in names)
+    axes.fill_between(steps, low, high, color=job.colour, alpha=0.12, linewidth=0)
+    return bool(steps)
+
+
+def _moving_mean(values: Sequence[float], reach: int) -> list[float]:
+    """Return the mean of each value and its neighbours on both sides, gaps passed over."""
+    windows = (values[max(at - reach, 0) : at + reach + 1] for at in range(len(values)))
+    finite = ([value for value in window if math.isfinite(value)] for window in windows)
+    return [math.fsum(window) / len(window) if window else math.nan for window in finite]
+
+
+def _save(figure: "Figure", out: str) -> None:
+    known = sorted(figure.canvas.get_supported_filetypes())
+    suffix = os.path.splitext(out)[1].lstrip(".").lower()
+    if suffix not in known:
+        raise UsageError(
+            f"a picture is not written as {suffix or 'a file without a suffix'!r}",
+            path=out,
+            hint=", ".join(known),
+        )
+    try:
+        figure.savefig(out)
+    except OSError as error:
+        raise storage_error(error, out) from error

@@ -1,1 +1,0 @@
-"""How weights leave the trainer. A receiver of the same name is in `explorer_hooks/transports/`."""
