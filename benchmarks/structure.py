@@ -53,7 +53,7 @@ def main() -> None:
     sources = read(ROOT, PACKAGES)
     figures = measure(sources)
     if options.trace:
-        import structure_trace  # needs torch  # noqa: PLC0415
+        import structure_trace  # noqa: PLC0415 - needs torch  # noqa: PLC0415
 
         figures |= structure_trace.measure()
     for name, value in figures.items():
