@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from syncd.config import DaemonConfig
-from syncd.daemon.foreign import families  # noqa: F401 - for weeks: what it imports later may be another version
+from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
 from syncd.daemon.watchdog import Attendance

@@ -95,7 +95,7 @@ class Scanner:
         self._doubted: set[int] = set()
         self._marked_to: int | None = None
         self._changed = self._moved = self._has_listed = False
-        self._layouts = foreign.Layouts()
+        self._layouts = foreign.ForeignLayouts()
         self._explorers, self._trainers = Liveness(self._ttl), Liveness(self._ttl)
         self._snapshot = Snapshot()
         self._marker_since = self._clock.monotonic()
@@ -255,7 +255,7 @@ class Scanner:
                 continue
             step = parse_step_name(entry.name)
             if step is None:
-                step = self._layouts.step_of(entry.name)
+                step = foreign.step_of(entry.name)
             # Of two directories that name one step, the one of this protocol's own naming is it.
             if step is not None and (step not in found or parse_step_name(entry.name) is not None):
                 found[step] = entry.name

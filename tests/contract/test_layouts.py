@@ -8,8 +8,8 @@ from foreign_jobs import SAMPLES, Sample, put
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from syncd.daemon.foreign import Layouts, examine, step_of
-from syncd.daemon.foreign.families import LAYOUTS
+from syncd.daemon.foreign import ForeignLayouts, examine, step_of
+from syncd.daemon.foreign.frameworks import LAYOUTS
 from syncd.daemon.snapshot import State, Step
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import MAX_STEP
@@ -20,7 +20,7 @@ def sample(request) -> Sample:
     return request.param
 
 
-def look(root, sample: Sample, layouts: Layouts | None = None) -> Step | None:
+def look(root, sample: Sample, layouts: ForeignLayouts | None = None) -> Step | None:
     if layouts is None:
         return examine(LocalDisk(), str(root), sample.directory)
     return layouts.examine(LocalDisk(), str(root), sample.directory, step_of(sample.directory))
@@ -101,7 +101,7 @@ def test_shards_that_come_in_any_order(tmp_path, sample):
 def test_a_file_cut_short_is_filling(tmp_path, sample):
     """Whatever of a file is there so far is never complete, nor damaged: more of it may come."""
     path = sample.place(tmp_path)
-    layouts = Layouts()
+    layouts = ForeignLayouts()
     for name, content in sample.parts:
         size = len("tinker://") if sample.layout == "tinker" else len(content)
         lengths = {0, 1, 4, 7, 8, 9, 30, size // 3, size // 2, size - 43, size - 22, size - 21, size - 1}
@@ -147,7 +147,7 @@ def test_a_replaced_file_is_noticed(tmp_path, sample):
 
 def test_an_unchanged_step_stays_equal(tmp_path, sample):
     sample.place(tmp_path)
-    layouts = Layouts()
+    layouts = ForeignLayouts()
     seen = [
         layouts.examine(LocalDisk(), str(tmp_path), sample.directory, step_of(sample.directory)) for _ in "ab"
     ]
@@ -156,7 +156,7 @@ def test_an_unchanged_step_stays_equal(tmp_path, sample):
 
 def test_an_unchanged_step_is_not_read_again(tmp_path, sample):
     sample.place(tmp_path)
-    layouts, disk = Layouts(), Counting()
+    layouts, disk = ForeignLayouts(), Counting()
     number = step_of(sample.directory)
     layouts.examine(disk, str(tmp_path), sample.directory, number)
     assert disk.reads

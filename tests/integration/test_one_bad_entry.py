@@ -16,7 +16,7 @@ from cli import environment
 from jobs import explorer, start, steps_of, write_step
 from processes import PROGRAMS
 
-from syncd.daemon.foreign import families  # noqa: F401
+from syncd.daemon.foreign import frameworks  # noqa: F401
 from syncd.observe import names
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job

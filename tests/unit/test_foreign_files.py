@@ -9,13 +9,16 @@ import zipfile
 import pytest
 from foreign_jobs import archive, distributed_metadata, index, numbered, put, tensors
 
-from syncd.daemon.foreign import documents, metadata
-from syncd.daemon.foreign.archive import whole_archive
-from syncd.daemon.foreign.documents import whole_index, whole_object
-from syncd.daemon.foreign.look import Look, Memo, Verdict
-from syncd.daemon.foreign.metadata import whole_metadata
-from syncd.daemon.foreign.tensors import whole_tensors
-from syncd.daemon.foreign.tinker import whole_path
+from syncd.daemon.foreign import whole_files
+from syncd.daemon.foreign.directory import StepDirectory, Verdict, VerdictCache
+from syncd.daemon.foreign.frameworks import whole_path
+from syncd.daemon.foreign.whole_files import (
+    whole_archive,
+    whole_index,
+    whole_metadata,
+    whole_object,
+    whole_tensors,
+)
 from syncd.daemon.snapshot import State
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import LocalDisk
@@ -158,11 +161,11 @@ def test_an_index_that_is_still_written(verdict):
 def test_indexes_are_bounded(verdict, monkeypatch):
     assert verdict(whole_index, b"[" * 100_000) == BROKEN
     assert verdict(whole_index, b'{"a":' * 65) == BROKEN
-    monkeypatch.setattr(documents, "FILES_LIMIT", 3)
+    monkeypatch.setattr(whole_files, "FILES_LIMIT", 3)
     assert verdict(whole_index, index(numbered(4))) == BROKEN
-    monkeypatch.setattr(documents, "TENSOR_LIMIT", 3)
+    monkeypatch.setattr(whole_files, "TENSOR_LIMIT", 3)
     assert verdict(whole_index, index("abc")) == BROKEN
-    monkeypatch.setattr(documents, "INDEX_LIMIT", 10)
+    monkeypatch.setattr(whole_files, "INDEX_LIMIT", 10)
     assert verdict(whole_index, index("a")) == BROKEN
 
 
@@ -214,11 +217,11 @@ def test_hostile_metadata(verdict, monkeypatch):
     outside = {"../../etc/passwd": b"x", "/x/__0_0.distcp": b"x", "__0_0.distcp/..": b"x"}
     assert verdict(whole_metadata, distributed_metadata(outside, pieces=1)) == State.FILLING
     whole = distributed_metadata({"__0_0.distcp": b"x", "__1_0.distcp": b"x"}, pieces=1)
-    monkeypatch.setattr(metadata, "FILES_LIMIT", 1)
+    monkeypatch.setattr(whole_files, "FILES_LIMIT", 1)
     assert verdict(whole_metadata, whole) == BROKEN
-    monkeypatch.setattr(metadata, "OPERATION_LIMIT", 10)
+    monkeypatch.setattr(whole_files, "OPERATION_LIMIT", 10)
     assert verdict(whole_metadata, whole) == BROKEN
-    monkeypatch.setattr(metadata, "METADATA_LIMIT", 10)
+    monkeypatch.setattr(whole_files, "METADATA_LIMIT", 10)
     assert verdict(whole_metadata, whole) == BROKEN
 
 
@@ -241,24 +244,30 @@ def test_remote_paths(verdict, content, state):
     assert verdict(whole_path, content) == state
 
 
-def test_a_memo_is_bounded_and_keeps_what_is_used():
-    memo = Memo(limit=10)
+def test_a_cache_is_bounded_and_keeps_what_is_used():
+    cache = VerdictCache(limit=10)
     stat = LocalDisk().stat("/")
     for number in range(50):
-        memo.put((whole_object, str(number), stat), Verdict())
-        assert memo.get((whole_object, "0", stat))
-    assert len(memo) == 10
-    memo.put((whole_index, "index", stat), Verdict(names=dict.fromkeys("abcde", 0)))
-    assert len(memo) == 5
-    memo.put((whole_index, "index", stat), Verdict())
-    assert len(memo) == 5
-    memo.put((whole_index, "large", stat), Verdict(names=dict.fromkeys(map(str, range(11)), 0)))
-    assert len(memo) == 0
+        cache.put((whole_object, str(number), stat), Verdict())
+        assert cache.get((whole_object, "0", stat))
+    assert len(cache) == 10
+    cache.put((whole_index, "index", stat), Verdict(names=dict.fromkeys("abcde", 0)))
+    assert len(cache) == 5
+    cache.put((whole_index, "index", stat), Verdict())
+    assert len(cache) == 5
+    cache.put((whole_index, "large", stat), Verdict(names=dict.fromkeys(map(str, range(11)), 0)))
+    assert len(cache) == 0
 
 
-def test_a_memo_forgets_what_changed(tmp_path):
-    memo = Memo()
+def test_a_cache_forgets_what_changed(tmp_path):
+    cache = VerdictCache()
     put(f"{tmp_path}/model.safetensors", tensors()[:-1])
-    assert not Look(LocalDisk(), memo, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole
+    assert (
+        not StepDirectory(LocalDisk(), cache, str(tmp_path))
+        .file("", "model.safetensors", whole_tensors)
+        .is_whole
+    )
     put(f"{tmp_path}/model.safetensors", tensors())
-    assert Look(LocalDisk(), memo, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole
+    assert (
+        StepDirectory(LocalDisk(), cache, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole
+    )

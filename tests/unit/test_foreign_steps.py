@@ -16,7 +16,7 @@ from foreign_jobs import (
     tensors,
 )
 
-from syncd.daemon.foreign import Layouts, examine, weights
+from syncd.daemon.foreign import ForeignLayouts, examine, weights
 from syncd.daemon.plan import plan
 from syncd.daemon.policy import Policy
 from syncd.daemon.snapshot import Snapshot, State
@@ -294,7 +294,7 @@ def test_a_foreign_step_is_published_only_when_the_marker_names_it(job):
 
 def test_layouts_remember_per_file(job):
     """A step that fills costs one header for each shard that comes, not all of them again."""
-    layouts, disk = Layouts(), _Counting()
+    layouts, disk = ForeignLayouts(), _Counting()
     for name, content in shards_below("actor/", 8):
         job.put("global_step_1", (name, content))
         layouts.examine(disk, job.root, "global_step_1", 1)
