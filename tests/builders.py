@@ -2,7 +2,7 @@
 
 from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.protocol.layout import step_name
-from syncd.protocol.marker import Reading, parse_marker
+from syncd.protocol.marker import MarkerReading, parse_marker
 from syncd.protocol.version import Version
 
 
@@ -28,7 +28,7 @@ def snapshot(
     *steps: Step, marker: int | bytes | None = None, version: Version | None = None, **more
 ) -> Snapshot:
     text = b"" if marker is None else str(marker).encode() if isinstance(marker, int) else marker
-    reading = Reading(None, problem="missing") if marker is None else parse_marker(text)
+    reading = MarkerReading(None, problem="missing") if marker is None else parse_marker(text)
     more.setdefault("marker_stable_for", 60.0)
     return Snapshot(steps={step.step: step for step in steps}, marker=reading, version=version, **more)
 

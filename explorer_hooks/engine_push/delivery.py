@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from explorer_hooks.engine_push.call import Call, finish
 from syncd.client.wait import Deadline
 from syncd.errors import LoadFailedError, SyncdError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.transports.broadcast.carrying import GroupError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option, timeout_option
 from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
 from syncd.protocol.version import Version, read_version
 from syncd.stall.verbs import Attended
@@ -64,7 +64,7 @@ def _check(job: Job, step: int) -> None:
 
 
 def _wait(job: Job, request: Request, timeout: float) -> Version:
-    from syncd.protocol.candidate import Candidate  # noqa: PLC0415
+    from syncd.protocol.takeover import Candidate  # noqa: PLC0415
 
     ends, candidate = time.monotonic() + timeout, Candidate(job, SystemClock())
     while time.monotonic() < ends:

@@ -7,8 +7,8 @@ import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import Version
 from syncd.stall.verbs import Attended
 

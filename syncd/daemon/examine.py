@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from syncd.daemon.snapshot import State, Step
 from syncd.errors import CorruptDataError, ProtocolTooNewError
-from syncd.protocol.disk import MISSING, Disk, Entry, exists, list_if_there
+from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, step_name
 from syncd.protocol.manifest import Manifest, decode_manifest, missing_files
 from syncd.protocol.receipt import receipts_directory
@@ -77,7 +77,7 @@ def _progress(present: int, expected: int | None) -> str:
     return f"{present} of {expected} writers are done" if expected else "no writer is done yet"
 
 
-def count_receipts(entries: Iterable[Entry]) -> tuple[int, int | None]:
+def count_receipts(entries: Iterable[DirectoryEntry]) -> tuple[int, int | None]:
     """Return how many writers have left a receipt, and of how many, by the receipts' names alone."""
     sizes: Counter[int] = Counter()
     for entry in entries:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from syncd.daemon.policy import Policy, Retention
 from syncd.daemon.snapshot import Snapshot, State, Step
 from syncd.errors import CorruptDataError
-from syncd.protocol.delta import chain
+from syncd.protocol.manifest import chain
 from syncd.protocol.request import Request
 
 

@@ -13,9 +13,9 @@ from syncd.daemon.watchdog import Attendance
 from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
+from syncd.protocol.leadership import BEAT
+from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.protocol.obstacle import Obstacle
-from syncd.protocol.term import BEAT
-from syncd.protocol.trouble import CROWDED, PATIENT, MountState
 from syncd.worker_thread import Work
 
 IDLE_AFTER = 60.0

@@ -23,9 +23,8 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, read_marker
 from syncd.protocol.obstacle import obstacle_to_reading
-from syncd.protocol.pin import read_pins
 from syncd.protocol.presence import TTL, Liveness, Presence, Presences
-from syncd.protocol.request import look_for_requests
+from syncd.protocol.request import read_pins, read_requests_and_problems
 from syncd.protocol.version import BELIEVED_GENERATION, Pair, Version, read_version
 
 T = TypeVar("T")
@@ -399,7 +398,7 @@ class Scanner:
         unlisted: list[str] = []
         unreadable: dict[str, str] = {}
         found = self._listed_or(
-            unlisted, self._job.requests, lambda _: look_for_requests(self._job, unreadable)
+            unlisted, self._job.requests, lambda _: read_requests_and_problems(self._job, unreadable)
         )
         (requests, problems), now = found or ((), ()), self._clock.monotonic()
         steps, rivals = self._attempts.beside(self._steps(now), now)

@@ -6,10 +6,9 @@ from enum import StrEnum
 from typing import Literal
 
 from syncd.protocol.layout import parse_attempt_name
-from syncd.protocol.marker import MISSING_MARKER, Reading
-from syncd.protocol.pin import Pin
+from syncd.protocol.marker import MISSING_MARKER, MarkerReading
 from syncd.protocol.presence import Presence
-from syncd.protocol.request import Request
+from syncd.protocol.request import Pin, Request
 from syncd.protocol.version import Pair, Version
 
 NATIVE = "syncd"
@@ -126,7 +125,7 @@ class Snapshot:
 
     steps: Mapping[int, Step] = field(default_factory=dict)
     rivals: tuple[Step, ...] = ()
-    marker: Reading = MISSING_MARKER
+    marker: MarkerReading = MISSING_MARKER
     marker_stable_for: float = 0.0
     tracker: int | None = None
     tracker_problem: str = ""

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from syncd.protocol.label import engine_label
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.version import Version
+from syncd.protocol.version import Version, engine_label
 from syncd.transports.tensors import TensorMeta
 
 

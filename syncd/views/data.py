@@ -7,8 +7,8 @@ from typing import Any
 from syncd.daemon.report import lag_of
 from syncd.daemon.snapshot import Module, Snapshot, State, Step
 from syncd.daemon.symptoms import symptoms
+from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
-from syncd.protocol.trouble import MountState
 from syncd.protocol.version import Version, pair_document
 from syncd.stall.hostfile import HostFile
 from syncd.views.look import Heart, Look

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from syncd.daemon.foreign import ForeignLayouts, examine, step_of
 from syncd.daemon.foreign.frameworks import LAYOUTS
 from syncd.daemon.snapshot import State, Step
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import MAX_STEP
+from syncd.protocol.local_disk import LocalDisk
 
 
 @pytest.fixture(params=SAMPLES, ids=lambda sample: sample.name)

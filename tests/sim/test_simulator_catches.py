@@ -15,7 +15,7 @@ from syncd.daemon import attempts, retention, scan, service
 from syncd.daemon import plan as planning
 from syncd.daemon.act import Actor
 from syncd.daemon.snapshot import Snapshot, State
-from syncd.protocol import candidate, version
+from syncd.protocol import takeover, version
 from syncd.protocol.disk import remove_tree
 from syncd.protocol.writer import StepWriter
 
@@ -101,7 +101,7 @@ def test_acting_on_an_old_look(monkeypatch):
 
 
 def test_leading_without_fencing(monkeypatch):
-    monkeypatch.setattr(candidate, "fence_below", lambda *_: ())
+    monkeypatch.setattr(takeover, "fence_below", lambda *_: ())
     assert_caught("I5 a deposed leader does nothing", first=29)
 
 
@@ -213,7 +213,7 @@ def test_a_reader_that_does_not_compare_digests(monkeypatch):
 
 def by_number_alone(monkeypatch):
     """Let all claims have one identity: what tells a term from another is its number alone."""
-    monkeypatch.setattr(candidate, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
+    monkeypatch.setattr(takeover, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
 
 
 def test_telling_terms_by_their_number_where_the_state_directory_is_removed(monkeypatch):

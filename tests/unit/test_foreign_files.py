@@ -21,7 +21,7 @@ from syncd.daemon.foreign.whole_files import (
 )
 from syncd.daemon.snapshot import State
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 
 BROKEN = "broken"
 

@@ -20,7 +20,7 @@ from syncd.daemon.foreign import ForeignLayouts, examine, weights
 from syncd.daemon.plan import plan
 from syncd.daemon.policy import Policy
 from syncd.daemon.snapshot import Snapshot, State
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.marker import parse_marker
 
 INDEX = "model.safetensors.index.json"

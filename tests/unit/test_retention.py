@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from syncd.daemon.policy import Policy, Retention
 from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Module, Snapshot, State
-from syncd.protocol.pin import Pin
 from syncd.protocol.presence import Presence
+from syncd.protocol.request import Pin
 
 
 def rules(looked: Snapshot, policy: Policy | None = None, **retention) -> dict[int, str]:

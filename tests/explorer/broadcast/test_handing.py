@@ -25,7 +25,7 @@ from explorer_hooks.hook import Running  # noqa: E402
 from explorer_hooks.hooks.http_engine import UntouchedError  # noqa: E402
 from syncd.client.wait import Deadline  # noqa: E402
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
-from syncd.protocol.disk import SystemClock  # noqa: E402
+from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.transports.tensors import TensorMeta  # noqa: E402
 
 SMALL = 20_000
