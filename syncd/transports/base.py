@@ -10,7 +10,7 @@ from syncd.transports.tensors import TensorMeta
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WeightDirectory:
     """A version that can be loaded from this host.
 
     Args:
