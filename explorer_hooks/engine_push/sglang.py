@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from explorer_hooks.engine_push.delivery import Delivery, Link, described
-from explorer_hooks.hooks.http import Server
+from explorer_hooks.http_client import Server
 from syncd.errors import LoadFailedError
 
 if TYPE_CHECKING:
