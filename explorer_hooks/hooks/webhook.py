@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.http import Reply, Server
 from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.http_client import Reply, Server
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.label import UNKNOWN
 from syncd.transports.base import WeightDirectory
