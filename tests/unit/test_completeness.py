@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.layout import Job
-from syncd.protocol.manifest import DeltaHeader, Manifest, manifest_problem, decode_manifest, encode_manifest
+from syncd.protocol.manifest import DeltaHeader, Manifest, decode_manifest, encode_manifest, manifest_problem
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
 

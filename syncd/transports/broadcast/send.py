@@ -25,9 +25,9 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import checksums, groups
-from syncd.transports.broadcast.packing import CPU, Packer
-from syncd.transports.broadcast.send_group import Root, finish
+from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast.packing import Packer
+from syncd.transports.broadcast.process_group import CPU, ProcessGroup
 from syncd.transports.filesystem.export_walk import Export, Walk
 from syncd.transports.ranks import Ranks
 
@@ -63,7 +63,7 @@ class Options:
 class _Group:
     """A group that is formed, or being formed."""
 
-    root: Root
+    process_group: ProcessGroup
     offer: Offer
     plan: Plan
     members: Members
@@ -211,7 +211,7 @@ class Broadcaster:
         """Return what carries a broadcast to members."""
         gpus = {name: gpu_in(one.info) for name, one in members.items()}
         has_failed = _members(members) in self._without_nccl
-        return choose(groups.gpu_of(torch, self._device), gpus, has_failed=has_failed)
+        return choose(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
     def _keeps(self, asks: Mapping[str, int], plan: Plan, backend: str) -> bool:
         group = self._group
@@ -230,7 +230,7 @@ class Broadcaster:
             "broadcast_group_formed", backend=chosen.backend, reason=chosen.reason, members=len(members)
         )
         device = self._device if chosen.backend == NCCL else CPU
-        root, secret = Root(address, self._options.timeout, device), secrets.token_hex(16)
+        root, secret = ProcessGroup.listen(address, self._options.timeout, device), secrets.token_hex(16)
         metas = [(place.name, place.dtype, place.shape) for place in plan.places]
         offer = sync.setup_weight_sync_group(
             address,
@@ -247,7 +247,8 @@ class Broadcaster:
 
     def _form(self, sync: Synchronizer, group: _Group, deadline: Deadline) -> None:
         sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
-        group.root.form(group.offer, deadline)
+        offer = group.offer
+        group.process_group.connect([offer.secret], offer.world_size, deadline, offer.backend)
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if self._options.address:
@@ -275,16 +276,16 @@ class Broadcaster:
 
     def _pour(self, group: _Group, walk: Walk, deadline: Deadline) -> str:
         """Send all buckets, each packed while the one before it is under way; return their checksum."""
-        root, pending = group.root, None
-        checksum = checksums.make_checksum(torch, root.device)
-        with root.bounded(deadline):
+        root, pending = group.process_group, None
+        checksum = checksums.make_checksum(root.device)
+        with root.aborted_at(deadline):
             for bucket in self._packer.buckets(group.plan, walk, root.device):
-                work = root.send(bucket, deadline)
+                work = root.broadcast(bucket, deadline)
                 checksum.add(bucket)
                 if pending is not None:
-                    finish(pending, deadline)
+                    root.finish(pending, deadline)
                 pending = work
-            finish(pending, deadline)
+            root.finish(pending, deadline)
             return checksum.text()
 
     def _fail(self, step: int, told: Round | None, error: BaseException) -> None:
@@ -308,7 +309,7 @@ class Broadcaster:
     def _drop(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            group.root.abort()
+            group.process_group.abort()
 
 
 def _asks(explorer: Presence) -> bool:
