@@ -10,6 +10,7 @@ from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
+from syncd.protocol.step import StepState
 from syncd.protocol.version import Version, read_version
 from syncd.stall.verbs import Attended
 
@@ -53,13 +54,12 @@ def _rollback(job: Job, step: int, reason: str, timeout: float) -> Version:
 
 def _check(job: Job, step: int) -> None:
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
-    from syncd.daemon.snapshot import State  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())
     if snapshot.version is None:
         raise NotReadyError("nothing is published yet", path=job.root, hint=f"syncd status {job.root}")
     found = snapshot.steps.get(step)
-    if found is None or found.state is not State.COMPLETE:
+    if found is None or found.state is not StepState.COMPLETE:
         raise UsageError(f"step {step} is not a complete step", path=job.root, hint=f"syncd ls {job.root}")
 
 

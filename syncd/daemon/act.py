@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from syncd.daemon.leases import Beat, Dead, Held, read_held
 from syncd.daemon.leftovers import step_in_trash
 from syncd.daemon.plan import Answer
-from syncd.daemon.snapshot import NATIVE, Step
 from syncd.errors import CorruptDataError, FencedError, ProtocolTooNewError, SyncdError
 from syncd.protocol.disk import (
     MISSING,
@@ -27,6 +26,7 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import request_path
+from syncd.protocol.step import NATIVE, Step
 from syncd.protocol.version import Version, encode_version, read_version
 
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")

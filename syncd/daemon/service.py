@@ -20,7 +20,7 @@ from syncd.daemon.policy import Policy, policy_of
 from syncd.daemon.report import Message, describe, differences, lag_of, totals
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
-from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.daemon.snapshot import Snapshot
 from syncd.daemon.verify import Verify, problems_of
 from syncd.errors import (
     FencedError,
@@ -41,6 +41,7 @@ from syncd.protocol.owner import check_owner, record_owner
 from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.process import Process
 from syncd.protocol.request import request_path
+from syncd.protocol.step import Step, StepState
 from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version
 
@@ -515,7 +516,7 @@ class Daemon:
     def _interval(self) -> float:
         """Return when to look again without an event."""
         waits = [BEAT]
-        if any(step.state is State.FILLING for step in self.snapshot.steps.values()):
+        if any(step.state is StepState.FILLING for step in self.snapshot.steps.values()):
             waits.append(FILLING_EVERY)
         if self.plan.due_in is not None:
             waits.append(max(self.plan.due_in, 0.02))

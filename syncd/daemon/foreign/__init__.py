@@ -10,9 +10,9 @@ unpickled. Whatever is wrong becomes the step's state and problem. Only a failur
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from syncd.daemon.snapshot import Step
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import ACTOR, MANIFEST, RECEIPTS
+from syncd.protocol.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from syncd.daemon.snapshot import State
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, FileStat, Kind, list_if_there
+from syncd.protocol.step import StepState
 
 CACHE_LIMIT = 1 << 16
 """The most verdicts and names that a cache holds, about 20 MB."""
@@ -23,7 +23,7 @@ class Verdict:
         names: The files that it names where it is an index of others, with their lengths, 0 where unknown.
     """
 
-    state: State = State.COMPLETE
+    state: StepState = StepState.COMPLETE
     problem: str = ""
     names: Mapping[str, int] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class WeightFile(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        return self.verdict.state is State.COMPLETE
+        return self.verdict.state is StepState.COMPLETE
 
 
 _Key = tuple[Check, str, FileStat]
@@ -133,7 +133,7 @@ class StepDirectory:
         try:
             verdict = check(self._disk, path, stat.size, self._progress)
         except CorruptDataError as error:
-            verdict = Verdict(State.DAMAGED, error.message)
+            verdict = Verdict(StepState.DAMAGED, error.message)
         self._cache.put(key, verdict)
         return verdict
 

@@ -18,8 +18,8 @@ from syncd.daemon.foreign.whole_files import (
     whole_object,
     whole_tensors,
 )
-from syncd.daemon.snapshot import State
 from syncd.protocol.disk import Disk
+from syncd.protocol.step import StepState
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -106,7 +106,7 @@ def _indexed(directory: StepDirectory, place: str, family: ShardNames) -> StepWe
     if index is None:
         return StepWeights(place, missing=f"{family.index} is not a file")
     problem = f"{family.index}: {index.verdict.problem}"
-    if index.verdict.state is State.DAMAGED:
+    if index.verdict.state is StepState.DAMAGED:
         return StepWeights(place, broken=problem)
     names = [*index.verdict.names] or [
         name for name in directory.names(place) if family.numbered.fullmatch(name)
@@ -147,10 +147,10 @@ def find_distributed(directory: StepDirectory, place: str) -> StepWeights | None
     if METADATA not in names and _COMMON not in names and not data:
         return None
     metadata = directory.file(place, METADATA, whole_metadata)
-    if metadata is None or metadata.verdict.state is State.FILLING:
+    if metadata is None or metadata.verdict.state is StepState.FILLING:
         why = metadata.verdict.problem if metadata else "it is not there yet"
         return StepWeights(place, gather(directory, place, data, _as_it_is), missing=f"{METADATA}: {why}")
-    if metadata.verdict.state is State.DAMAGED:
+    if metadata.verdict.state is StepState.DAMAGED:
         return StepWeights(place, broken=f"{METADATA}: {metadata.verdict.problem}")
     weights = _data_files(directory, place, metadata)
     return _with_common(directory, weights) if _COMMON in names else weights
@@ -172,7 +172,7 @@ def _measured(file: WeightFile, lengths: Mapping[str, int]) -> WeightFile:
     size, wanted = file.stat.size, lengths[file.name]
     if size == wanted:
         return file
-    state = State.FILLING if size < wanted else State.DAMAGED
+    state = StepState.FILLING if size < wanted else StepState.DAMAGED
     return file._replace(verdict=Verdict(state, f"{size} of {wanted} bytes"))
 
 

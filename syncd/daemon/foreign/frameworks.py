@@ -18,9 +18,9 @@ from syncd.daemon.foreign.find_weights import (
 from syncd.daemon.foreign.layout import ForeignLayout, numbered_after
 from syncd.daemon.foreign.weights import StepWeights, gather, lacking, together
 from syncd.daemon.foreign.whole_files import whole_archive
-from syncd.daemon.snapshot import State
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, parse_step_name
+from syncd.protocol.step import StepState
 
 _METADATA = ".metadata"
 
@@ -141,7 +141,7 @@ def whole_path(disk: Disk, path: str, _size: int, _progress: Callable[[], None] 
     """
     text = disk.read(path, _PATH_LIMIT).decode("ascii", "replace").strip()
     if not _URI.fullmatch(text):
-        return Verdict(State.FILLING, "it holds no path yet" if not text else "it holds no URI")
+        return Verdict(StepState.FILLING, "it holds no path yet" if not text else "it holds no URI")
     return Verdict(names={text: 0})
 
 

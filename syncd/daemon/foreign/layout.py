@@ -11,8 +11,8 @@ from typing import Literal
 
 from syncd.daemon.foreign.directory import StepDirectory
 from syncd.daemon.foreign.weights import StepWeights
-from syncd.daemon.snapshot import State, Step
 from syncd.protocol.layout import MAX_STEP
+from syncd.protocol.step import Step, StepState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ForeignLayout:
             state=weights.state,
             payload=weights.uri or place,
             kind=weights.kind,
-            digest="" if weights.state is State.FILLING else weights.fingerprint,
+            digest="" if weights.state is StepState.FILLING else weights.fingerprint,
             present=weights.present,
             expected=weights.expected,
             size=weights.size,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from syncd.daemon.foreign.directory import Check, StepDirectory, WeightFile
-from syncd.daemon.snapshot import State
+from syncd.protocol.step import StepState
 
 FILES_LIMIT = 1 << 14
 """The most files of one step; a directory may hold more, which are ignored."""
@@ -46,22 +46,22 @@ class StepWeights:
         return sum(file.stat.size for file in self.files)
 
     @property
-    def state(self) -> State:
+    def state(self) -> StepState:
         """Return the state of all files together."""
         states = {file.verdict.state for file in self.files}
-        if self.broken or State.DAMAGED in states:
-            return State.DAMAGED
-        whole = not self.missing and states == {State.COMPLETE} and self.present == self.expected
-        return State.COMPLETE if whole else State.FILLING
+        if self.broken or StepState.DAMAGED in states:
+            return StepState.DAMAGED
+        whole = not self.missing and states == {StepState.COMPLETE} and self.present == self.expected
+        return StepState.COMPLETE if whole else StepState.FILLING
 
     @property
     def problem(self) -> str:
         """Return the first thing that is wrong, empty when nothing is."""
         state = self.state
-        if state is State.COMPLETE:
+        if state is StepState.COMPLETE:
             return ""
         wrong = next((file for file in self.files if file.verdict.state is state), None)
-        if state is State.DAMAGED:
+        if state is StepState.DAMAGED:
             return self.broken or (f"{wrong.name}: {wrong.verdict.problem}" if wrong else "")
         counted = f"{self.present} of {self.expected or 'an unknown number of'} files are whole"
         details = [self.missing, f"{wrong.name}: {wrong.verdict.problem}" if wrong else ""]

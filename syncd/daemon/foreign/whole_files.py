@@ -11,11 +11,11 @@ from typing import Any
 
 from syncd.daemon.foreign.directory import Verdict
 from syncd.daemon.foreign.weights import FILES_LIMIT
-from syncd.daemon.snapshot import State
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import is_relative_name
 from syncd.protocol.safetensors import HEADER_LIMIT, parse_header, read_header
+from syncd.protocol.step import StepState
 
 _LOCAL, _CENTRAL = b"PK\x03\x04", b"PK\x01\x02"
 _END = struct.Struct("<4s4H2LH")
@@ -51,7 +51,7 @@ def _is_unwritten(first: bytes) -> bool:
 
 
 def _unfinished_archive(size: int) -> Verdict:
-    return Verdict(State.FILLING, f"{_UNFINISHED} ({size} bytes)")
+    return Verdict(StepState.FILLING, f"{_UNFINISHED} ({size} bytes)")
 
 
 def _archive_end(disk: Disk, path: str, size: int) -> Verdict:
@@ -86,7 +86,7 @@ def _central_directory(tail: bytes, size: int) -> tuple[int, int] | None:
 
 _PREFIX = 8
 _OFFSETS_END = re.compile(rb'"data_offsets"\s*:\s*\[\s*[0-9]{1,19}\s*,\s*([0-9]{1,19})\s*\]')
-_NO_HEADER = Verdict(State.FILLING, "its header is not written yet")
+_NO_HEADER = Verdict(StepState.FILLING, "its header is not written yet")
 
 
 def whole_tensors(disk: Disk, path: str, size: int, progress: Callable[[], None] = lambda: None) -> Verdict:
@@ -103,7 +103,7 @@ def whole_tensors(disk: Disk, path: str, size: int, progress: Callable[[], None]
         header = read_header(disk, path, progress)
     except CorruptDataError:
         return _unfinished_tensors(disk, path, size, progress)
-    return Verdict() if header.tensors else Verdict(State.FILLING, "it holds no tensor")
+    return Verdict() if header.tensors else Verdict(StepState.FILLING, "it holds no tensor")
 
 
 def _unfinished_tensors(disk: Disk, path: str, size: int, progress: Callable[[], None]) -> Verdict:
@@ -124,7 +124,7 @@ def _short_tensors(prefix: bytes, size: int, path: str, progress: Callable[[], N
     parse_header(prefix, wanted, path, progress)
     if size > wanted:
         raise CorruptDataError(f"{size} bytes where its header describes {wanted}", path=path)
-    return Verdict(State.FILLING, f"{size} of {wanted} bytes")
+    return Verdict(StepState.FILLING, f"{size} of {wanted} bytes")
 
 
 INDEX_LIMIT = 32 << 20
@@ -148,7 +148,7 @@ def whole_index(disk: Disk, path: str, _size: int, _progress: Callable[[], None]
         raise CorruptDataError("it is not an index of shards", path=path)
     document = _parsed(data)
     if document is None:
-        return Verdict(State.FILLING, "it cannot be parsed yet")
+        return Verdict(StepState.FILLING, "it cannot be parsed yet")
     return Verdict(names=_shards_of(document, path))
 
 
@@ -160,7 +160,7 @@ def whole_object(disk: Disk, path: str, _size: int, _progress: Callable[[], None
     """
     document = _parsed(disk.read(path, CONFIG_LIMIT))
     if document is None:
-        return Verdict(State.FILLING, "it cannot be parsed yet")
+        return Verdict(StepState.FILLING, "it cannot be parsed yet")
     if type(document) is not dict:
         raise CorruptDataError("it is not a JSON object", path=path)
     return Verdict()
@@ -215,10 +215,10 @@ def whole_metadata(
     try:
         lengths = _lengths(data, path)
     except (ValueError, IndexError, KeyError, OverflowError):
-        return Verdict(State.FILLING, "it is not written to its end")
+        return Verdict(StepState.FILLING, "it is not written to its end")
     if len(lengths) > FILES_LIMIT:
         raise CorruptDataError(f"it names more than {FILES_LIMIT} files", path=path)
-    return Verdict(names=lengths) if lengths else Verdict(State.FILLING, "it names no data file")
+    return Verdict(names=lengths) if lengths else Verdict(StepState.FILLING, "it names no data file")
 
 
 def _lengths(data: bytes, path: str) -> dict[str, int]:
