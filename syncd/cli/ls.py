@@ -29,8 +29,7 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
       syncd ls /ckpt/job --json | jq '.steps[] | select(.keep | not) | .step'
     """
     # Late, so that --help need not wait for it.
-    from syncd.daemon.policy import policy_of  # noqa: PLC0415
-    from syncd.daemon.retention import decide  # noqa: PLC0415
+    from syncd.daemon.retention import decide, policy_of  # noqa: PLC0415
     from syncd.views import json  # noqa: PLC0415
     from syncd.views.listing import listing  # noqa: PLC0415
     from syncd.views.look import Looker  # noqa: PLC0415

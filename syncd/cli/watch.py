@@ -73,7 +73,7 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
     from syncd.daemon.run import Background, run  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
-    from syncd.daemon.watchdog import Attendance  # noqa: PLC0415
+    from syncd.daemon.watchdog import Watchdog  # noqa: PLC0415
     from syncd.observe import names  # noqa: PLC0415
     from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
     from syncd.stall import hostfile  # noqa: PLC0415
@@ -94,10 +94,10 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     heard = _observers(job, config, in_hand)
     with heard.all as observers:
         daemon = Daemon(job, config, clock, observers, background)
-        daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
+        daemon.report(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = hostfile.Writer(job.root, os.path.abspath(name))
-        attendance = Attendance(clock, in_hand, heard.aside, keeper, watchdog_interval())
-        run(daemon, clock, Notifier(), load, attendance, background)
+        watchdog = Watchdog(clock, in_hand, heard.aside, keeper, watchdog_interval())
+        run(daemon, clock, Notifier(), load, watchdog, background)
 
 
 class _Heard(NamedTuple):

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from syncd._version import __version__
-from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision
+from syncd.daemon.retention import Decision, Policy
 from syncd.dashboard.watching import Known
 from syncd.observe import names
 from syncd.views import data

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from syncd.daemon.policy import Policy
-from syncd.daemon.retention import decide
+from syncd.daemon.retention import Policy, decide
 from syncd.dashboard import document
 from syncd.errors import ConfigError, StorageError
 from syncd.observe.journal import read_events

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import Job, is_relative_name
@@ -106,6 +107,20 @@ def read_version(job: Job) -> Version | None:
         job.disk.refresh(job.state)
         return version_from(read_document(job.disk, job.version))
     except MISSING:
+        return None
+
+
+def read_version_or_none(job: Job) -> Version | None:
+    """Return the published version, None if there is none or its file is damaged.
+
+    Raises:
+        ProtocolTooNewError: A later protocol wrote it.
+    """
+    try:
+        return read_version(job)
+    except ProtocolTooNewError:
+        raise
+    except CorruptDataError:
         return None
 
 

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from syncd.daemon.report import lag_of
+from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.daemon.symptoms import symptoms
 from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState

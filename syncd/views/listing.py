@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision
+from syncd.daemon.retention import Decision, Policy
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.step import Step
 from syncd.views.look import Look

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import ManualClock, explorer, start, write_step
 
-from syncd.daemon.policy import Policy
+from syncd.daemon.retention import Policy
 from syncd.dashboard import document
 from syncd.dashboard.sight import Sight
 from syncd.dashboard.watching import Known

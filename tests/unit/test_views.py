@@ -8,8 +8,7 @@ import pytest
 from jobs import ManualClock, explorer, write_step
 from rich.console import Console
 
-from syncd.daemon.policy import Policy
-from syncd.daemon.retention import decide
+from syncd.daemon.retention import Policy, decide
 from syncd.daemon.scan import Scanner
 from syncd.errors import JobMissingError
 from syncd.protocol.layout import Job
