@@ -7,7 +7,7 @@ from typing import TypeVar
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
-from syncd.protocol.obstacle import obstacle_to_reading
+from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.presence import Liveness, Presence, Presences
 from syncd.protocol.request import read_pins
 from syncd.protocol.version import BELIEVED_GENERATION, Pair
@@ -81,10 +81,7 @@ def read_or_note(unlisted: list[str], directory: str, read: Callable[[str], T]) 
     try:
         return read(directory)
     except OSError as error:
-        obstacle = obstacle_to_reading(error, directory)
-        if obstacle is None:
-            raise
-        unlisted.append(str(obstacle))
+        unlisted.append(str(required_obstacle(error, directory)))
         return None
 
 

@@ -8,7 +8,7 @@ from syncd.daemon.examine import examine_attempt, examine_native
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
-from syncd.protocol.obstacle import obstacle_to_reading
+from syncd.protocol.obstacle import obstacle_to_reading, required_obstacle
 from syncd.protocol.step import NATIVE, UNKNOWN_LAYOUT, Step, StepState
 from syncd.protocol.version import Version
 
@@ -237,9 +237,7 @@ class StepScanner:
                 self._disk, self._job.root, directory, number, self._progress
             )
         except OSError as error:
-            obstacle = obstacle_to_reading(error, f"{self._job.root}/{directory}")
-            if obstacle is None:
-                raise
+            obstacle = required_obstacle(error, f"{self._job.root}/{directory}")
         known = before or Step(number, directory, NATIVE if is_native else UNKNOWN_LAYOUT)
         return replace(known, state=StepState.DAMAGED, problem=str(obstacle), unreadable=True)
 
@@ -267,9 +265,7 @@ class StepScanner:
         try:
             return examine_attempt(self._disk, self._job.root, number, name)
         except OSError as error:
-            obstacle = obstacle_to_reading(error, f"{self._job.root}/{name}")
-            if obstacle is None:
-                raise
+            obstacle = required_obstacle(error, f"{self._job.root}/{name}")
             return Step(number, name, problem=str(obstacle), unreadable=True)
 
 

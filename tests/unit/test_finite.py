@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncd.errors import NonFiniteError
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
-from syncd.publishing.finite import FiniteCheck, NonFiniteError
+from syncd.publishing.finite import FiniteCheck
 
 torch = pytest.importorskip("torch")
 
@@ -46,7 +47,7 @@ def look(content, *cuts):
     check = FiniteCheck(parse_header(content, len(content)), "model.safetensors")
     places = [0, *sorted(cuts), len(content)]
     for start, end in itertools.pairwise(places):
-        check.look(content[start:end])
+        check.feed(content[start:end])
 
 
 def is_finite(dtype, data):
