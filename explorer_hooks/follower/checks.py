@@ -13,7 +13,7 @@ from syncd.protocol.manifest import Manifest, missing_files, uri_problem
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.safetensors import Header, read_header, signature
 from syncd.protocol.version import Version
-from syncd.transports.tensors import TensorMeta, Tensors, first_of, fit, require
+from syncd.transports.tensors import TensorMeta, Tensors, compare, first_of, require_fit
 
 NATIVE = "syncd"
 FOREIGN = "foreign"
@@ -124,7 +124,7 @@ def check_fit(found: Tensors, runs: Tensors) -> None:
     Raises:
         RefusedError: It does not; the message names the first differences.
     """
-    require(fit(runs, {}, found, cast=False), "it does not fit the engine")
+    require_fit(compare(runs, {}, found, cast=False), "it does not fit the engine")
 
 
 def _refuse(wrong: list[str], path: str) -> None:
