@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 from syncd.errors import ConfigError, EngineDeadError, RefusedError
 from syncd.protocol.label import pair_of
 from syncd.protocol.version import Pair
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 _FLAGS = {"true": True, "false": False}
@@ -91,7 +91,7 @@ class Hook(ABC):
         return None
 
     @abstractmethod
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Check the version without touching what the engine runs.
 
         Raises:
@@ -100,7 +100,7 @@ class Hook(ABC):
         """
 
     @abstractmethod
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Have the engine read the weights; it may be left paused until `commit` or `abort`.
 
         Raises:
@@ -109,7 +109,7 @@ class Hook(ABC):
         """
 
     @abstractmethod
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Have the engine serve the loaded weights, and take work.
 
         Raises:
@@ -126,7 +126,7 @@ class Hook(ABC):
         """
 
     @abstractmethod
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Restore the engine after a failed load.
 
         Args:
@@ -264,7 +264,7 @@ class LoadState:
             )
 
 
-def require_loadable(target: Target, hook: Hook) -> None:
+def require_loadable(target: WeightDirectory, hook: Hook) -> None:
     """Return if a hook can load the kind of a version and its directory is on this host.
 
     Raises:

@@ -196,7 +196,7 @@ class _Engine:
             return True
         reason = "torch is not installed" if find_spec("torch") is None else self.hook.no_broadcasts()
         if reason:
-            _LOG.info("no_broadcasts", reason=reason)
+            _LOG.info("broadcasts_disabled", reason=reason)
         return not reason
 
     def _taker(self, follower: Follower) -> "Taker":

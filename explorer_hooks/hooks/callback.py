@@ -17,7 +17,7 @@ from syncd.errors import (
     TimedOutError,
 )
 from syncd.protocol.label import UNKNOWN
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 RunningOrLabel = Running | str | None
@@ -44,12 +44,12 @@ class CallbackHook(Hook):
 
     def __init__(
         self,
-        load: Callable[[Target], object],
+        load: Callable[[WeightDirectory], object],
         current: Callable[[], RunningOrLabel] | None = None,
         tensors: Callable[[], Mapping[str, TensorMeta] | None] | None = None,
-        abort: Callable[[Target | None], object] | None = None,
+        abort: Callable[[WeightDirectory | None], object] | None = None,
         *,
-        commit: Callable[[Target], object] | None = None,
+        commit: Callable[[WeightDirectory], object] | None = None,
         timeout: float = 300.0,
     ) -> None:
         self._load, self._commit, self._abort = load, commit, abort
@@ -80,17 +80,17 @@ class CallbackHook(Hook):
         """Return what the function `tensors` returns, None without one."""
         return None if self._tensors is None else self._ask(self._tensors)
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Refuse a version of another kind or without a directory; no function is called."""
         require_loadable(target, self)
         self._state.prepare()
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Call `load`."""
         self._state.load()
         self._do(f"loading {target.label}", lambda: self._load(target))
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Call `commit`, if there is one."""
         if self._commit is not None:
             commit = self._commit
@@ -105,7 +105,7 @@ class CallbackHook(Hook):
         found = self._ask(self._current)
         return found if isinstance(found, Running) else Running(found)
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Restore the engine by `abort`, or by loading the last good version."""
         if last_good is None and (self._abort is None or not self._state.touched):
             self._state.require_untouched(_RESTART)
@@ -124,7 +124,7 @@ class CallbackHook(Hook):
         """End the thread after its current call."""
         self._caller.close()
 
-    def _restore(self, last_good: Target | None) -> None:
+    def _restore(self, last_good: WeightDirectory | None) -> None:
         if self._abort is not None:
             abort = self._abort
             self._do("going back", lambda: abort(last_good))

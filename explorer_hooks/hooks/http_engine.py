@@ -22,7 +22,7 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.label import is_unpublished
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class HttpEngineHook(Hook):
         """Have the engine stop at a whole token."""
 
     @abstractmethod
-    def _reload(self, target: Target) -> None:
+    def _reload(self, target: WeightDirectory) -> None:
         """Have the paused engine read a directory."""
 
     @abstractmethod
@@ -112,19 +112,19 @@ class HttpEngineHook(Hook):
     def _resume(self) -> None:
         """Have the engine work again."""
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Check the kind, the files, the engine and the model that it was started from."""
         require_files(self, target)
         self._check_engine()
         if self._start_check != "off":
             self._check_start(target)
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Pause the engine and have it read the directory; it stays paused."""
         self._hold()
         self._reload_touching(target)
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Reset caches, set the label, resume."""
         self._announce(target.label)
         self._resume()
@@ -184,7 +184,7 @@ class HttpEngineHook(Hook):
         """Forget the label of weights that were not published: the engine runs unknown weights."""
         self._unpublished = None
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Have the engine work on the last good version, or declare it dead."""
         running = self.current_version()
         if self._is_whole(running, last_good):
@@ -198,7 +198,7 @@ class HttpEngineHook(Hook):
             )
         self._restore(last_good)
 
-    def _check_start(self, target: Target) -> None:
+    def _check_start(self, target: WeightDirectory) -> None:
         tensors = target.tensors
         if (
             not tensors and not target.shards
@@ -246,7 +246,7 @@ class HttpEngineHook(Hook):
             self._paused_by_us = True
         self._pause()
 
-    def _reload_touching(self, target: Target) -> None:
+    def _reload_touching(self, target: WeightDirectory) -> None:
         before, self._touched = self._touched, True
         try:
             self._reload(target)
@@ -254,7 +254,7 @@ class HttpEngineHook(Hook):
             self._touched = before
             raise
 
-    def _is_whole(self, running: Running, last_good: Target | None) -> bool:
+    def _is_whole(self, running: Running, last_good: WeightDirectory | None) -> bool:
         """Return whether the engine's weights are known and are those of the last good version."""
         if last_good is not None and running.label != last_good.label:
             return False
@@ -268,7 +268,7 @@ class HttpEngineHook(Hook):
             self._resume()
         self._touched = self._paused_by_us = False
 
-    def _restore(self, last_good: Target) -> None:
+    def _restore(self, last_good: WeightDirectory) -> None:
         try:
             self._pause()
             self._reload_again(last_good)
@@ -282,14 +282,14 @@ class HttpEngineHook(Hook):
             ) from error
         self._touched = self._paused_by_us = False
 
-    def _reload_again(self, last_good: Target) -> None:
+    def _reload_again(self, last_good: WeightDirectory) -> None:
         """Load twice: the engine may mix the first load with what the failed one had buffered."""
         with contextlib.suppress(LoadFailedError):
             self._reload_touching(last_good)
         self._reload_touching(last_good)
 
 
-def require_files(hook: Hook, target: Target) -> None:
+def require_files(hook: Hook, target: WeightDirectory) -> None:
     """Return if a hook can load a version, and each of its shards is there with its size.
 
     A missing or truncated file crashes engines.

@@ -22,7 +22,7 @@ from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
 from syncd.safe_open import open_read
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 ADDRESS = "http://127.0.0.1:8000"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -84,18 +84,18 @@ class LoraHook(Hook):
         settings.done()
         return cls(server, paths, prefix=prefix, keep=keep, drain=drain)
 
-    def adapter_name(self, target: Target) -> str:
+    def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version: it is the `model` of an OpenAI-compatible request."""
         return f"{self._prefix}-{target.label}"
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Check that the adapter is whole and that the engine can load adapters at run time."""
         require_files(self, target)
         _require_adapter(target)
         self._listed()
         self._check_enabled()
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Load the adapter under its own name; other adapters are still served."""
         name, path = self.adapter_name(target), self._paths.there(target.path)
         listed = self._listed()
@@ -106,7 +106,7 @@ class LoraHook(Hook):
             self._unload(name)
         self._server.tell(_LOAD, {"lora_name": name, "lora_path": path}, hint=_LOG)
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Check that the engine lists the adapter, and unload those that are no longer used."""
         name = self.adapter_name(target)
         listed = self._versions()
@@ -124,7 +124,7 @@ class LoraHook(Hook):
         newest = max(listed, key=lambda name: (listed[name], name), default=None)
         return Running(None if newest is None else newest.removeprefix(f"{self._prefix}-"))
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Unload the failed adapter; the last good one was not touched, and is loaded again only if it is missing."""
         if last_good is None:
             self._drop_failed()
@@ -140,7 +140,7 @@ class LoraHook(Hook):
             self._unload(self._loading)
         self._loading = None
 
-    def _load_again(self, last_good: Target) -> None:
+    def _load_again(self, last_good: WeightDirectory) -> None:
         try:
             self.load(last_good)
         except LoadFailedError as error:
@@ -150,7 +150,7 @@ class LoraHook(Hook):
                 hint="restart the vLLM server",
             ) from error
 
-    def _withdraw(self, listed: dict[str, Pair], target: Target) -> None:
+    def _withdraw(self, listed: dict[str, Pair], target: WeightDirectory) -> None:
         """Unload versions after the one that is to run, and others of its number.
 
         A running request keeps its adapter in the engine until it ends; new ones can no longer name it.
@@ -202,7 +202,7 @@ class LoraHook(Hook):
         return {str(one.get("id")): str(one.get("root")) for one in models if isinstance(one, dict)}
 
 
-def _require_adapter(target: Target) -> None:
+def _require_adapter(target: WeightDirectory) -> None:
     """Check that an adapter has its two files, the weights as the manifest has them.
 
     Raises:

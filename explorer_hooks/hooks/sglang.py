@@ -14,7 +14,7 @@ from explorer_hooks.hooks.http_settings import PathMap, is_at_least, meeting_add
 from explorer_hooks.hooks.start_check import CHECKS
 from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 ADDRESS = "http://127.0.0.1:30000"
 FLOOR = (0, 5, 6)
@@ -125,7 +125,7 @@ class SGLangHook(HttpEngineHook):
         self._resumed_by_us = False
         self._server.tell("/pause_generation", {"mode": self._mode}, hint=_LOG)
 
-    def _reload(self, target: Target) -> None:
+    def _reload(self, target: WeightDirectory) -> None:
         body = {
             "model_path": self._paths.there(target.path),
             "weight_version": target.label,

@@ -18,7 +18,7 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.label import UNKNOWN
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
 from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.tensors import Fit, TensorMeta
@@ -52,7 +52,7 @@ class TransformersHook(Hook):
         timeout: float = 300.0,
         direct: bool = True,
         cast: bool = True,
-        on_commit: Callable[[Target], object] | None = None,
+        on_commit: Callable[[WeightDirectory], object] | None = None,
     ) -> None:
         self.model = model
         self.loaded: LoadCounts | None = None
@@ -99,13 +99,13 @@ class TransformersHook(Hook):
         """
         return self._runs
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Refuse a version that does not fit the model."""
         require_loadable(target, self)
         check_fit(target, self._targets, cast=self._cast)
         self._state.prepare()
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Wait for generations in flight, and read the version; new generations wait until `commit`."""
         self._gate.shut()
         self._state.load()
@@ -113,7 +113,7 @@ class TransformersHook(Hook):
         self.loaded = load(target, self._targets, found, direct=self._direct)
         self._runs = offered(target)
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Let generations continue, with the new version."""
         if self._on_commit is not None:
             self._reset(self._on_commit, target)
@@ -150,7 +150,7 @@ class TransformersHook(Hook):
         """Return what was committed last."""
         return Running(self._label, self._gate.is_shut)
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Read the last good version into the parameters again."""
         try:
             self._restore(last_good)
@@ -160,7 +160,7 @@ class TransformersHook(Hook):
             self._gate.shut_for_good(dead)
             raise dead from error
 
-    def _restore(self, last_good: Target | None) -> None:
+    def _restore(self, last_good: WeightDirectory | None) -> None:
         if last_good is None:
             self._state.require_untouched(_DEAD)
             self._gate.open()
@@ -174,7 +174,7 @@ class TransformersHook(Hook):
         self._state.commit()
         self._gate.open()
 
-    def _fit_again(self, target: Target) -> Fit:
+    def _fit_again(self, target: WeightDirectory) -> Fit:
         """Return how the version fits; a refusal here is a failed load, since `prepare` did not refuse it."""
         try:
             return check_fit(target, self._targets, cast=self._cast)
@@ -182,7 +182,7 @@ class TransformersHook(Hook):
             raise LoadFailedError(error.message, path=error.path) from error
 
     @staticmethod
-    def _reset(on_commit: Callable[[Target], object], target: Target) -> None:
+    def _reset(on_commit: Callable[[WeightDirectory], object], target: WeightDirectory) -> None:
         try:
             on_commit(target)
         except Exception as error:

@@ -13,7 +13,7 @@ from explorer_hooks.hooks.http_settings import PathMap, is_at_least, meeting_add
 from explorer_hooks.hooks.start_check import CHECKS
 from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 ADDRESS = "http://127.0.0.1:8000"
 FLOOR = (0, 27, 1)
@@ -116,7 +116,7 @@ class VllmHook(HttpEngineHook):
             clear_cache=_word(self._clear_cache),
         )
 
-    def _reload(self, target: Target) -> None:
+    def _reload(self, target: WeightDirectory) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
         self._server.tell(
             "/collective_rpc",

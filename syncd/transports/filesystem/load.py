@@ -17,7 +17,7 @@ from syncd.errors import CorruptDataError, LoadFailedError, RefusedError, storag
 from syncd.protocol.digest import hasher, name_of
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.safetensors import read_header
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.read_file import PIECE, OpenFile, ReadPiece, ReadSource, pieces_of
 from syncd.transports.filesystem.read_targets import (
     ALIGN,
@@ -76,7 +76,7 @@ class LoadJob:
         return self.targets.tensors[self.targets.aliases.get(name, name)]
 
 
-def check_fit(target: Target, targets: TargetTensors, *, cast: bool = True) -> Fit:
+def check_fit(target: WeightDirectory, targets: TargetTensors, *, cast: bool = True) -> Fit:
     """Compare a version with tensors without reading its weights.
 
     Args:
@@ -95,7 +95,7 @@ def check_fit(target: Target, targets: TargetTensors, *, cast: bool = True) -> F
     return found
 
 
-def load(target: Target, targets: TargetTensors, found: Fit, *, direct: bool = True) -> LoadCounts:
+def load(target: WeightDirectory, targets: TargetTensors, found: Fit, *, direct: bool = True) -> LoadCounts:
     """Fill tensors with a version.
 
     If nothing has verified the version's bytes, they are hashed while they are read, so damage is found only after
@@ -121,14 +121,14 @@ def load(target: Target, targets: TargetTensors, found: Fit, *, direct: bool = T
         raise LoadFailedError(f"loading {target.label} failed: {reason}") from error
 
 
-def offered(target: Target) -> Tensors:
+def offered(target: WeightDirectory) -> Tensors:
     """Return dtype and shape of each tensor of a version, from its headers if the target does not list them."""
     if target.tensors:
         return target.tensors
     return tensors_of(read_header(LocalDisk(), source.path) for source in sources_of(target))
 
 
-def sources_of(target: Target) -> Iterator[ReadSource]:
+def sources_of(target: WeightDirectory) -> Iterator[ReadSource]:
     """Yield the files of a version: those of its records, else every safetensors file of its directory."""
     for record in target.shards:
         yield ReadSource(f"{target.path}/{record.name}", record)
