@@ -248,7 +248,7 @@ def _follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
         file.explorer.name or None,
         options,
         engine=engine.name,
-        tell=_tell,
+        listener=_tell,
         stop=stop,
     )
 

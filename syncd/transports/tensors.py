@@ -1,16 +1,23 @@
-"""Checks that a version fits the tensors that it would fill: names, shapes, dtypes, ties. Pure functions, no torch.
+"""Checks that a version fits the tensors that it would fill: names, shapes, dtypes, ties. Imports no torch.
 
 If a version lacks a tensor, an engine would still serve the one of the version before; if it has one that the engine
 does not know, the engine may crash. So a version must have each tensor, and no other.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from syncd.errors import RefusedError
-from syncd.protocol.safetensors import Header, signature
+from syncd.errors import CorruptDataError, RefusedError
+from syncd.protocol.disk import MISSING, Disk, list_if_there
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.safetensors import Header, read_header, signature
+from syncd.protocol.version import Version
 
 SUFFIX = ".safetensors"
+FOREIGN = "foreign"
+"""The kind of what others wrote in another form than safetensors."""
+
+_EMPTY = "the step has no tensors where an engine loads them"
 
 
 class TensorMeta(NamedTuple):
@@ -68,6 +75,70 @@ def tensors_of(headers: Iterable[Header], *, repeated: bool = False) -> Tensors:
         return {name: TensorMeta(*meta) for name, meta in signature(headers).items()}
     every = (tensor for header in headers for tensor in header.tensors.values())
     return {tensor.name: TensorMeta(tensor.dtype, tensor.shape) for tensor in every}
+
+
+def require_tensors(shards: Sequence[FileRecord], path: str) -> None:
+    """Return if a step has shards; an engine that loads nothing would keep the old weights under a new label.
+
+    Raises:
+        RefusedError: It has none.
+    """
+    if not shards:
+        raise RefusedError(_EMPTY, path=path)
+
+
+def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Tensors:
+    """Return dtype and shape of each tensor of a step, by name, from the headers of its shards.
+
+    Args:
+        disk: The file system.
+        directory: The directory that the names of the shards are relative to.
+        shards: The shards.
+
+    Raises:
+        RefusedError: A header does not describe its file, two shards hold one tensor, or none holds any.
+    """
+    headers = []
+    for record in shards:
+        header = _read_header(disk, f"{directory}/{record.name}")
+        if record.tensors and len(header.tensors) != record.tensors:
+            found = f"{len(header.tensors)} tensors of {record.tensors}"
+            raise RefusedError(f"a shard holds {found}", path=f"{directory}/{record.name}")
+        headers.append(header)
+    try:
+        tensors = tensors_of(headers)
+    except CorruptDataError as error:
+        raise RefusedError(error.message, path=directory) from None
+    if not tensors:
+        raise RefusedError(_EMPTY, path=directory)
+    return tensors
+
+
+def list_tensors(disk: Disk, version: Version, directory: str, kinds: Collection[str]) -> Tensors:
+    """Return dtype and shape of each tensor of a step without a manifest; none if it is not safetensors.
+
+    Raises:
+        RefusedError: A header is wrong, or there are no safetensors and the hook loads nothing else.
+    """
+    # The step's layout was found complete. A tensor may be in one file and again in shards: engines choose.
+    names = [entry.name for entry in list_if_there(disk, directory) if entry.kind == "file"]
+    shards = sorted(name for name in names if name.endswith(SUFFIX) and not name.startswith("."))
+    if not shards and FOREIGN not in kinds:
+        what = f"step {version.step} of layout {version.layout} holds no safetensors"
+        raise RefusedError(f"{what}, and this hook loads nothing else", path=directory)
+    tensors = tensors_of((_read_header(disk, f"{directory}/{name}") for name in shards), repeated=True)
+    if shards and not tensors:
+        raise RefusedError(f"the safetensors of step {version.step} hold no tensors", path=directory)
+    return tensors
+
+
+def _read_header(disk: Disk, path: str) -> Header:
+    try:
+        return read_header(disk, path)
+    except MISSING:
+        raise RefusedError("a shard is missing", path=path) from None
+    except CorruptDataError as error:
+        raise RefusedError(error.message, path=error.path or path) from None
 
 
 def compare(

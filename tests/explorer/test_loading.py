@@ -265,7 +265,7 @@ def test_how_much_of_a_file_is_cached_is_known(tmp_path):
 
 
 def test_without_cachestat_residency_is_found_by_trying(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_file, "_cachestat", lambda _: None)
+    monkeypatch.setattr(read_file, "_cached_pages", lambda _: None)
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 20))
     with open(path, "rb") as file:

@@ -209,7 +209,7 @@ def test_an_engine_that_stands_still_in_the_midst_is_given_up_within_the_time_ou
     impatient = hook_of(engine, timeout=3.0, ask_timeout="1")
     engine.break_at("update", "SIGSTOP", 1)
     with pytest.raises((LoadFailedError, EngineUnreachableError)):
-        impatient.take("1.2+a", weights(start, 2))
+        impatient.load_tensors("1.2+a", weights(start, 2))
     os.kill(engine.process.pid, signal.SIGCONT)
     later = hook_of(engine)
     later.abort(known)
