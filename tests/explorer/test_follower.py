@@ -23,6 +23,7 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.receipt import FileRecord
 from syncd.synchronizer import Synchronizer
+from syncd.transports.tensors import read_tensors, require_tensors
 
 LONG = 60.0
 SHORT = 0.15

@@ -3,10 +3,12 @@
 import pytest
 
 from explorer_hooks.follower.policy import (
+    FollowDecision,
     FollowPolicy,
     FollowSnapshot,
     asks_trainer,
     choose_version,
+    decide,
     has_passed,
     is_done,
     is_due,
@@ -80,6 +82,43 @@ def test_an_exact_step_is_done_or_gone():
     assert has_passed(exact, FollowSnapshot((1, 5), steps=(3,)))
     assert not has_passed(exact, FollowSnapshot((1, 5), steps=(4,)))
     assert not has_passed(exact, FollowSnapshot((1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "decision"),
+    [
+        (N, FollowSnapshot(None), FollowDecision("wait")),
+        (N, FollowSnapshot((1, 3)), FollowDecision("load", (1, 3))),
+        (N, FollowSnapshot((1, 3), (1, 3), applied=(1, 3)), FollowDecision("wait")),
+        (N, FollowSnapshot((1, 3), (1, 3), again=True, can_restore=True), FollowDecision("load", (1, 3))),
+        (
+            N,
+            FollowSnapshot((1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)}), can_restore=True),
+            FollowDecision("restore"),
+        ),
+        (
+            N,
+            FollowSnapshot(
+                (1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)}), can_restore=True, retries=True
+            ),
+            FollowDecision("wait"),
+        ),
+        (
+            N,
+            FollowSnapshot((1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)})),
+            FollowDecision("wait"),
+        ),
+        (
+            FollowPolicy("exact", 4),
+            FollowSnapshot((1, 4), (1, 4), applied=(1, 4)),
+            FollowDecision("end"),
+        ),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 5), steps=(3,)), FollowDecision("missing")),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 3)), FollowDecision("wait")),
+    ],
+)
+def test_what_a_follower_does_next(policy, now, decision):
+    assert decide(policy, now) == decision
 
 
 @pytest.mark.parametrize(
