@@ -91,6 +91,8 @@ def bed(engine, tmp_path):
 
 
 class TestContract(HookContract):
+    bed_type = AdapterRealBed
+
     @pytest.fixture
     def bed(self, engine, tmp_path):
         bed = AdapterRealBed(engine, tmp_path, None)
