@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from syncd.errors import ConfigError, EngineDeadError, RefusedError
-from syncd.protocol.label import pair_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, pair_of
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 

@@ -32,8 +32,7 @@ from syncd.client.following import has_caught_up
 from syncd.client.wait import Deadline
 from syncd.context import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
-from syncd.protocol.label import UNKNOWN
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version
 from syncd.synchronizer import Synchronizer
 
 __all__ = ["FollowOptions", "Follower", "TurnOutcome"]
@@ -149,7 +148,7 @@ class Follower(Closing):
         self._versions.add_label(label)
 
     def running(self) -> Running:
-        """Return what the engine says that it runs; a label that is not of this job becomes `UNKNOWN`.
+        """Return what the engine says that it runs; a label that is not of this job becomes `UNKNOWN_LABEL`.
 
         Any thread may call this.
 
@@ -159,7 +158,7 @@ class Follower(Closing):
         running = self._engine.running()
         if running.label is None or self._versions.has_label(running.label):
             return running
-        return Running(UNKNOWN, running.paused)
+        return Running(UNKNOWN_LABEL, running.paused)
 
     def recover(self) -> None:
         """Restore an engine that weights from elsewhere have left half loaded.

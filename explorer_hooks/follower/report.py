@@ -7,8 +7,7 @@ from typing import Any
 
 from explorer_hooks.follower.policy import EventListener
 from syncd.errors import StorageError
-from syncd.protocol.label import label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, label_of
 from syncd.synchronizer import Synchronizer
 
 

@@ -16,7 +16,7 @@ from syncd.errors import (
     SyncdError,
     TimedOutError,
 )
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
@@ -110,7 +110,7 @@ class CallbackHook(Hook):
         if last_good is None and (self._abort is None or not self._state.touched):
             self._state.require_untouched(_RESTART)
             return
-        self._label = UNKNOWN
+        self._label = UNKNOWN_LABEL
         try:
             self._restore(last_good)
         except LoadFailedError as error:

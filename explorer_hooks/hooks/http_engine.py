@@ -21,7 +21,7 @@ from syncd.errors import (
     RefusedError,
     SyncdError,
 )
-from syncd.protocol.label import is_unpublished
+from syncd.protocol.version import is_unpublished
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import Tensors
 

@@ -17,7 +17,7 @@ from syncd.errors import (
     RefusedError,
     SyncdError,
 )
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
 from syncd.transports.filesystem.read_targets import target_tensors
@@ -144,7 +144,7 @@ class TransformersHook(Hook):
 
     def drop_label(self) -> None:
         """Mark what runs as unknown, so that a version is loaded from files before there is work."""
-        self._label = UNKNOWN
+        self._label = UNKNOWN_LABEL
 
     def current_version(self) -> Running:
         """Return what was committed last."""
@@ -156,7 +156,7 @@ class TransformersHook(Hook):
             self._restore(last_good)
         except (LoadFailedError, EngineDeadError) as error:
             dead = EngineDeadError(f"the model could not be brought back: {error.message}", hint=_DEAD)
-            self._label, self._runs = UNKNOWN, None
+            self._label, self._runs = UNKNOWN_LABEL, None
             self._gate.shut_for_good(dead)
             raise dead from error
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
 from explorer_hooks.http_client import Reply, Server
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
 SIGNATURE = "X-Syncd-Signature"
@@ -107,7 +107,7 @@ class WebhookHook(Hook):
         if last_good is None:
             self._state.require_untouched(_RESTART)
             return
-        self._label = UNKNOWN
+        self._label = UNKNOWN_LABEL
         try:
             self._tell(last_good, "abort")
         except LoadFailedError as error:

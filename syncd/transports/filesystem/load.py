@@ -15,7 +15,7 @@ import torch
 
 from syncd.errors import CorruptDataError, LoadFailedError, RefusedError, storage_error
 from syncd.protocol.digest import hasher, name_of
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import read_header
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.read_file import PIECE, OpenFile, ReadPiece, ReadSource, pieces_of

@@ -13,7 +13,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
-from syncd.protocol.disk import MISSING, Clock, Disk, LocalDisk
+from syncd.protocol.disk import MISSING, Clock, Disk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from syncd.errors import CorruptDataError, SyncdError
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.memory import Held, place_of, take
+from syncd.protocol.memory import HeldCopy, hold_copy, memory_directory_of
 from syncd.protocol.presence import read_presences
 from syncd.transports.filesystem.receive import (
     DirectoryOptions,
@@ -53,16 +53,16 @@ class MemoryReceiver(DirectoryReceiver):
             copy = self._copy_of(manifest)
             return None if copy is None else self._check_copy(leased, manifest, copy)
 
-    def _copy_of(self, manifest: Manifest) -> Held | None:
+    def _copy_of(self, manifest: Manifest) -> HeldCopy | None:
         job = self._client.job
         with contextlib.suppress(SyncdError, OSError):
             for trainer in read_presences(job.disk, job.trainers)[0].values():
-                place = place_of(trainer.info)
-                if place is not None and (copy := take(place, manifest)) is not None:
+                directory = memory_directory_of(trainer.info)
+                if directory is not None and (copy := hold_copy(directory, manifest)) is not None:
                     return copy
         return None
 
-    def _check_copy(self, leased: "Leased", manifest: Manifest, copy: Held) -> FoundDirectory | None:
+    def _check_copy(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> FoundDirectory | None:
         """Return a copy, checked as files are; None if it cannot be used."""
         with contextlib.ExitStack() as undo:
             undo.callback(copy.close)
@@ -77,7 +77,7 @@ class MemoryReceiver(DirectoryReceiver):
             undo.pop_all()
             return found
 
-    def _describe(self, leased: "Leased", manifest: Manifest, copy: Held) -> FoundDirectory:
+    def _describe(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> FoundDirectory:
         payload = payload_of(manifest)
         path = f"{copy.path}/{manifest.payload}"
         directory = self._checked(leased.version, LocalDisk(), path, payload)

@@ -12,8 +12,8 @@ import sys
 
 import xxhash
 
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Version
 from syncd.transports.filesystem.receive import payload_of
