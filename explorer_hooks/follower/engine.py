@@ -7,7 +7,7 @@ from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
 from syncd.transports.base import WeightDirectory
-from syncd.transports.filesystem.receive import HeldDirectory, LoadTimings
+from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from syncd.errors import (
 )
 from syncd.protocol.disk import Clock
 from syncd.protocol.version import Pair, Version, label_of
-from syncd.transports.filesystem.receive import HeldDirectory, LoadTimings
+from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 
 _NOTICED = "noticed"
 """The age of a version when it was read: a part of the timings, but not of the load."""

@@ -8,12 +8,10 @@ from explorer_hooks.hook import Hook
 from syncd.errors import ConfigError, SyncdError
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer import Leased, Synchronizer
+from syncd.transports.filesystem.directory import FoundDirectory, HeldDirectory, LoadTimings
 from syncd.transports.filesystem.receive import (
     DirectoryOptions,
     FilesystemReceiver,
-    FoundDirectory,
-    HeldDirectory,
-    LoadTimings,
     ReportEvent,
     Verification,
 )

@@ -18,7 +18,7 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import Mount
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
-from syncd.transports.filesystem.receive import payload_of
+from syncd.transports.filesystem.directory import payload_of
 from syncd.transports.filesystem.stage import HostStage, StageFullError, StageSource
 
 PROGRAM = Path(__file__).parent / "programs" / "take.py"
