@@ -28,7 +28,7 @@ from explorer_hooks.explorer.weight_sources import Files, Source
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
@@ -156,7 +156,7 @@ class _Engine:
         if self._section.kind == "transformers":
             return self._local(seed)
         section = self._section
-        server = Server(
+        server = HttpClient(
             section.address,
             token=self._token,
             timeout=section.timeout,

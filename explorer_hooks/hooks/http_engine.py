@@ -13,7 +13,7 @@ from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.hook import Hook, Running, require_loadable
 from explorer_hooks.hooks.http_settings import LOOPBACK, PathMap
 from explorer_hooks.hooks.start_check import StartModel, require_same_model, start_model_of
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import (
     EngineDeadError,
     EngineUnreachableError,
@@ -66,7 +66,7 @@ class HttpEngineHook(Hook):
     """What to do about a dead engine."""
 
     def __init__(
-        self, server: Server, paths: PathMap, start_check: str = "full", address: str | None = None
+        self, server: HttpClient, paths: PathMap, start_check: str = "full", address: str | None = None
     ) -> None:
         self._server = server
         self._paths = paths

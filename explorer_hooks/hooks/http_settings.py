@@ -4,7 +4,7 @@ import ipaddress
 import os
 
 from explorer_hooks.hook import HookOptions, HookSettings
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -37,7 +37,7 @@ class PathMap:
 
 def server_settings(
     settings: HookSettings, options: HookOptions, default: str, missing: str
-) -> tuple[Server, PathMap]:
+) -> tuple[HttpClient, PathMap]:
     """Return the server and the path map that a hook's address and settings name.
 
     Args:
@@ -49,7 +49,7 @@ def server_settings(
     Raises:
         ConfigError: One of them is wrong.
     """
-    server = Server(
+    server = HttpClient(
         options.address or default,
         token=options.token,
         timeout=options.timeout,
@@ -59,7 +59,7 @@ def server_settings(
     return server, PathMap(settings.text("path_map", ""))
 
 
-def meeting_address(settings: HookSettings, server: Server) -> str | None:
+def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:
     """Return this host's address at which an engine's workers join a group, None if it takes no broadcasts.
 
     The default is the loopback address for an engine on this host; for any other the setting `broadcast` names it.

@@ -18,7 +18,7 @@ from typing import ClassVar, Self
 from explorer_hooks.hook import Hook, HookOptions, HookSettings, Running
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import PathMap, server_settings
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
 from syncd.safe_open import open_read
@@ -58,7 +58,7 @@ class LoraHook(Hook):
     name = "lora"
     kinds: ClassVar[frozenset[str]] = frozenset({"lora"})
 
-    def __init__(self, server: Server, paths: PathMap, *, prefix: str, keep: int, drain: float) -> None:
+    def __init__(self, server: HttpClient, paths: PathMap, *, prefix: str, keep: int, drain: float) -> None:
         self._server = server
         self._paths = paths
         self._prefix = prefix
@@ -104,7 +104,7 @@ class LoraHook(Hook):
         self._loading = name
         if name in listed:
             self._unload(name)
-        self._server.tell(_LOAD, {"lora_name": name, "lora_path": path}, hint=_LOG)
+        self._server.post(_LOAD, {"lora_name": name, "lora_path": path}, hint=_LOG)
 
     def commit(self, target: WeightDirectory) -> None:
         """Check that the engine lists the adapter, and unload those that are no longer used."""
@@ -176,13 +176,13 @@ class LoraHook(Hook):
                     self._unload(name)
 
     def _unload(self, name: str) -> None:
-        reply = self._server.tried(_UNLOAD, {"lora_name": name})
+        reply = self._server.post_any(_UNLOAD, {"lora_name": name})
         if reply.is_error and reply.status != _GONE:
             raise LoadFailedError(self._server.complaint(reply), path=self._server.address, hint=_LOG)
 
     def _check_enabled(self) -> None:
         """Send a request that names no adapter: a server that can load adapters refuses it, others do not know it."""
-        self._server.tried(_LOAD, {"lora_name": "", "lora_path": ""})
+        self._server.post_any(_LOAD, {"lora_name": "", "lora_path": ""})
 
     def _versions(self) -> dict[str, Pair]:
         """Return the adapters that this hook names, those of earlier releases too, by name."""
@@ -196,7 +196,7 @@ class LoraHook(Hook):
 
     def _listed(self) -> dict[str, str]:
         """Return the path of each model and adapter by name."""
-        models = self._server.ask_json("/v1/models").get("data")
+        models = self._server.get_json("/v1/models").get("data")
         if not isinstance(models, list):
             raise EngineUnreachableError("/v1/models is not answered as vLLM does", path=self._server.address)
         return {str(one.get("id")): str(one.get("root")) for one in models if isinstance(one, dict)}
@@ -235,10 +235,10 @@ def _document_of(path: str) -> dict[str, object]:
     return document
 
 
-def in_use(server: Server) -> frozenset[str] | None:
+def in_use(server: HttpClient) -> frozenset[str] | None:
     """Return the adapters that requests use or wait for, None if the engine does not say."""
     try:
-        return adapters_in(server.ask("/metrics").body.decode("utf-8", "replace"))
+        return adapters_in(server.get("/metrics").body.decode("utf-8", "replace"))
     except (ConfigError, EngineUnreachableError):
         return None
 

@@ -12,7 +12,7 @@ from explorer_hooks.hook import HookOptions, HookSettings, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook, UntouchedError
 from explorer_hooks.hooks.http_settings import PathMap, is_at_least, meeting_address, server_settings
 from explorer_hooks.hooks.start_check import CHECKS
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory
 
@@ -44,7 +44,7 @@ class SGLangHook(HttpEngineHook):
 
     def __init__(
         self,
-        server: Server,
+        server: HttpClient,
         paths: PathMap,
         *,
         pause: str,
@@ -88,7 +88,7 @@ class SGLangHook(HttpEngineHook):
 
     def current_version(self) -> Running:
         """Return the label of the weights and whether the engine is paused."""
-        label = self._server.ask_json("/model_info").get("weight_version")
+        label = self._server.get_json("/model_info").get("weight_version")
         if not isinstance(label, str):
             raise EngineUnreachableError(
                 "/model_info is not answered as SGLang does", path=self._server.address
@@ -101,15 +101,15 @@ class SGLangHook(HttpEngineHook):
         A release of SGLang that does not say counts as paused until this hook has resumed it: a needless load is
         better than an engine that nobody resumes.
         """
-        reply = self._server.look("/ready")
+        reply = self._server.get_any("/ready")
         self._tells_readiness = reply.status in {_OK, _UNAVAILABLE}
         return reply.status == _UNAVAILABLE if self._tells_readiness else not self._resumed_by_us
 
     def _check_engine(self) -> None:
-        self._server.ask("/model_info")
+        self._server.get("/model_info")
         if not self._check_version:
             return
-        version = self._server.ask_json("/server_info").get("version")
+        version = self._server.get_json("/server_info").get("version")
         if not is_at_least(version, FLOOR):
             raise ConfigError(
                 f"the engine is SGLang {version}; loading while requests wait needs 0.5.6",
@@ -118,12 +118,12 @@ class SGLangHook(HttpEngineHook):
             )
 
     def _started_from(self) -> str | None:
-        path = self._server.ask_json("/model_info").get("model_path")
+        path = self._server.get_json("/model_info").get("model_path")
         return path if isinstance(path, str) else None
 
     def _pause(self) -> None:
         self._resumed_by_us = False
-        self._server.tell("/pause_generation", {"mode": self._mode}, hint=_LOG)
+        self._server.post("/pause_generation", {"mode": self._mode}, hint=_LOG)
 
     def _reload(self, target: WeightDirectory) -> None:
         body = {
@@ -131,7 +131,7 @@ class SGLangHook(HttpEngineHook):
             "weight_version": target.label,
             "flush_cache": self._flush_cache,
         }
-        reply = self._server.tried("/update_weights_from_disk", body)
+        reply = self._server.post_any("/update_weights_from_disk", body)
         answer = reply.document or {}
         if answer.get("success") is True:
             return
@@ -149,11 +149,11 @@ class SGLangHook(HttpEngineHook):
     def _set_engine_label(self, label: str) -> None:
         # By default SGLang aborts all requests for this.
         body = {"new_version": label, "abort_all_requests": False}
-        self._server.tell("/update_weight_version", body, hint=_LOG)
+        self._server.post("/update_weight_version", body, hint=_LOG)
 
     def _delivery(self, link: Link) -> Delivery:
         return SGLangDelivery(self._server, link, flush_cache=self._flush_cache)
 
     def _resume(self) -> None:
-        self._server.tell("/continue_generation", hint=_LOG)
+        self._server.post("/continue_generation", hint=_LOG)
         self._resumed_by_us = True

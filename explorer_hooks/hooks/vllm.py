@@ -11,7 +11,7 @@ from explorer_hooks.hook import HookOptions, HookSettings, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.http_settings import PathMap, is_at_least, meeting_address, server_settings
 from explorer_hooks.hooks.start_check import CHECKS
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.transports.base import WeightDirectory
 
@@ -46,7 +46,7 @@ class VllmHook(HttpEngineHook):
 
     def __init__(
         self,
-        server: Server,
+        server: HttpClient,
         paths: PathMap,
         *,
         pause: str,
@@ -82,8 +82,8 @@ class VllmHook(HttpEngineHook):
 
     def current_version(self) -> Running:
         """Return the label that the engine was given last and whether it is paused."""
-        label = self._server.ask_json("/weight_info").get("weight_version")
-        paused = self._server.ask_json("/is_paused").get("is_paused")
+        label = self._server.get_json("/weight_info").get("weight_version")
+        paused = self._server.get_json("/is_paused").get("is_paused")
         if not isinstance(label, str) or not isinstance(paused, bool):
             raise EngineUnreachableError(
                 "/weight_info or /is_paused is not answered as vLLM does", path=self._server.address
@@ -91,10 +91,10 @@ class VllmHook(HttpEngineHook):
         return self._running(label, paused=paused)
 
     def _check_engine(self) -> None:
-        self._server.ask("/health")
+        self._server.get("/health")
         if not self._check_version:
             return
-        version = self._server.ask_json("/version").get("version")
+        version = self._server.get_json("/version").get("version")
         if not is_at_least(version, FLOOR):
             raise ConfigError(
                 f"the engine is vLLM {version}; versions of weights need 0.27.1",
@@ -103,13 +103,13 @@ class VllmHook(HttpEngineHook):
             )
 
     def _started_from(self) -> str | None:
-        models = self._server.ask_json("/v1/models").get("data")
+        models = self._server.get_json("/v1/models").get("data")
         cards = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
         roots = [one.get("root") for one in cards if one.get("parent") is None]
         return roots[0] if roots and isinstance(roots[0], str) else None
 
     def _pause(self) -> None:
-        self._server.tell(
+        self._server.post(
             "/pause",
             hint="see the log of the vLLM server",
             mode=self._mode,
@@ -118,7 +118,7 @@ class VllmHook(HttpEngineHook):
 
     def _reload(self, target: WeightDirectory) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
-        self._server.tell(
+        self._server.post(
             "/collective_rpc",
             call,
             hint="the log of the vLLM server has the reason; does it see this path, or is path_map needed?",
@@ -129,7 +129,7 @@ class VllmHook(HttpEngineHook):
         self._set_engine_label(label)
 
     def _set_engine_label(self, label: str) -> None:
-        told = self._server.tell(
+        told = self._server.post(
             "/update_weight_version", {"new_version": label}, hint="see the log of the vLLM server"
         )
         if told.get("success") is not True:
@@ -137,7 +137,7 @@ class VllmHook(HttpEngineHook):
 
     def _reset_prefix_cache(self) -> None:
         # A reset fails while running requests hold blocks, unless they release them.
-        answer = self._server.tell(
+        answer = self._server.post(
             "/reset_prefix_cache",
             hint="see the log of the vLLM server",
             reset_running_requests=_word(self._clear_cache),
@@ -164,7 +164,7 @@ class VllmHook(HttpEngineHook):
         return VllmDelivery(self._server, link)
 
     def _resume(self) -> None:
-        self._server.tell("/resume", hint="see the log of the vLLM server")
+        self._server.post("/resume", hint="see the log of the vLLM server")
 
 
 def _word(flag: bool) -> str:  # noqa: FBT001 - the value itself

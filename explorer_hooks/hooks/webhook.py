@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
-from explorer_hooks.http_client import Reply, Server
+from explorer_hooks.http_client import HttpClient, Reply
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
@@ -76,7 +76,7 @@ class WebhookHook(Hook):
         """Refuse what is not there; let the receiver refuse it too."""
         require_loadable(target, self)
         self._state.prepare()
-        reply = self._server.tried("", document_of(target, "prepare"))
+        reply = self._server.post_any("", document_of(target, "prepare"))
         if reply.status >= _SERVER or reply.status in _LATER:
             raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
         if reply.is_error:
@@ -95,7 +95,7 @@ class WebhookHook(Hook):
 
     def current_version(self) -> Running:
         """Ask the receiver; where it does not answer GET, say what it committed last through this hook."""
-        reply = self._server.look("")
+        reply = self._server.get_any("")
         if reply.status in _NO_GET:
             return Running(self._label)
         if reply.is_error:
@@ -118,7 +118,7 @@ class WebhookHook(Hook):
         self._state.restored()
 
     def _tell(self, target: WeightDirectory, phase: str) -> None:
-        self._server.tell("", document_of(target, phase), hint=_HINT)
+        self._server.post("", document_of(target, phase), hint=_HINT)
 
     def _running(self, reply: Reply) -> Running:
         document = reply.document or {}
@@ -130,7 +130,7 @@ class WebhookHook(Hook):
         return Running(label, paused)
 
 
-class SignedServer(Server):
+class SignedServer(HttpClient):
     """A server that knows by a shared key who asks, and when."""
 
     def _headers(self, data: bytes) -> dict[str, str]:
