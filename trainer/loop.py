@@ -72,7 +72,7 @@ class Trainer:
         if state.step:
             self.engine.load_checkpoint(state.step)
             self._saved_as_hf = has_huggingface(self._context.job, state.step)
-            self._log.info("resumed", step=state.step)
+            self._log.info("training_resumed", step=state.step)
         self._synced = self._saved = self._vacated = state.step
         self._on_rank0(Rank0.begin, state, self._ranks.world_size, self.engine.limits)
 
@@ -249,7 +249,7 @@ class Trainer:
             self.engine.wait_for_save()
         self._aside(Rank0.commit, self.engine.saved_step)
         self._aside(self._report_figures)
-        self._log.info("finished", step=self.train_step_num, reason=finish.reason)
+        self._log.info("training_finished", step=self.train_step_num, reason=finish.reason)
         self._intact = self._intact and finish.intact
         error = finish.error or self._ranks.broadcast(self.rank0.failure if self.rank0 else None)
         if error is not None:
@@ -288,14 +288,16 @@ class Trainer:
             self.engine.save_checkpoint(state, block_until_saved=True)
         except Exception as error:  # noqa: BLE001 - the first error is the one to raise
             return f"it could not be saved: {error}"
-        self._log.warning("saved_after_error", step=step)
+        self._log.warning("checkpoint_saved_after_error", step=step)
         self._note(f"step {step}: full checkpoint, saved because of an error")
         return ""
 
     def _report_unsaved(self, reason: str) -> None:
         newest, step = self.engine.saved_step, self.train_step_num
         if self.rank0 is not None and newest < step:
-            self._log.error("not_saved", step=step, newest_full_checkpoint=newest or None, reason=reason)
+            self._log.error(
+                "checkpoint_save_failed", step=step, newest_full_checkpoint=newest or None, reason=reason
+            )
             self._note(f"step {step} is not saved: {reason}; newest full checkpoint: {newest or 'none'}")
 
     def _aside(

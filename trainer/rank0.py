@@ -10,7 +10,8 @@ import structlog
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import places
 from syncd.jobfile.finished import Finished, clear_finished, mark_finished
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
@@ -34,7 +35,7 @@ _IDLE = {False: 0.02, True: 0.25}
 """Seconds between two turns while there is nothing to do, by whether the mount is a network's."""
 
 _WAITING = "waiting"
-"""The event, and the field of the trainer's presence."""
+"""The field of the trainer's presence."""
 
 _FAILED = "rank 0 failed"
 
@@ -196,7 +197,7 @@ class Rank0:
         seconds = self._waiting.seconds or 0.0
         since, living, source = self._waiting.since, self._living(), self.config.job.source
         text = Wait(self._path, since, seconds, whole, data.groups, living, rejected, source).text()
-        structlog.get_logger().info(_WAITING, text=text)
+        structlog.get_logger().info("experience_awaited", text=text)
         self.sink.note(text)
 
     def _end_wait(self) -> None:

@@ -9,9 +9,10 @@ from explorer_hooks.follower import checks
 from explorer_hooks.follower.timing import Timings
 from explorer_hooks.hook import Hook
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
-from syncd.protocol.disk import MISSING, Disk, LocalDisk
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.memory import Held
+from syncd.protocol.memory import HeldCopy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer import Leased, Synchronizer
@@ -211,16 +212,16 @@ class Placing:
                 return self._held(leased, manifest, payload, held)
             except CorruptDataError as error:
                 self.copies.spoil()
-                self.tell("warning", "memory_refused", reason=str(error))
+                self.tell("warning", "memory_copy_refused", reason=str(error))
             except OSError as error:
-                self.tell("warning", "memory_refused", reason=str(error))
+                self.tell("warning", "memory_copy_refused", reason=str(error))
             except BaseException:
                 held.close()
                 raise
             held.close()
             return None
 
-    def _held(self, leased: Leased, manifest: Manifest, payload: "_Payload", held: Held) -> "_Found":
+    def _held(self, leased: Leased, manifest: Manifest, payload: "_Payload", held: HeldCopy) -> "_Found":
         target = self._looked_at(leased.version, LocalDisk(), f"{held.path}/{manifest.payload}", payload)
         behind = replace(target, path=leased.path, verified=False)
         check = self._content_check(self.sync.job.disk, leased.path, payload, _never)
@@ -241,7 +242,7 @@ class Placing:
         tensors = checks.read_tensors(disk, path, payload.shards)
         check = self._content_check(disk, path, payload, self.stop)
         if check is not None:
-            self.tell("debug", "hashing", step=version.step, path=path, bytes=payload.size)
+            self.tell("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
             check()
         return WeightDirectory(version, path, payload.shards, tensors, verified=check is not None)
 
@@ -263,7 +264,7 @@ class Placing:
             try:
                 return self.stage.take(source, self.stop)
             except StageFullError as error:
-                self.tell("warning", "stage_full", reason=str(error), hint=error.hint)
+                self.tell("warning", "stage_write_failed", reason=str(error), hint=error.hint)
                 return None
 
     def _lost(self, leased: Leased, error: OSError) -> SyncdError:
@@ -286,7 +287,7 @@ class _Found:
     target: WeightDirectory
     size: int = 0
     staged: Staged | None = None
-    copy: Held | None = None
+    copy: HeldCopy | None = None
     behind: WeightDirectory | None = None
     check: Callable[[], None] | None = None
 

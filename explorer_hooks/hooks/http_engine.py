@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.start_check import Start, refuse_misfit, start_of
+from explorer_hooks.http_client import Server
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -24,7 +24,7 @@ from syncd.errors import (
     RefusedError,
     SyncdError,
 )
-from syncd.protocol.label import is_unpublished
+from syncd.protocol.version import is_unpublished
 from syncd.safe_open import open_read
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import Tensors

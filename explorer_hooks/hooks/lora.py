@@ -12,9 +12,9 @@ from typing import ClassVar, Self
 
 from explorer_hooks.hook import Hook, HookOptions, Running
 from explorer_hooks.hooks.adapters import in_use
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.http_engine import PathMap, document_of, refuse_unfit, server_settings
 from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory

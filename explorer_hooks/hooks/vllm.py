@@ -8,7 +8,6 @@ from typing import ClassVar, Self
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.engine_push.vllm import VllmDelivery, is_ready
 from explorer_hooks.hook import HookOptions, Running
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.http_engine import (
     PathMap,
     ServedHook,
@@ -18,6 +17,7 @@ from explorer_hooks.hooks.http_engine import (
 )
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.start_check import CHECKS
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.transports.base import WeightDirectory
 

@@ -6,7 +6,8 @@ import torch
 from syncd.errors import NonFiniteError
 from syncd.protocol.buckets import make_plan
 from syncd.transports import dtypes
-from syncd.transports.broadcast.packing import CPU, Packer
+from syncd.transports.broadcast.packing import Packer
+from syncd.transports.broadcast.process_group import CPU
 from syncd.transports.dtypes import DeviceFiniteCheck, check_finite, is_finite
 from syncd.transports.filesystem.export_walk import ExportWalk
 

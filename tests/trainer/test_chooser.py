@@ -3,8 +3,8 @@
 import pytest
 from jobs import explorer
 
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Sent

@@ -14,9 +14,17 @@ import structlog
 
 from syncd.client.peers import process_of
 from syncd.errors import SyncdError, UsageError
-from syncd.protocol.disk import Clock, LocalDisk, SystemClock
+from syncd.protocol.disk import Clock
 from syncd.protocol.layout import ACTOR, Job
-from syncd.protocol.memory import Place, clear, clear_all, discard, is_private, owned
+from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.memory import (
+    MemoryDirectory,
+    clear_all,
+    clear_directory,
+    discard,
+    is_private,
+    lock_directory,
+)
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord, Receipt, receipts_directory, write_receipt
 from syncd.transports.base import Export, SendContext, Sent, WeightSender
@@ -26,7 +34,7 @@ from syncd.transports.memory.room import capacity, is_memory, read_free_memory, 
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
-    from syncd.protocol.claims import Claim
+    from syncd.protocol.file_lock import FileLock
 
 P = ParamSpec("P")
 
@@ -75,7 +83,7 @@ class MemorySender(WeightSender):
         problem = ranks.broadcast(problem)
         sender = cls(files, None if problem else copies, context.client)
         if problem:
-            sender._warn("memory_unusable", reason=problem, hint=f"df -h {settings.memory_dir}")
+            sender._warn("memory_disabled", reason=problem, hint=f"df -h {settings.memory_dir}")
         elif context.client is not None:
             context.client.tell_copies(copies.place)
         return sender
@@ -132,7 +140,7 @@ class MemorySender(WeightSender):
         ranks, size = self._files.ranks, self._planned_size(export)
         problem = ranks.broadcast(self._copies.make_room(step, attempt, size) if ranks.rank == 0 else "")
         if problem:
-            self._warn("memory_full", step=step, reason=problem)
+            self._warn("memory_copy_skipped", step=step, reason=problem)
             return None
         return self._copies.copy(step, attempt, ranks.world_size, partial(self._warn_failed, step))
 
@@ -146,10 +154,10 @@ class MemorySender(WeightSender):
             try:
                 self._client.tell_copies(None)
             except SyncdError as error:
-                self._warn("memory_not_withdrawn", reason=str(error))
+                self._warn("memory_withdrawal_failed", reason=str(error))
 
     def _warn_failed(self, step: int, reason: str) -> None:
-        self._warn("memory_failed", step=step, reason=reason)
+        self._warn("memory_copy_failed", step=step, reason=reason)
 
     def _warn(self, event: str, **fields: object) -> None:
         if self._files.ranks.rank == 0:
@@ -167,9 +175,9 @@ class MemoryCopies:
     """
 
     def __init__(self, job: Job, root: str, limit: int = 0, clock: Clock | None = None) -> None:
-        self.place = Place.here(root, job.root)
+        self.place = MemoryDirectory.here(root, job.root)
         self._limit, self._clock = limit, clock or SystemClock()
-        self._owner: Claim | None = None
+        self._owner: FileLock | None = None
         self._made: list[str] = []
 
     def open(self) -> str:
@@ -211,7 +219,7 @@ class MemoryCopies:
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
-            clear(self.place.directory)
+            clear_directory(self.place.directory)
 
     def _open(self) -> str:
         root = os.path.dirname(self.place.directory)
@@ -230,7 +238,7 @@ class MemoryCopies:
                 os.mkdir(directory, 0o700)
             if not is_private(directory):
                 return f"{directory} can be used by others"
-            self._owner = owned(directory)
+            self._owner = lock_directory(directory)
             if self._owner is not None:
                 return ""
             if self._clock.monotonic() > end:
