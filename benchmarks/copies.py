@@ -28,8 +28,8 @@ from syncd.protocol.memory import hold_copy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
-from syncd.transports.filesystem.load import check, load
-from syncd.transports.filesystem.read_targets import held
+from syncd.transports.filesystem.load import check_fit, load
+from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.memory.save import MemoryCopies, StepCopy
 
@@ -128,8 +128,8 @@ def _loaded(job: Job, memory: MemoryCopies, step: int, parameters: Weights, way:
 
 def _fill(path: str, records: list[FileRecord], parameters: Weights) -> None:
     target = WeightDirectory(Version(1, 1, "weights", "step", "xxh3_128:0"), path, tuple(records))
-    place = held(parameters)
-    load(target, place, check(target, place))
+    place = target_tensors(parameters)
+    load(target, place, check_fit(target, place))
 
 
 def _timed(work: Callable[[], object]) -> float:
