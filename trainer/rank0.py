@@ -9,7 +9,7 @@ import structlog
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import places
-from syncd.jobfile.finished import Finished, clear_finished, mark_finished
+from syncd.jobfile.records import JobEnd, clear_finished, mark_finished
 from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
@@ -131,7 +131,7 @@ class Head:
         """Note that the run has ended well, and for explorers, whether the job is finished."""
         self.is_finished = True
         if is_done:
-            mark_finished(self.sync.job, Finished(step, reason))
+            mark_finished(self.sync.job, JobEnd(step, reason))
 
     def clear_way(self, step: int) -> None:
         """Have an abandoned step taken away that lies where this one is written."""

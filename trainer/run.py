@@ -13,8 +13,8 @@ from trainer.config.model import JobConfig
 from trainer.engines.all_or_error import agreed, is_known
 from trainer.engines.base import EngineContext, make_engine
 from trainer.launch.daemon import start_daemon
-from trainer.launch.join import Joined, join
-from trainer.launch.rank_env import Place
+from trainer.launch.process_group import Joined, join
+from trainer.launch.rank_env import RankEnv
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
 from trainer.loop_state import TrainerState
@@ -25,7 +25,7 @@ from trainer.sampling import make_strategy
 from trainer.stopping import StopSignals
 
 
-def run_rank(config: JobConfig, place: Place, allowed: Collection[str] = ()) -> int:
+def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> int:
     """Train as one rank; return its exit code.
 
     Args:

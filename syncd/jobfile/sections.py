@@ -4,7 +4,8 @@ What a key means is said once, in its description: schemas and the pages of all 
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
-from typing import Annotated, Any, Literal
+import os
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -159,3 +160,17 @@ class SyncSection(Section):
     """memory: a directory of the trainer's host that is kept in memory (tmpfs)."""
     memory_mib: Count = 0
     """memory: MiB that copies may take together; 0 for half of what that file system can take."""
+
+
+class JobFile(Section):
+    """What every reader of the file knows of it."""
+
+    job: JobSection
+    """The run itself."""
+    model: ModelSection
+    """What is trained."""
+
+    def with_source(self, path: str) -> Self:
+        """Return the file with the path that it was read from."""
+        job = self.job.model_copy(update={"source": os.path.abspath(path)})
+        return self.model_copy(update={"job": job})

@@ -21,7 +21,7 @@ from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
 from syncd.experience import places
 from syncd.experience.table import decode_batch
-from syncd.jobfile.finished import Finished, mark_finished
+from syncd.jobfile.records import JobEnd, mark_finished
 from syncd.protocol.presence import RunningStatus
 from syncd.synchronizer import Synchronizer
 
@@ -416,7 +416,7 @@ def test_an_explorer_on_a_finished_job_ends_whatever_the_trainers_file_says(worl
         Path(f"{world.root}/config.toml").write_text("[trainer]\ntotal_steps = 4\n")
         Path(f"{world.root}/latest_checkpointed_iteration.txt").write_text("4")
     else:
-        mark_finished(world.job, Finished(4, "total_steps 4 reached"))
+        mark_finished(world.job, JobEnd(4, "total_steps 4 reached"))
     why = explore(file, "e0", "--sync.timeout", "15")
     assert why == "the job is finished: total_steps 4 reached"
     assert world.explorer("e0").applied == (1, 4)

@@ -48,9 +48,9 @@ def train(
 
     check_allowed(allowed)
     if dry_run:
-        from trainer.config.job_config import contradictions, moved_to, planned_job_dir  # noqa: PLC0415
+        from trainer.config.job_config import contradictions, moved_to, next_job_dir  # noqa: PLC0415
 
-        settled = moved_to(job, planned_job_dir(job))
+        settled = moved_to(job, next_job_dir(job))
         show(settled, contradictions(settled), allowed)
         check_model(settled)
         return

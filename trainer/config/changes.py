@@ -12,7 +12,7 @@ from syncd.protocol.disk import MISSING, Disk, SystemClock
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.marker import read_marker
-from trainer.config.keys import KEYS, keys
+from trainer.config.model import KEYS
 
 RECORD = "changes.json"
 
@@ -55,11 +55,11 @@ def check_allowed(names: Iterable[str]) -> None:
         UsageError: A key that is unknown, may change anyway, or may not change at all.
     """
     for name in names:
-        if name not in keys():
+        if name not in KEYS.all:
             near = KEYS.nearest(name)
             hint = f"did you mean {near}?" if near else "trainer config docs"
             raise UsageError(f"--allow-change {name}: there is no such key", hint=hint)
-        if not keys()[name].fixed:
+        if not KEYS.all[name].fixed:
             raise UsageError(f"--allow-change {name}: it may change anyway", hint="leave the option out")
         if name in UNSOUND:
             hint = "give --trainer.continue_from_checkpoint false for a new directory beside it"
@@ -71,7 +71,7 @@ def flags(found: Iterable[Contradiction]) -> str:
     return " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
 
 
-def note(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
+def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
     """Add changes to the record, durably: before the configuration is replaced, so that none is lost.
 
     Raises:
@@ -87,11 +87,11 @@ def note(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
         "step": _step(directory),
     }
     added = [{**who, "key": one.key, "old": one.kept, "new": one.now} for one in found]
-    changes = [*read(disk, directory), *added]
+    changes = [*read_changes(disk, directory), *added]
     disk.replace(f"{directory}/{RECORD}", encode({"protocol": 1, "changes": changes}))
 
 
-def read(disk: Disk, directory: str) -> list[Any]:
+def read_changes(disk: Disk, directory: str) -> list[Any]:
     """Return the changes so far, oldest first.
 
     Raises:
