@@ -119,7 +119,9 @@ class DaemonProcess:
         while self._process is not None and not self._is_published():
             if self._clock.monotonic() >= ends:
                 self._log.warning(
-                    "daemon_late", detail="the daemon has not published the last step", job=self._job.root
+                    "daemon_timed_out",
+                    detail="the daemon has not published the last step",
+                    job=self._job.root,
                 )
                 break
             self.check()
@@ -152,7 +154,7 @@ class DaemonProcess:
             self._warn_not_pruned(f"exit code {code}, see {self._job.state}/daemon.log")
 
     def _warn_not_pruned(self, reason: str) -> None:
-        self._log.warning("not_pruned", reason=reason, hint=f"syncd prune {self._job.root}")
+        self._log.warning("job_cleanup_failed", reason=reason, hint=f"syncd prune {self._job.root}")
 
     def _start_if_needed(self, now: float) -> None:
         if self.pid is not None:
@@ -166,7 +168,7 @@ class DaemonProcess:
         self._process = None
         self._ended = 1 if now - self._started > STABLE else self._ended + 1
         self._log.warning(
-            "daemon_ended",
+            "daemon_exited",
             code=process.returncode,
             again=self._ended < ATTEMPTS,
             see=f"{self._job.state}/daemon.log",
