@@ -9,17 +9,13 @@ import structlog
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.transports.filesystem.finite import NonFiniteError
-from trainer.checkpoints import has_huggingface
+from trainer.checkpoints import TrainerState, has_huggingface
 from trainer.engines.all_or_error import PASSING, agreed, is_known, raise_on_all
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
-from trainer.loop_state import TrainerState
-from trainer.next_action import Action, Finish, Idle, Save, Situation, Sync, Train, need_save, need_sync
+from trainer.next_action import Action, Finish, Idle, LoopFacts, Save, Sync, Train, need_save, need_sync
 from trainer.rank0 import Head
-from trainer.stopping import StopSignals
-
-INTERRUPTED = 75
-"""Exit code of a run that was asked to stop: start it again and it goes on."""
+from trainer.stopping import STOPPED, StopSignals
 
 
 class Trainer:
@@ -105,9 +101,9 @@ class Trainer:
             self._aside(self._flush)
         return action
 
-    def situation(self) -> Situation:
+    def situation(self) -> LoopFacts:
         """Return what this rank knows for a decision."""
-        return Situation(
+        return LoopFacts(
             self.train_step_num,
             self._synced,
             self._saved,
@@ -264,7 +260,7 @@ class Trainer:
         if error is not None:
             raise_on_all(error)
         if finish.again:
-            return INTERRUPTED
+            return STOPPED
         self._on_head(lambda head: head.finish(self.train_step_num, finish.reason, is_done=finish.is_done))
         return 0
 

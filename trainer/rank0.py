@@ -8,22 +8,29 @@ from typing import Protocol
 import structlog
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.jobfile.records import JobEnd, clear_finished, mark_finished
 from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
 from trainer.auto_method import Chooser
+from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
-from trainer.experience.batch import Batch, Strategy
+from trainer.experience.batch import Batch, SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
-from trainer.explorer_liveness import Audience
-from trainer.loop_state import TrainerState
-from trainer.next_action import Action, Finish, Idle, Situation, Train, duty, end_of, looks_for_watchers
+from trainer.next_action import (
+    Action,
+    Finish,
+    Idle,
+    LoopFacts,
+    Train,
+    due_action,
+    end_of,
+    publishes_only_to_watchers,
+)
 from trainer.resume import lead_back
-from trainer.sampling import Supervised
-from trainer.waiting import Wait, Waiting, document
+from trainer.waiting import ExplorerLiveness, Wait, Waiting, wait_document
 
 FIRST_GENERATION = 1
 """The generation of experiences that were made before anything was published."""
@@ -70,7 +77,7 @@ class Head:
         self,
         config: JobConfig,
         sync: Synchronizer,
-        strategy: Strategy,
+        strategy: SampleStrategy,
         show: Show,
         clock: Clock | None = None,
         tend: Callable[[], None] = lambda: None,
@@ -78,10 +85,10 @@ class Head:
         self.config, self.sync, self.strategy, self.show = config, sync, strategy, show
         self._clock, self._tend = clock or SystemClock(), tend
         self.chooser = Chooser(sync)
-        self._audience = Audience(sync, self._clock, config.data.left_grace)
+        self._explorers = ExplorerLiveness(sync, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting = Waiting(self._clock)
-        self._path = places.root(sync.job)
+        self._path = batch_paths.root(sync.job)
         self._failure: SyncdError | None = None
         self.is_finished = False
         self._uncommitted: TrainerState | None = None
@@ -98,7 +105,7 @@ class Head:
         lead_back(self.sync, state.step, self.config.model.path)
         self.sync.set_trainer_status(RunningStatus.RUNNING)
 
-    def decide(self, now: Situation, signals: Sequence[int | None]) -> Action:
+    def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""
         try:
             if self._failure is not None:
@@ -148,7 +155,7 @@ class Head:
             self.strategy.commit(self._uncommitted.sampler)
             self._uncommitted = None
 
-    def _decide(self, now: Situation, signal: int | None) -> Action:
+    def _decide(self, now: LoopFacts, signal: int | None) -> Action:
         over = f"signal {signal}" if signal else self._over(now.step)
         timed_out = None if over else self._timed_out()
         ending = end_of(self.config, now.step, over or (timed_out.message if timed_out else ""))
@@ -159,7 +166,7 @@ class Head:
             explorer_asks=self._explorer_asks(now),
             is_watched=self._is_watched(),
         )
-        due = duty(self.config, now)
+        due = due_action(self.config, now)
         if isinstance(due, Finish):
             return replace(due, error=timed_out, is_done=self._is_done(now.step))
         return due or self._sampled(now.step)
@@ -187,7 +194,7 @@ class Head:
     def _tell_wait(self) -> None:
         """Say what is waited for; where it cannot be said in the presence, the log still has it."""
         with contextlib.suppress(SyncdError, OSError):
-            self.sync.describe({_WAITING: document(self._path, self._waiting.since)})
+            self.sync.describe({_WAITING: wait_document(self._path, self._waiting.since)})
         metrics, data = self.strategy.metrics(), self.config.data
         whole = int(metrics.get("experience/waiting", 0)) // data.group_size
         rejected = int(metrics.get("experience/rejected", 0))
@@ -205,24 +212,28 @@ class Head:
 
     def _living(self) -> int | None:
         try:
-            self._audience.look()
+            self._explorers.have_left()
         except (SyncdError, OSError):
             return None
-        return self._audience.living
+        return self._explorers.living
 
     def _is_watched(self) -> bool:
         """Say whether weights that are due shall be published; who cannot be seen may be there."""
-        return not looks_for_watchers(self.config) or self._living() != 0
+        return not publishes_only_to_watchers(self.config) or self._living() != 0
 
     def _is_done(self, step: int) -> bool:
         total, strategy = self.config.trainer.total_steps, self.strategy
-        return (total is not None and step >= total) or (isinstance(strategy, Supervised) and strategy.over)
+        return (total is not None and step >= total) or bool(strategy.over)
 
     def _over(self, step: int) -> str:
         """Return why there will be no more samples."""
-        if isinstance(self.strategy, Supervised):
-            return "all epochs done" if self.strategy.over else ""
-        if self._waiting.seconds is None or not self.config.data.end_when_left or not self._audience.look():
+        if self.strategy.over:
+            return self.strategy.over
+        if (
+            self._waiting.seconds is None
+            or not self.config.data.end_when_left
+            or not self._explorers.have_left()
+        ):
             return ""
         return f"all explorers have left at step {step}"
 
@@ -233,7 +244,7 @@ class Head:
         hint = f"syncd status {self.sync.job.root}  # who explores?"
         return TimedOutError(f"no whole batch of experiences within {limit:g} s", path=self._path, hint=hint)
 
-    def _explorer_asks(self, now: Situation) -> bool:
+    def _explorer_asks(self, now: LoopFacts) -> bool:
         """Say whether an explorer waits for what this step has; tell it where there is nothing newer."""
         if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
             return False

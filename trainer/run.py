@@ -9,6 +9,7 @@ from syncd.observe.log import configure
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import Ranks
+from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
 from trainer.engines.all_or_error import agreed, is_known
 from trainer.engines.base import EngineContext, make_engine
@@ -17,7 +18,6 @@ from trainer.launch.process_group import Joined, join
 from trainer.launch.rank_env import RankEnv
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
-from trainer.loop_state import TrainerState
 from trainer.rank0 import Head
 from trainer.reporting.report import Screen
 from trainer.resume import FRESH, find_state

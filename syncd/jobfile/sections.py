@@ -101,6 +101,10 @@ class DataSection(Section):
     """What happens to older ones."""
     decay: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, json_schema_extra=FIXED)
     """With beyond = "weight": the factor for each version too old."""
+    strategy: str = Field(default="", json_schema_extra=FIXED)
+    """A sample strategy registered under the entry point `trainer.sample_strategies`; else other keys choose."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """What the strategy takes, by its own names; fifo, replay, mix and sft take nothing here."""
     replay: ReplaySection = ReplaySection()
     """Old groups, drawn again."""
     sft_path: str = Field(default="", json_schema_extra=FIXED)

@@ -16,10 +16,10 @@ from fake_engines import FakeVllm
 from synchronizers import LONG, Threads, World
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.explorer import places as own
+from explorer_hooks.explorer import paths as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.jobfile.records import JobEnd, mark_finished
 from syncd.protocol.presence import RunningStatus
@@ -185,12 +185,14 @@ def eventually(condition, bound=LONG):
 
 def total(world):
     job = world.job
-    return sum(len(places.numbers(job, places.batches(job, name))) for name in places.explorers(job))
+    return sum(
+        len(batch_paths.numbers(job, batch_paths.batches(job, name))) for name in batch_paths.explorers(job)
+    )
 
 
 def batches(world, name):
-    numbers = sorted(places.numbers(world.job, places.batches(world.job, name)))
-    paths = [places.batch(world.job, name, number) for number in numbers]
+    numbers = sorted(batch_paths.numbers(world.job, batch_paths.batches(world.job, name)))
+    paths = [batch_paths.batch(world.job, name, number) for number in numbers]
     return [decode_batch(world.job.disk.read(path, 1 << 28), path) for path in paths]
 
 

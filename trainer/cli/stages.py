@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from syncd.errors import UsageError
-from trainer.cli.options import (
+from trainer.cli.train import (
     TAKES_KEYS,
     allow_change_option,
     config_argument,

@@ -25,6 +25,7 @@ from trainer.config.algorithms import (
 )
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
+from trainer.plugins import SAMPLE_STRATEGY, unknown_name
 
 FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes it at each start."
 """How a file that the trainer has written begins."""
@@ -100,6 +101,7 @@ def _forget_unread(table: dict[str, Any]) -> None:
 def check(config: JobConfig) -> Iterator[Problem]:
     """Yield the problems that no single key shows: keys that do not go together."""
     yield from _names(config)
+    yield from _plugins(config)
     yield from _data(config)
     yield from _optimizer(config)
     if config.engine.name == VERL:
@@ -119,6 +121,13 @@ def _names(config: JobConfig) -> Iterator[Problem]:
             f"trainer.name = {config.trainer.name!r} cannot be a file name",
             "letters, digits, '.', '_' and '-', at most 100, and no '.' or '-' first",
         )
+
+
+def _plugins(config: JobConfig) -> Iterator[Problem]:
+    name = config.data.strategy
+    if name and name not in SAMPLE_STRATEGY.installed:
+        error = unknown_name(f'data.strategy = "{name}" is not installed', name, SAMPLE_STRATEGY.installed)
+        yield Problem("data.strategy", error.message, error.hint)
 
 
 def _data(config: JobConfig) -> Iterator[Problem]:

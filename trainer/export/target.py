@@ -17,7 +17,7 @@ from syncd.transports.filesystem.direct_io import THREADS, choose
 from syncd.transports.filesystem.export_walk import DTYPES, Piece
 from syncd.transports.filesystem.layout import Layout, Spec, encode_index
 from syncd.transports.filesystem.shard import Ring, Shard
-from trainer.export.weights import Weights
+from trainer.export.weights import ModelWeights
 
 SHARD_LIMIT = 5_000_000_000
 """Bytes of the tensors of one file, unless one tensor alone has more."""
@@ -97,7 +97,7 @@ def _require_digest(record: FileRecord, found: str, path: str) -> None:
         raise CorruptDataError("the content does not match its digest", path=path)
 
 
-def write_weights(disk: Disk, directory: str, weights: Weights, dtype: torch.dtype | None) -> None:
+def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torch.dtype | None) -> None:
     """Write weights as safetensors files of at most `SHARD_LIMIT` bytes, and the index.
 
     Each tensor is read, cast on its way through a ring of 48 MiB, and let go.
@@ -122,7 +122,7 @@ def write_weights(disk: Disk, directory: str, weights: Weights, dtype: torch.dty
     disk.replace(f"{directory}/{INDEX}", index)
 
 
-def _pour(weights: Weights, layout: Layout, ring: Ring, shard: Shard, dtype: torch.dtype | None) -> None:
+def _pour(weights: ModelWeights, layout: Layout, ring: Ring, shard: Shard, dtype: torch.dtype | None) -> None:
     ring.begin()
     for spec in layout.specs:
         tensor = weights.read(spec.name)
@@ -130,7 +130,7 @@ def _pour(weights: Weights, layout: Layout, ring: Ring, shard: Shard, dtype: tor
     ring.flush(shard)
 
 
-def _specs(weights: Weights, dtype: torch.dtype | None) -> Iterator[Spec]:
+def _specs(weights: ModelWeights, dtype: torch.dtype | None) -> Iterator[Spec]:
     for name, (stored, shape) in weights.kinds.items():
         becomes = cast_of(stored, dtype)
         if becomes not in DTYPES:
