@@ -10,8 +10,8 @@ from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_er
 from syncd.jobfile.loader import Layer
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.records import STAGES, StagesRecord, read_record
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job, is_identity
+from syncd.protocol.local_disk import LocalDisk
 from trainer.config.changes import Contradiction, split
 from trainer.config.job_config import contradictions, make_job_dir, moved_to, next_job_dir, refuse
 from trainer.config.load import LOADER, file_layer, resolved

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error
-from syncd.protocol.disk import MISSING, LocalDisk
+from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import encode, read_document
-from syncd.protocol.layout import Job
+from syncd.protocol.layout import CONFIG, Job, read_config_file
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.marker import read_marker
-from syncd.protocol.permissions import CONFIG, parse_config, read_config_file
+from syncd.protocol.permissions import parse_config
 
 FINISHED = "finished.json"
 STAGES = "stages.json"

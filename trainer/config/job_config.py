@@ -9,9 +9,9 @@ import structlog
 
 from syncd.errors import ConfigError, storage_error
 from syncd.jobfile.keys import Key
-from syncd.protocol.disk import LocalDisk
-from syncd.protocol.layout import STATE
-from syncd.protocol.permissions import modes_in, read_config_file
+from syncd.protocol.layout import STATE, read_config_file
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.permissions import modes_in
 from trainer.config.changes import Contradiction, check_allowed, flags, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
 from trainer.config.model import KEYS, JobConfig, plain, to_toml

@@ -18,9 +18,10 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.table import MAX_BYTES, decode_batch
-from syncd.protocol.disk import MISSING, Clock, SystemClock
+from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.documents import encode
 from syncd.protocol.layout import Job, is_identity
+from syncd.protocol.local_disk import SystemClock
 from trainer.experience.cursor import BatchCursor, BatchFile
 from trainer.experience.limits import UNLIMITED, Limits
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from syncd.errors import ConfigError, CorruptDataError
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from trainer.plugins import unknown_name
 
 
