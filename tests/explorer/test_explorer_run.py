@@ -16,7 +16,7 @@ from fake_engines import FakeVllm
 from synchronizers import LONG, Threads, World
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.explorer import paths as own
+from explorer_hooks.explorer import places as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
 from syncd.experience import batch_paths

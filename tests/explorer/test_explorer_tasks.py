@@ -12,7 +12,7 @@ import pytest
 from experiences import make as experience
 from synchronizers import eventually
 
-from explorer_hooks.explorer import paths as own
+from explorer_hooks.explorer import places as own
 from explorer_hooks.explorer.cursor import Cursor, Ledger, State
 from explorer_hooks.explorer.records import Records
 from explorer_hooks.explorer.tasks import epochs, order, read_tasks
