@@ -25,7 +25,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class DaemonConfig:
-    """Everything that `syncd watch` can be told. Times are seconds on the daemon's own clock.
+    """Every setting of `syncd watch`. Times are seconds on the daemon's own clock.
 
     Args:
         keep_last: Newest sync steps to keep, at least 1.
@@ -33,16 +33,16 @@ class DaemonConfig:
         keep_full: Newest full checkpoints to keep; 0 for all.
         keep_previous: Keep the version published before, even if it is a full checkpoint beyond `keep_full`.
         max_bytes: Byte budget of all steps together (`"500GiB"` or a number); 0 for none.
-        partial_grace: How long a step that nobody will finish must stand still before it goes.
+        partial_grace: How long a step that nobody will finish must not change before it is removed.
         prune: Whether anything is removed.
-        prune_foreign: Whether steps that others wrote may be removed.
+        prune_foreign: Allow pruning steps that other frameworks wrote.
         trash_grace: How long removed steps stay readable; longer than the mount's attribute cache.
-        poll: Time between two looks where no events come.
+        poll: Time between two scans where no events come.
         reconcile: Time between two examinations of everything.
         ttl: Silence after which an explorer or trainer counts as dead.
-        takeover: Silence after which a stand-by replaces the leading daemon.
-        rewind_settle: How long a marker that goes back must stand still.
-        settle: How long a foreign step without a marker must stand still.
+        takeover: Silence after which a standby replaces the leading daemon.
+        rewind_settle: How long a marker that goes back must not change.
+        settle: How long a foreign step without a marker must not change.
         verify: What is checked before publishing: size, header or content.
         watch: auto, events or polling.
         exit_when_left: Stop when every explorer and trainer that was there has left.
@@ -50,7 +50,7 @@ class DaemonConfig:
         metrics_host: Address it binds to.
         metrics_textfile: File that the node exporter's textfile collector reads; empty for none.
         events_bytes: Size at which events.jsonl is rotated.
-        permissions: Who may read and write what is made in the job, by every program: umask, private or group.
+        permissions: Who may read and write what every program makes in the job: umask, private or group.
         group: With permissions = "group": name or number of the group.
         log_format: auto, json or console.
         log_level: debug, info, warning or error.
@@ -112,8 +112,8 @@ def load(
         path: The file, None for the defaults.
         overrides: Values by key; None means not given.
         trusted: Whether nobody but this user and root can have written the file.
-        kept: Whether it is what lies in the job directory, and not a file that the user has named: that one may be a
-            pipe, and takes as long as it takes.
+        kept: Whether it is the job directory's own file, not one that the user has named: that one may be a pipe, and
+            is read to its end however long that takes.
 
     Raises:
         ConfigError: The file cannot be read or parsed, a key is unknown, a value is out of range, or one reaches
@@ -180,7 +180,7 @@ def _refuse_reaching(table: Mapping[str, Any], path: str | None) -> None:
             raise ConfigError(
                 f"{key} reaches beyond the job, and others than this user can write the file",
                 path=path,
-                hint=f"syncd watch ... --{key.replace('_', '-')} VALUE, or --config with a file of one's own",
+                hint=f"syncd watch ... --{key.replace('_', '-')} VALUE, or --config with your own file",
             )
 
 

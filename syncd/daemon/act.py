@@ -214,13 +214,13 @@ class Actor:
     def _temporaries(self) -> Iterator[str]:
         job = self._job
         for directory in (job.explorers, job.trainers, job.pins, job.requests):
-            # What cannot be listed is told by who looks at the job; here it leaves only its own files untidied.
+            # The scanner reports a directory that cannot be listed; here only its files are left.
             with contextlib.suppress(PermissionError):
                 for entry in list_if_there(job.disk, directory):
                     if entry.kind == "file" and is_temporary(entry.name):
                         yield f"{directory}/{entry.name}"
         if not is_below(job.state, job.root):
-            return  # the job directory is not the daemon's to tidy
+            return  # the daemon must not remove files of this job directory
         for entry in list_if_there(job.disk, job.root):
             if entry.kind == "file" and is_temporary(entry.name) and entry.name.startswith(_MARKERS):
                 yield f"{job.root}/{entry.name}"

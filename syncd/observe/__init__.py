@@ -1,1 +1,1 @@
-"""Telling what happens: one event type, and adapters of it."""
+"""Reporting what happens: one event type, and adapters of it: log, journal, metrics."""

@@ -11,7 +11,7 @@ from syncd.observe import names
 Level = Literal["debug", "info", "warning", "error"]
 
 GIVE_UP_AFTER = 10
-"""Failures in a row after which an adapter is no longer asked."""
+"""Failures in a row after which an adapter is no longer called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Event:
     Args:
         name: One of `names.EVENTS`.
         level: debug, info, warning or error.
-        at: Seconds since the epoch on the teller's clock.
+        at: Seconds since the epoch on the clock of whoever reports it.
         fields: What is worth knowing of it; values that JSON has.
     """
 
@@ -35,13 +35,13 @@ class Observer(Protocol):
     """Hears events."""
 
     def observe(self, event: Event) -> None:
-        """Take one event."""
+        """Handle one event."""
 
 
 class Observers:
     """Several observers as one, which never raises.
 
-    One that fails is told of once, to the others, and after `GIVE_UP_AFTER` failures in a row it is left out.
+    The failure of one is reported once, to the others; after `GIVE_UP_AFTER` failures in a row it is left out.
 
     Args:
         *observers: Who hears each event, in this order. One that has a `close` is closed at the end.
@@ -51,7 +51,7 @@ class Observers:
         self._observers = observers
         self._one_at_a_time = threading.Lock()
         self._failures = [0] * len(observers)
-        self._told = [False] * len(observers)
+        self._reported = [False] * len(observers)
 
     def observe(self, event: Event) -> None:
         """Hand an event to every observer that still works."""
@@ -61,9 +61,9 @@ class Observers:
     def _observe(self, event: Event) -> None:
         for place, observer in enumerate(self._observers):
             error = self._hand(place, observer, event)
-            if error is not None and not self._told[place]:
-                self._told[place] = True
-                self._tell_others(place, _failure(observer, error, event.at))
+            if error is not None and not self._reported[place]:
+                self._reported[place] = True
+                self._report_to_others(place, _failure(observer, error, event.at))
 
     def close(self) -> None:
         """Close the observers that can be closed."""
@@ -87,7 +87,7 @@ class Observers:
         self._failures[place] = 0 if error is None else self._failures[place] + 1
         return error
 
-    def _tell_others(self, failed: int, event: Event) -> None:
+    def _report_to_others(self, failed: int, event: Event) -> None:
         for place, observer in enumerate(self._observers):
             if place != failed:
                 self._hand(place, observer, event)
@@ -96,7 +96,7 @@ class Observers:
 def _quietly(call: Any, *arguments: Any) -> Exception | None:
     try:
         call(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever an adapter does, the daemon goes on
+    except Exception as error:  # noqa: BLE001 - whatever an adapter raises, the daemon continues
         return error
     return None
 

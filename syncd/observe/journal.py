@@ -1,8 +1,8 @@
 """`events.jsonl`: what the leading daemon decided and why, one JSON line an event, rotated by size.
 
-Only a leader writes: on NFS two hosts that append to one file overwrite each other. What a stand-by hears is
-kept in memory and written if it takes over. A line that cannot be written is dropped and counted, and the gap
-is told once writing works again; nothing here raises.
+Only a leader writes: on NFS two hosts that append to one file overwrite each other. A standby keeps what it hears in
+memory and writes it if it takes over. A line that cannot be written is dropped and counted, and the gap is reported
+once writing works again; nothing here raises.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Journal:
         max_bytes: Size beyond which it is rotated.
         keep: Rotated files to keep.
         adopt: Given the path of a new file: `Disk.adopt` of the job.
-        attend: Notes what is asked of the file system while it is.
+        attend: Notes each call of the file system while it runs.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Journal:
         self._attend = attend
         self._waiting: deque[bytes] = deque(maxlen=_WAITING)
         self._leads = False
-        self.dropped = self._told = 0
+        self.dropped = self._reported = 0
 
     def observe(self, event: Event) -> None:
         """Append one event, or keep it until this process leads."""
@@ -76,10 +76,10 @@ class Journal:
             except OSError:
                 self.dropped += 1
             else:
-                self._told = self.dropped
+                self._reported = self.dropped
 
     def _gap(self) -> bytes:
-        lost = self.dropped - self._told
+        lost = self.dropped - self._reported
         if not lost:
             return b""
         detail = f"{lost} events could not be written here"
@@ -133,7 +133,7 @@ def _line(document: dict[str, Any]) -> bytes:
 
 
 def read_events(path: str, limit: int) -> list[dict[str, Any]]:
-    """Return the last `limit` events, oldest first; what is torn or not there is passed over."""
+    """Return the last `limit` events, oldest first; torn lines and missing files are skipped."""
     found: list[dict[str, Any]] = []
     for number in range(KEEP + 1):
         name = path if number == 0 else f"{path}.{number}"

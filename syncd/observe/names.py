@@ -1,4 +1,4 @@
-"""Names of events and of the fields that adapters know. docs/events.md says when each event is told."""
+"""Names of events and of the fields that adapters know. docs/events.md says when each event is published."""
 
 from typing import Final
 

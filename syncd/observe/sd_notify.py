@@ -1,4 +1,4 @@
-"""What systemd wants to hear of a `Type=notify-reload` service; nothing without NOTIFY_SOCKET."""
+"""Notifies systemd as a `Type=notify-reload` service; does nothing without NOTIFY_SOCKET."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ def watchdog_interval(environment: Mapping[str, str] = os.environ) -> float | No
 
 
 class Notifier:
-    """Speaks to the service manager; a manager that does not listen is no reason to fail.
+    """Notifies the service manager; a manager that does not listen is no reason to fail.
 
     Signs of life are sent four times an interval at most, a status only when it changes.
 
@@ -34,13 +34,13 @@ class Notifier:
         self._one_at_a_time = threading.Lock()  # never held but to send, which never waits
 
     def ready(self, status: str) -> None:
-        """Say that the daemon has started, or has read its configuration again."""
+        """Report that the daemon has started, or has read its configuration again."""
         with self._one_at_a_time:
             self._status = _line(status)
             self._send("READY=1", f"STATUS={self._status}")
 
     def alive(self, status: str) -> None:
-        """Say that a tick was finished, or that what it waits for is known and told."""
+        """Report that a tick was finished, or that what it waits for is known and reported."""
         self.status(status)
         now = time.monotonic()
         with self._one_at_a_time:
@@ -49,19 +49,19 @@ class Notifier:
                 self._send("WATCHDOG=1")
 
     def status(self, status: str) -> None:
-        """Say what is going on, without a sign of life."""
+        """Report the status, without a sign of life."""
         with self._one_at_a_time:
             if (line := _line(status)) != self._status:
                 self._status = line
                 self._send(f"STATUS={line}")
 
     def reloading(self) -> None:
-        """Say that the configuration is being read again; `ready` ends it."""
+        """Report that the configuration is being read again; `ready` ends it."""
         # systemd compares this with its own CLOCK_MONOTONIC to tell this reload from an earlier one.
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
-        """Say that the daemon is about to end."""
+        """Report that the daemon is about to end."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def _send(self, *lines: str) -> None:

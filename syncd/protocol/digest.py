@@ -71,7 +71,7 @@ def chunks(disk: Disk, path: str) -> Iterator[bytes]:
 
 
 def is_digest(text: str) -> bool:
-    """Say whether a text is `name:hex` with a name that is known."""
+    """Return whether a text is `name:hex` with a name that is known."""
     return _FORM.fullmatch(text) is not None
 
 

@@ -26,14 +26,14 @@ class Process:
         return Process(_boot(), _namespace(), os.getpid(), _started(os.getpid()))
 
     def is_gone(self) -> bool:
-        """Say whether the process has certainly ended: it ran on this boot of this host, and is not there."""
+        """Return whether the process has certainly ended: it ran on this boot of this host, and is not there."""
         if (self.boot, self.namespace) != (_boot(), _namespace()) or not self.boot:
             return False
         started = _started(self.pid)
         return started != self.started and (started != _UNSEEN or not _exists(self.pid))
 
     def is_here(self) -> bool:
-        """Say whether it is a process of this host that is there."""
+        """Return whether it is a process of this host that is there."""
         return (
             bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace()) and not self.is_gone()
         )
@@ -55,7 +55,7 @@ def _namespace() -> str:
 
 
 def _exists(pid: int) -> bool:
-    """Say whether there is such a process, also where /proc hides those of other users."""
+    """Return whether there is such a process, also where /proc hides those of other users."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

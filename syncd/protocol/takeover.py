@@ -7,6 +7,7 @@ import contextlib
 import shlex
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from syncd.errors import (
     CorruptDataError,
@@ -325,32 +326,31 @@ def remove_surely(disk: Disk, path: str) -> None:
         StorageError: It could not be removed.
     """
     # The old leader may still be creating files in it: until rmdir succeeds it is not fenced.
-    last: OSError | None = None
-    for _ in range(_ATTEMPTS):
-        try:
-            remove_tree(disk, path)
-        except OSError as error:
-            last = error
-        else:
-            return
-    raise StorageError("an earlier daemon's term cannot be removed", path=path) from last
+    _retry(partial(remove_tree, disk, path), "an earlier daemon's term cannot be removed", path)
 
 
 def _empty_surely(disk: Disk, path: str, heir: str) -> None:
+    _retry(partial(_empty, disk, path, heir), "an earlier daemon's trash cannot be taken over", path)
+
+
+def _empty(disk: Disk, path: str, heir: str) -> None:
+    for entry in list_if_there(disk, path):
+        if is_private(entry):
+            _empty_surely(disk, f"{path}/{entry.name}", heir)
+            continue
+        with contextlib.suppress(*MISSING):  # earlier releases put steps directly here
+            disk.rename(f"{path}/{entry.name}", f"{heir}/{entry.name}")
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove_directory(path)
+
+
+def _retry(work: Callable[[], object], problem: str, path: str) -> None:
     last: OSError | None = None
     for _ in range(_ATTEMPTS):
         try:
-            for entry in list_if_there(disk, path):
-                if is_private(entry):
-                    _empty_surely(disk, f"{path}/{entry.name}", heir)
-                    continue
-                with contextlib.suppress(*MISSING):  # earlier releases put steps right here
-                    disk.rename(f"{path}/{entry.name}", f"{heir}/{entry.name}")
-            disk.remove_directory(path)
-        except FileNotFoundError:
-            return
+            work()
         except OSError as error:
             last = error
         else:
             return
-    raise StorageError("an earlier daemon's trash cannot be taken over", path=path) from last
+    raise StorageError(problem, path=path) from last

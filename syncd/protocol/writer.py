@@ -319,7 +319,7 @@ class StepWriter:
         return False
 
     def _is_unsealed_in_place(self, there: list[DirectoryEntry]) -> bool:
-        """Say whether the entries in the place of the step are those that an older release began to write."""
+        """Return whether the entries in the place of the step are those that an older release began to write."""
         if DirectoryEntry(ACTOR, "directory") not in there:
             return False
         inside = self._names(f"{self.sealed_path}/{ACTOR}")
