@@ -7,7 +7,7 @@ loaded, or crash.
 import contextlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -78,6 +78,21 @@ class DirectoryOptions:
     report: ReportEvent = _report_nothing
 
 
+@contextlib.contextmanager
+def refuse_damage() -> Iterator[None]:
+    """Refuse what is found damaged in the block.
+
+    Raises:
+        RefusedError: The block raised `CorruptDataError`.
+    """
+    try:
+        yield
+    except RefusedError:
+        raise
+    except CorruptDataError as error:
+        raise RefusedError(error.message, path=error.path, hint=error.hint) from None
+
+
 class DirectoryReceiver(WeightReceiver):
     """The explorer's end of a transport that yields directories.
 
@@ -102,7 +117,7 @@ class DirectoryReceiver(WeightReceiver):
         self.close()
         if not isinstance(announcement, Version):
             return None
-        with contextlib.ExitStack() as lease:
+        with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(announcement))
             found = self.find(leased, LoadTimings(self._client.clock))
             if found is None:
@@ -121,7 +136,8 @@ class DirectoryReceiver(WeightReceiver):
 
         Raises:
             TryAgainError: The step was removed, or `stop` returned true.
-            RefusedError: It is damaged, or of a kind that cannot be loaded.
+            RefusedError: It is of a kind that cannot be loaded, or does not match its manifest.
+            CorruptDataError: It is damaged.
             SyncdError: The file system failed.
             OSError: The same.
         """
@@ -129,10 +145,6 @@ class DirectoryReceiver(WeightReceiver):
             return self._find(leased, timings)
         except MISSING as error:
             raise self._missing(leased, error) from None
-        except RefusedError:
-            raise
-        except CorruptDataError as error:
-            raise RefusedError(error.message, path=error.path, hint=error.hint) from None
 
     @abstractmethod
     def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
