@@ -48,8 +48,8 @@ class LoraHook(Hook):
     """One vLLM server that serves adapters.
 
     Settings: `ask_timeout`; `path_map`, HERE:THERE; `name`: the prefix of adapters' names; `keep`: how many adapters
-    stay loaded besides the newest; `drain`: seconds after which an adapter counts as unused if the engine does not say
-    what it uses.
+    stay loaded besides the newest; `drain`: seconds after which an adapter counts as unused if the engine does not
+    say what it uses.
 
     Args:
         options: The hook's options.

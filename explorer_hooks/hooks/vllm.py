@@ -55,12 +55,7 @@ class VllmHook(HttpEngineHook):
         return roots[0] if roots and isinstance(roots[0], str) else None
 
     def _pause(self) -> None:
-        self._server.post(
-            "/pause",
-            hint=_LOG,
-            mode=self._mode,
-            clear_cache=_word(self._clear_cache),
-        )
+        self._server.post("/pause", hint=_LOG, mode=self._mode, clear_cache=_word(self._clear_cache))
 
     def _reload(self, target: WeightDirectory) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
