@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
 from syncd.protocol.disk import MISSING, Disk
@@ -46,19 +46,8 @@ class Verification(StrEnum):
     CONTENT = "content"
 
 
-class ReportEvent(Protocol):
-    """Hears an event: its level, its name, its fields."""
-
-    def __call__(self, level: str, name: str, **fields: Any) -> None:
-        """Report the event."""
-
-
-def _report_nothing(level: str, name: str, **fields: Any) -> None:
-    del level, name, fields
-
-
-def _never() -> bool:
-    return False
+ReportEvent = Callable[..., None]
+"""Hears an event: its level, its name, and its fields as keywords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +63,8 @@ class DirectoryOptions:
 
     kinds: frozenset[str] = frozenset({"weights"})
     verify: Verification = Verification.CONTENT
-    stop: Callable[[], bool] = _never
-    report: ReportEvent = _report_nothing
+    stop: Callable[[], bool] = lambda: False
+    report: ReportEvent = lambda *_, **__: None
 
 
 @contextlib.contextmanager
@@ -216,7 +205,7 @@ class FilesystemReceiver(DirectoryReceiver):
         disk, path = (self._disk, leased.path) if staged is None else (LocalDisk(), staged.path)
         tensors = read_tensors(disk, path, payload.shards)
         directory = WeightDirectory(version, path, payload.shards, tensors, verified=staged is not None)
-        check = self._content_check(disk, path, payload, _never) if leased.manifest else None
+        check = self._content_check(disk, path, payload, lambda: False) if leased.manifest else None
         if staged is None:
             return FoundDirectory(directory, "files", payload.size, check=check)
         return FoundDirectory(directory, "stage", payload.size, staged.close, check=check)
