@@ -129,7 +129,7 @@ class EngineDriver:
             shown = label_of(good.pair) if good else None
             self._reporter.event("info", "engine_restored", version=shown)
         elif engine.is_reachable and good is not None and engine.dead is None:
-            engine.die(EngineDeadError(f"the engine does not go back to {good.directory.label}"))
+            engine.die(EngineDeadError(f"the engine cannot be restored to {good.directory.label}"))
         self._publish()
 
     def close(self) -> None:

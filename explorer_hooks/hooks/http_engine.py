@@ -311,7 +311,7 @@ class HttpEngineHook(Hook):
             self._resume()
         except LoadFailedError as error:
             raise EngineDeadError(
-                f"the engine cannot go back to {last_good.label}: {error.message}",
+                f"the engine cannot be restored to {last_good.label}: {error.message}",
                 path=self._server.address,
                 hint=self._restart_hint(),
             ) from error

@@ -144,7 +144,7 @@ class LoraHook(Hook):
             self.load(last_good)
         except LoadFailedError as error:
             raise EngineDeadError(
-                f"the engine cannot go back to {last_good.label}: {error.message}",
+                f"the engine cannot be restored to {last_good.label}: {error.message}",
                 path=self._server.address,
                 hint="restart the vLLM server",
             ) from error

@@ -86,7 +86,7 @@ class VllmHook(HttpEngineHook):
             raise LoadFailedError(
                 "the prefix cache was not reset: requests would be answered with the old weights' keys and values",
                 path=self._server.address,
-                hint="restart vLLM if this goes on",
+                hint="restart vLLM if this happens again",
             )
 
     def no_broadcasts(self) -> str:

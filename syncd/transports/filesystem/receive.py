@@ -171,7 +171,7 @@ class DirectoryReceiver(WeightReceiver):
         try:
             read_manifest(self._disk, self._client.job.step(step))
         except MISSING:
-            return TryAgainError(f"step {step} has gone", hint="go on with the newest version")
+            return TryAgainError(f"step {step} was removed", hint="load the newest version")
         return RefusedError(f"a file of step {step} is missing", path=error.filename)
 
 

@@ -1,7 +1,7 @@
 """Stages versions: one copy for all followers of a host, in local memory or on a local disk. Imports no torch.
 
     DIR/<job>.<boot>/<generation>.<step>-<digest>        a whole copy; its users hold a shared lock on
-    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file, whoever copies or removes it an exclusive one
+    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file; a copier or remover holds an exclusive one
     DIR/<job>.<boot>/.<...>.tmp                          an unfinished copy; renamed once it is whole
 
 Locks end with their process: if a copier is killed, the next one takes over, and its unfinished copy is removed.
