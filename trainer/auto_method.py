@@ -9,12 +9,13 @@ from typing import Any
 
 import structlog
 
+from syncd.client.client import Client
 from syncd.client.peers import process_of
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.presence import Presence
 from syncd.protocol.process import Process
-from syncd.synchronizer import Synchronizer
+from syncd.protocol.round import TAKES_PART
 from syncd.transports.broadcast.send import BACKEND
 from trainer.engines.base import Sent
 from trainer.method_choice import Measured, Measurements, choose
@@ -42,10 +43,10 @@ class Chooser:
     """Rank 0's side of `auto`.
 
     Args:
-        sync: The trainer's synchronizer.
+        sync: The trainer's connection to the job.
     """
 
-    def __init__(self, sync: Synchronizer) -> None:
+    def __init__(self, sync: Client) -> None:
         self._sync, self._log = sync, structlog.get_logger()
         self._number = self._size = 0
         self._ways: dict[SyncMethod, Measured] = {}
@@ -107,7 +108,7 @@ class Chooser:
             yield SyncMethod.MEMORY, "no explorer is on this host"
         if SyncMethod.NCCL not in methods:
             yield SyncMethod.NCCL, "the engine does not broadcast"
-        elif not self._sync.broadcast_members(BACKEND):
+        elif all(one.info.get(TAKES_PART) != BACKEND for one in living.values()):
             yield SyncMethod.NCCL, "no explorer takes part"
 
 

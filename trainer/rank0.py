@@ -7,13 +7,15 @@ from typing import Protocol
 
 import structlog
 
+from syncd.client.client import Client
+from syncd.client.sync_policy import SyncStyle
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import places
 from syncd.jobfile.finished import Finished, clear_finished, mark_finished
 from syncd.protocol.disk import Clock, SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
-from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
+from syncd.protocol.presence import RunningStatus
 from trainer.auto_method import Chooser
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch, Strategy
@@ -59,7 +61,7 @@ class Head:
 
     Args:
         config: The job's file.
-        sync: The trainer's synchronizer, open.
+        sync: The trainer's connection to the job, open.
         strategy: Chooses samples.
         show: Where figures go.
         clock: Time.
@@ -69,7 +71,7 @@ class Head:
     def __init__(
         self,
         config: JobConfig,
-        sync: Synchronizer,
+        sync: Client,
         strategy: Strategy,
         show: Show,
         clock: Clock | None = None,
@@ -96,7 +98,7 @@ class Head:
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
         lead_back(self.sync, state.step, self.config.model.path)
-        self.sync.set_trainer_status(RunningStatus.RUNNING)
+        self.sync.set_status(RunningStatus.RUNNING)
 
     def decide(self, now: Situation, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""
@@ -166,7 +168,7 @@ class Head:
 
     def _read_generation(self) -> None:
         try:
-            version = self.sync.get_latest_version()
+            version = self.sync.latest_version()
         except ProtocolTooNewError:
             raise
         except CorruptDataError:
@@ -238,7 +240,7 @@ class Head:
         if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
             return False
         if now.synced == now.step and self._announced() >= now.synced:
-            self.sync.notify_no_new_model_state_dict()
+            self.sync.answer_nothing_new()
         return True
 
     def _announced(self) -> int:

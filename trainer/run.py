@@ -4,10 +4,10 @@ import sys
 from collections.abc import Collection
 from contextlib import ExitStack, nullcontext
 
+from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
-from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.engines.all_or_error import agreed, is_known
@@ -91,10 +91,14 @@ def _open_head(
     if daemon is not None:
         opened.callback(lambda: daemon.close(tidy=any(head.is_finished for head in heads)))
     state_dir = config.job.state_dir or None
-    sync = Synchronizer.open(
-        job.root, "trainer", config.trainer.name, state_dir=state_dir, timeout=config.sync.timeout
+    sync = Client.open(
+        job.root,
+        "trainer",
+        config.trainer.name,
+        state_dir=state_dir,
+        timeout=config.sync.timeout,
+        fence=lock.fence,
     )
-    sync.fence = lock.fence
     opened.enter_context(sync)
     screen = Screen(config, state.step)
     opened.callback(screen.close)

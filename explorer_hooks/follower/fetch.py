@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from explorer_hooks.follower import checks
 from explorer_hooks.follower.timing import Timings
 from explorer_hooks.hook import Hook
+from syncd.client.client import Client
+from syncd.client.lease import Leased
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
 from syncd.protocol.disk import MISSING, Disk, LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.memory import Held
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
-from syncd.synchronizer import Leased, Synchronizer
 from syncd.transports.base import Target
 from syncd.transports.filesystem.copy_files import check_files
 from syncd.transports.filesystem.stage import Source, Stage, Staged, StageFullError
@@ -99,7 +100,7 @@ class Placing:
         stop: Asked while files are read; once true it is given up.
     """
 
-    sync: Synchronizer
+    sync: Client
     hook: Hook
     verify: checks.Verify
     stage: Stage | None

@@ -16,13 +16,13 @@ from explorer_hooks.follower.ready import ReadyFile
 from explorer_hooks.follower.reporter import Telling
 from explorer_hooks.follower.versions import Versions
 from explorer_hooks.hook import Hook, Running
-from syncd.client.following import has_caught_up
+from syncd.client.client import Client
+from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
 from syncd.context import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.label import UNKNOWN
 from syncd.protocol.version import Pair, Version
-from syncd.synchronizer import Synchronizer
 from syncd.transports.filesystem.stage import Stage
 from syncd.transports.memory.load import Copies
 
@@ -52,7 +52,7 @@ class Follower(Closing):
 
     def __init__(
         self,
-        sync: Synchronizer,
+        sync: Client,
         hook: Hook,
         options: FollowOptions | None = None,
         *,
@@ -108,7 +108,7 @@ class Follower(Closing):
             ConfigError: The stage cannot be used.
         """
         chosen = options or FollowOptions()
-        sync = Synchronizer.open(
+        sync = Client.open(
             job_dir, "explorer", identity, state_dir=chosen.state_dir, poll=chosen.poll, ttl=chosen.ttl
         )
         try:
@@ -268,7 +268,7 @@ class Follower(Closing):
     def _answered(self, timeout: float) -> Version | int | Outcome:
         found = self._news()
         if found is None:
-            self.sync.wait_new_model_state_dict(self.met, timeout=timeout)
+            self.sync.wait_for_version(self.met, timeout=timeout)
             found = self._news()
         return found if found is not None else Outcome("nothing", reason="the trainer has nothing newer")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from explorer_hooks.follower.options import Tell
 from explorer_hooks.follower.ready import ReadyFile
+from syncd.client.client import Client
 from syncd.errors import StorageError
 from syncd.protocol.label import label_of
 from syncd.protocol.version import Pair
-from syncd.synchronizer import Synchronizer
 
 
 class Telling:
@@ -23,7 +23,7 @@ class Telling:
         ready: The ready file.
     """
 
-    def __init__(self, sync: Synchronizer, tell: Tell | None, ready: ReadyFile) -> None:
+    def __init__(self, sync: Client, tell: Tell | None, ready: ReadyFile) -> None:
         self._sync, self._tell, self.ready = sync, tell, ready
         self.state = ""
         self.applied: Pair | None = None

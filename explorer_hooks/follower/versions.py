@@ -1,12 +1,12 @@
 """What is published, which older steps are still there, and which labels name content of the job."""
 
+from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.label import engine_label, is_unpublished, pair_of
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version
-from syncd.synchronizer import Synchronizer
 
 
 class Versions:
@@ -16,7 +16,7 @@ class Versions:
         sync: The connection to the job.
     """
 
-    def __init__(self, sync: Synchronizer) -> None:
+    def __init__(self, sync: Client) -> None:
         self._sync = sync
         self.newest: Version | None = None
         self._labels: set[str] = set()
@@ -33,7 +33,7 @@ class Versions:
             SyncdError: It cannot be read.
             OSError: The same.
         """
-        found = self._sync.get_latest_version()
+        found = self._sync.latest_version()
         # A look that a mount has cached must not lead back: pairs only grow.
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
             self.newest = found

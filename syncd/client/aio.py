@@ -1,60 +1,99 @@
-"""The synchronizer for asyncio: the same methods as coroutines; all file work runs in threads.
+"""The client for asyncio: each call runs in a thread, and cancelling a wait restores the status first."""
 
-Cancelling a wait closes it: the status is restored before the cancellation goes on.
-"""
-
+import asyncio
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Concatenate, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from syncd.client.base import P, Role, checked
-from syncd.client.client import Client, Options
+from syncd.client.client import Client, ClientOptions, Role
 from syncd.client.lease import Leased
-from syncd.client.payload import Tensor
-from syncd.client.wait import T, Wait, drive_async, in_thread
+from syncd.client.wait import T
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.version import Pair, Version
 
-S = TypeVar("S", bound="AsyncSynchronizer")
+P = ParamSpec("P")
+C_co = TypeVar("C_co", bound=Client, covariant=True)
+
+
+async def run_call(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run file work in a thread, to its end even if this task is cancelled meanwhile."""
+    return await _to_its_end(asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs)), None)
+
+
+async def run_wait(wait: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run a wait that takes `cancel` in a thread; cancelling this task sets it, and the wait ends first."""
+    cancel = threading.Event()
+    return await _to_its_end(
+        _own_thread(functools.partial(wait, *args, **{**kwargs, "cancel": cancel})), cancel
+    )
+
+
+def _own_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Start work in a thread that nothing else uses: waits are long, and the default pool has few threads."""
+    pool = ThreadPoolExecutor(1, "syncd-wait")
+    try:
+        return asyncio.get_running_loop().run_in_executor(pool, work)
+    finally:
+        pool.shutdown(wait=False)
+
+
+async def _to_its_end(work: "asyncio.Future[T]", cancel: threading.Event | None) -> T:
+    """Wait until work in a thread has ended, then raise the cancellation of this task, if any."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if cancel is not None:
+                cancel.set()
+    if cancelled is not None:
+        if not work.cancelled():
+            work.exception()  # asyncio must not report it as never retrieved
+        raise cancelled
+    return work.result()
 
 
 def threaded(
-    method: Callable[Concatenate[Client, P], T],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Make a coroutine of a method that does file work."""
+    method: Callable[Concatenate[C_co, P], T],
+) -> "Callable[Concatenate[AsyncClient[C_co], P], Coroutine[Any, Any, T]]":
+    """Return the coroutine of a method that does file work."""
 
     @functools.wraps(method)
-    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await in_thread(lambda: method(self.client, *args, **kwargs))
+    async def call(self: "AsyncClient[C_co]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await run_call(method, self.client, *args, **kwargs)
 
     return call
 
 
 def waited(
-    wait: Callable[Concatenate[Client, P], Wait[T]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Make a coroutine that waits of a method that says how."""
+    method: Callable[Concatenate[C_co, P], T],
+) -> "Callable[Concatenate[AsyncClient[C_co], P], Coroutine[Any, Any, T]]":
+    """Return the coroutine of a method that waits."""
 
-    @functools.wraps(wait)
-    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        # The check too is in a thread: a heartbeat that hangs on a stalled mount must not stop the event loop.
-        return await drive_async(checked(self.client, wait(self.client, *args, **kwargs)))
+    @functools.wraps(method)
+    async def call(self: "AsyncClient[C_co]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await run_wait(method, self.client, *args, **kwargs)
 
     return call
 
 
-class AsyncSynchronizer:
-    """`Synchronizer` for asyncio.
+class AsyncClient(Generic[C_co]):
+    """`Client` for asyncio: the same methods as coroutines.
 
     Args:
         client: The connection; `open` makes it.
     """
 
-    def __init__(self, client: Client) -> None:
+    connect: ClassVar[Callable[..., Any]] = Client.open
+
+    def __init__(self, client: C_co) -> None:
         self.client = client
 
     @classmethod
@@ -63,16 +102,17 @@ class AsyncSynchronizer:
         job_dir: str | os.PathLike[str],
         role: Role = "observer",
         identity: str | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ClientOptions],
     ) -> Self:
-        """Connect to a job; see `Synchronizer.open`."""
-        opened: list[Client] = []
+        """Connect to a job; see `Client.open`."""
+        cancel = threading.Event()
+        opening = _own_thread(lambda: cls.connect(job_dir, role, identity, **{**options, "cancel": cancel}))
         try:
-            return cls(await drive_async(_noted(Client.opening(job_dir, role, identity, **options), opened)))
-        except BaseException:
-            # Cancelled in the very moment in which it was opened: nobody else would close it.
-            for client in opened:
-                await in_thread(client.close)
+            return cls(await _to_its_end(opening, cancel))
+        except asyncio.CancelledError:
+            # If it was opened in the moment of the cancellation, nobody else would close it.
+            if opening.exception() is None:
+                await run_call(opening.result().close)
             raise
 
     @property
@@ -87,13 +127,8 @@ class AsyncSynchronizer:
 
     @property
     def confirmed(self) -> Pair | None:
-        """Return what this process has confirmed last."""
+        """Return the version that this process confirmed last."""
         return self.client.confirmed
-
-    @property
-    def confirmed_digest(self) -> str:
-        """Return the digest of what this process has confirmed last, empty where it is not known."""
-        return self.client.confirmed_digest
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,79 +139,32 @@ class AsyncSynchronizer:
         try:
             await self.close()
         except SyncdError:
-            if error is None:  # what ended the body matters more
+            if error is None:  # the error that ended the body matters more
                 raise
 
     @contextlib.asynccontextmanager
     async def lease(self, version: int | Pair | Version) -> AsyncIterator[Leased]:
-        """Keep a version from being removed while it is read; see `Synchronizer.lease`."""
+        """Keep a version from being removed while it is read; see `Client.lease`."""
         stack = contextlib.ExitStack()
         try:
-            yield await in_thread(lambda: stack.enter_context(self.client.lease(version)))
+            yield await run_call(stack.enter_context, self.client.lease(version))
         finally:
-            await in_thread(stack.close)
-
-    async def get_model_state_dict_iterator(self) -> AsyncIterator[tuple[str, Tensor]]:
-        """Yield the published weights tensor by tensor; close it (`aclose`) if it is not read to its end."""
-        tensors = self.client.get_model_state_dict_iterator()
-        try:
-            while (item := await in_thread(lambda: next(tensors, None))) is not None:
-                yield item
-        finally:
-            await in_thread(tensors.close)
+            await run_call(stack.close)
 
     close = threaded(Client.close)
     beat = threaded(Client.beat)
-    add_module = threaded(Client.add_module)
-    set_trainer_status = threaded(Client.set_trainer_status)
-    get_trainer_status = threaded(Client.get_trainer_status)
-    trainer_requires_weight_sync = threaded(Client.trainer_requires_weight_sync)
-    set_explorer_status = threaded(Client.set_explorer_status)
-    get_explorer_status_counts = threaded(Client.get_explorer_status_counts)
-    explorer_requires_sync = threaded(Client.explorer_requires_sync)
-    notify_no_new_model_state_dict = threaded(Client.notify_no_new_model_state_dict)
-    set_model_state_dict = threaded(Client.set_model_state_dict)
-    set_model_state_dict_with_step_num = threaded(Client.set_model_state_dict_with_step_num)
-    checkpoint_shard_counter = threaded(Client.checkpoint_shard_counter)
-    get_model_state_dict = threaded(Client.get_model_state_dict)
-    get_state_dict_meta = threaded(Client.get_state_dict_meta)
-    get_latest_model_version = threaded(Client.get_latest_model_version)
-    get_latest_version = threaded(Client.get_latest_version)
-    get_latest_model_path = threaded(Client.get_latest_model_path)
-    confirm = threaded(Client.confirm)
     describe = threaded(Client.describe)
-    setup_weight_sync_group = threaded(Client.setup_weight_sync_group)
-    get_weight_sync_info = threaded(Client.get_weight_sync_info)
-    weight_sync_group_is_closing = threaded(Client.weight_sync_group_is_closing)
+    set_status = threaded(Client.set_status)
+    trainer_requires_weight_sync = threaded(Client.trainer_requires_weight_sync)
+    explorer_requires_sync = threaded(Client.explorer_requires_sync)
+    answer_nothing_new = threaded(Client.answer_nothing_new)
+    publish = threaded(Client.publish)
+    publish_received = threaded(Client.publish_received)
+    count_receipts = threaded(Client.count_receipts)
+    publish_copies = threaded(Client.publish_copies)
+    latest_version = threaded(Client.latest_version)
+    confirm = threaded(Client.confirm)
 
-    broadcast_members = threaded(Client.broadcast_members)
-    agreed_members = threaded(Client.agreed_members)
-    open_round = threaded(Client.open_round)
-    end_round = threaded(Client.end_round)
-    end_group = threaded(Client.end_group)
-    take_part = threaded(Client.take_part)
-    broadcast_wanted = threaded(Client.broadcast_wanted)
-    set_ahead = threaded(Client.set_ahead)
-    confirm_published = threaded(Client.confirm_published)
-    ahead_is_void = threaded(Client.ahead_is_void)
-    sender_is_here = threaded(Client.sender_is_here)
-    acknowledge_round = threaded(Client.acknowledge_round)
-    round_goes_on = threaded(Client.round_goes_on)
-    refuse_round = threaded(Client.refuse_round)
-
-    wait_for = waited(Client.waiting_for)
-    wait_new_model_state_dict = waited(Client.waiting_for_new)
-    vacate = waited(Client.vacating)
-    ready_to_nccl_sync = waited(Client.agreeing)
-    coordinate_weight_sync_setup = waited(Client.setting_up)
-    coordinate_weight_sync_teardown = waited(Client.tearing_down)
-    confirm_received = waited(Client.confirming)
-    wait_for_round_or_version = waited(Client.waiting_for_round_or_version)
-    follow_round = waited(Client.following_round)
-    teardown_weight_sync_group = coordinate_weight_sync_teardown
-
-
-def _noted(wait: Wait[T], results: list[T]) -> Wait[T]:
-    result = yield from wait
-    results.append(result)
-    return result
+    vacate = waited(Client.vacate)
+    wait_for = waited(Client.wait_for)
+    wait_for_version = waited(Client.wait_for_version)

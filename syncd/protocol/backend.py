@@ -31,7 +31,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class BackendChoice:
     """What carries a broadcast.
 
     Args:
@@ -54,7 +54,9 @@ def gpu_in(info: Mapping[str, Any]) -> Gpu | None:
     return Gpu(uuid, nccl)
 
 
-def choose(sender: Gpu | None, members: Mapping[str, Gpu | None], *, has_failed: bool = False) -> Chosen:
+def choose_backend(
+    sender: Gpu | None, members: Mapping[str, Gpu | None], *, has_failed: bool = False
+) -> BackendChoice:
     """Return what carries a broadcast from a sender to members.
 
     Args:
@@ -63,16 +65,16 @@ def choose(sender: Gpu | None, members: Mapping[str, Gpu | None], *, has_failed:
         has_failed: Whether a broadcast over NCCL has failed with these members.
     """
     if sender is None:
-        return Chosen(GLOO, "the trainer's weights are not on a GPU with NCCL")
+        return BackendChoice(GLOO, "the trainer's weights are not on a GPU with NCCL")
     if has_failed:
-        return Chosen(GLOO, "NCCL has failed with these explorers")
+        return BackendChoice(GLOO, "NCCL has failed with these explorers")
     seen = {sender.uuid: "the trainer"}
     for name, gpu in sorted(members.items()):
         if gpu is None:
-            return Chosen(GLOO, f"explorer {name} has no GPU of its own with NCCL")
+            return BackendChoice(GLOO, f"explorer {name} has no GPU of its own with NCCL")
         if gpu.nccl != sender.nccl:
-            return Chosen(GLOO, f"explorer {name} has NCCL {gpu.nccl}, the trainer {sender.nccl}")
+            return BackendChoice(GLOO, f"explorer {name} has NCCL {gpu.nccl}, the trainer {sender.nccl}")
         if gpu.uuid in seen:
-            return Chosen(GLOO, f"explorer {name} shares its GPU with {seen[gpu.uuid]}")
+            return BackendChoice(GLOO, f"explorer {name} shares its GPU with {seen[gpu.uuid]}")
         seen[gpu.uuid] = f"explorer {name}"
-    return Chosen(NCCL, "every side has a GPU of its own")
+    return BackendChoice(NCCL, "every side has a GPU of its own")

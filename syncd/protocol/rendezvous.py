@@ -17,7 +17,7 @@ STATES = ("joined", "received", "failed", "left")
 
 _OFFER = "offer.json"
 
-TensorMeta = tuple[str, str, tuple[int, ...]]
+TensorInfo = tuple[str, str, tuple[int, ...]]
 """(name, dtype, shape) of one tensor."""
 
 
@@ -45,7 +45,7 @@ class Offer:
     backend: str
     world_size: int
     members: tuple[str, ...]
-    tensors: tuple[TensorMeta, ...] = ()
+    tensors: tuple[TensorInfo, ...] = ()
     bucket: int = 0
     secret: str = field(default="", repr=False)
 
@@ -180,7 +180,7 @@ def _acknowledgement(fields: Fields, member: str) -> Acknowledgement:
     )
 
 
-def _tensor(fields: Fields, item: Any) -> TensorMeta:
+def _tensor(fields: Fields, item: Any) -> TensorInfo:
     if type(item) is list and [type(part) for part in item] == [str, str, list]:
         name, dtype, shape = item
         if all(type(length) is int and length >= 0 for length in shape):

@@ -37,7 +37,7 @@ class Copies:
             _tell(context, "memory_unusable", reason=problem, hint=f"df -h {sync.memory_dir}")
             return None
         if context.sync is not None:
-            context.sync.tell_copies(memory.place)
+            context.sync.publish_copies(memory.place)
         return Copies(context, saver, memory)
 
     def next(self, step: int, attempt: str, export: Export) -> Copy | None:
@@ -61,7 +61,7 @@ class Copies:
         """Remove the copies that nobody reads."""
         if self._context.sync is not None:
             try:
-                self._context.sync.tell_copies(None)
+                self._context.sync.publish_copies(None)
             except SyncdError as error:
                 _tell(self._context, "memory_not_withdrawn", reason=str(error))
         self._memory.close()

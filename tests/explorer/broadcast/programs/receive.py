@@ -23,6 +23,7 @@ from tiny import Bigram
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
 from syncd.transports.broadcast import receive, receive_group
+from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.receive import Received, Receiver
 
 LONG = 120.0
@@ -84,7 +85,7 @@ def arm(text):
     elif fault.phase == "bucket":
         fault.midst(receive_group.Member, "receive", BUCKETS)
     elif fault.phase == "confirming":
-        fault.before(Synchronizer, "acknowledge_round")
+        fault.before(BroadcastMembership, "acknowledge")
     elif fault.phase == "shape":
         receive.Receiver._parameters = property(lambda self: {}, lambda self, value: None)
     else:
@@ -140,7 +141,7 @@ def explore(job, identity, style, last, fault="", until="gone"):
             if until == "gone" and sync.trainer_requires_weight_sync() is None:
                 break
             if style == "fully_async" and not receiver.wanted():
-                came = sync.get_latest_version()
+                came = sync.latest_version()
                 came = came if came and came.step > step else None
                 time.sleep(0.01)
             else:
@@ -157,7 +158,7 @@ def explore(job, identity, style, last, fault="", until="gone"):
                 step = came.step
                 ways.append([step, "files"])
         sync.wait_for(receiver.confirm_published, LONG)
-        applied = sync._member.presence.applied
+        applied = sync.confirmed
         receiver.close()
     with open(f"{job}.{identity}.json", "w", encoding="ascii") as file:
         json.dump({"ways": ways, "applied": applied, "digest": digest(model), "sockets": sockets()}, file)
