@@ -24,10 +24,10 @@ from save import weights_of
 
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.memory import take
+from syncd.protocol.memory import hold_copy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import check, load
 from syncd.transports.filesystem.read_targets import held
 from syncd.transports.filesystem.save import StepSaver
@@ -114,7 +114,7 @@ def _save(saver: StepSaver, step: int, attempt: str, weights: Weights, copy: Cop
 
 def _loaded(job: Job, memory: Memory, step: int, parameters: Weights, way: str) -> float:
     manifest = read_manifest(job.disk, job.step(step))
-    copy = take(memory.place, manifest) if way == MEMORY else None
+    copy = hold_copy(memory.place, manifest) if way == MEMORY else None
     path = f"{copy.path if copy else job.step(step)}/{ACTOR}"
     records = [record._replace(name=record.name.removeprefix(f"{ACTOR}/")) for record in manifest.shards]
     try:
@@ -125,7 +125,7 @@ def _loaded(job: Job, memory: Memory, step: int, parameters: Weights, way: str) 
 
 
 def _fill(path: str, records: list[FileRecord], parameters: Weights) -> None:
-    target = Target(Version(1, 1, "weights", "step", "xxh3_128:0"), path, tuple(records))
+    target = WeightDirectory(Version(1, 1, "weights", "step", "xxh3_128:0"), path, tuple(records))
     place = held(parameters)
     load(target, place, check(target, place))
 

@@ -34,8 +34,9 @@ from report import Row
 
 from syncd.daemon.scan import examine_all
 from syncd.daemon.wake import Pipe, Watcher
-from syncd.protocol.disk import LocalDisk, SystemClock, remove_tree
+from syncd.protocol.disk import remove_tree
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import HEARTBEAT, Presence, write_presence
 from syncd.protocol.writer import StepWriter
@@ -314,7 +315,7 @@ def _presences(path: Path, count: int, seconds: float) -> dict[str, float]:
     daemon.reload(replace(daemon.config, prune=True))
     started = time.process_time()
     daemon.tick()
-    spent, removed = time.process_time() - started, len(heard.of("step_removed"))
+    spent, removed = time.process_time() - started, len(heard.of("step_pruned"))
     daemon.close()
     with _daemon(job, "--keep-last", "1") as process, ThreadPoolExecutor(1) as beaters:
         beating = beaters.submit(_beat_for, job, count, seconds + 6)

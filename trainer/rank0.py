@@ -12,7 +12,8 @@ from syncd.client.sync_policy import SyncStyle
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import places
 from syncd.jobfile.finished import Finished, clear_finished, mark_finished
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.protocol.presence import RunningStatus
@@ -196,7 +197,7 @@ class Head:
         seconds = self._waiting.seconds or 0.0
         since, living, source = self._waiting.since, self._living(), self.config.job.source
         text = Wait(self._path, since, seconds, whole, data.groups, living, rejected, source).text()
-        structlog.get_logger().info(_WAITING, text=text)
+        structlog.get_logger().info("experience_awaited", text=text)
         self.show.note(text)
 
     def _end_wait(self) -> None:

@@ -19,8 +19,7 @@ from explorer_hooks.explorer.tasks import Task, Tasks, epochs
 from explorer_hooks.explorer.tokens import Tokens
 from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
-from syncd.protocol.label import label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, label_of
 
 MAX_FRUITLESS = 10
 """Rounds in a row in which the engine may make nothing although it says that it works."""
@@ -237,7 +236,7 @@ class Batches:
     def _drop(self, batch: Batch, why: str, problem: str) -> None:
         batch.dropped[why] += 1
         self._failures, self._problem = self._failures + 1, problem
-        _LOG.warning("dropped", why=why, problem=problem)
+        _LOG.warning("group_dropped", why=why, problem=problem)
         if self._failures < self._shape.max_failures:
             return
         message = f"{self._failures} groups in a row could not be used, the last one because: {problem}"

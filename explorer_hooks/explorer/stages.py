@@ -14,7 +14,8 @@ from syncd.errors import ConfigError, TimedOutError
 from syncd.jobfile.layers import Layer
 from syncd.jobfile.stages import RECORD, Record, read_record
 from syncd.observe import log
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
+from syncd.protocol.local_disk import SystemClock
 
 TURN = 0.5
 """Seconds between two looks whether a stage has begun."""
@@ -119,7 +120,7 @@ def _with_model(file: ExplorerFile, path: str) -> ExplorerFile:
 
 def _tell(stage: str, record: Record, directory: str, waited: float) -> None:
     structlog.get_logger().warning(
-        "waiting_for_stage",
+        "stage_awaited",
         stage=stage,
         path=f"{directory}/{RECORD}",
         waited=round(waited, 1),

@@ -9,7 +9,7 @@ from explorer_hooks.follower.follower import Follower
 from explorer_hooks.hooks.http_engine import ServedHook, UntouchedError
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import SyncdError
-from syncd.protocol.label import unpublished_label
+from syncd.protocol.version import unpublished_label
 from syncd.transports.broadcast.receive import Received, Receiver
 
 _LOG = structlog.get_logger()
@@ -91,7 +91,7 @@ class IntoServer(Taker):
             self._hook.own(label)
         except SyncdError as error:
             # This process knows it in any case; another one loads the files, which are the same.
-            _LOG.warning("version_not_told", reason=str(error))
+            _LOG.warning("version_report_failed", reason=str(error))
 
     def disown(self) -> None:
         """Forget what the server calls what it has taken."""

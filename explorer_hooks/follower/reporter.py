@@ -7,8 +7,7 @@ from explorer_hooks.follower.options import Tell
 from explorer_hooks.follower.ready import ReadyFile
 from syncd.client.client import Client
 from syncd.errors import StorageError
-from syncd.protocol.label import label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, label_of
 
 
 class Telling:
@@ -50,7 +49,7 @@ class Telling:
             try:
                 work()
             except StorageError as error:
-                self.event("warning", "presence_not_written", reason=str(error))
+                self.event("warning", "presence_write_failed", reason=str(error))
             else:
                 return
 

@@ -19,9 +19,10 @@ from syncd.client.sync_policy import NOTHING
 from syncd.client.wait import Pace, Poller, T
 from syncd.context import Closing
 from syncd.errors import UsageError, storage_error
-from syncd.protocol.disk import Clock, Disk, SystemClock, exists
+from syncd.protocol.disk import Clock, Disk, exists
 from syncd.protocol.layout import Job
-from syncd.protocol.memory import TOLD, Place
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.memory import MEMORY_KEY, MemoryDirectory
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.round import agreed_asks
@@ -326,11 +327,11 @@ class Client(Closing):
         return self._publisher.announced_step()
 
     @guarded
-    def publish_copies(self, place: Place | None) -> None:
+    def publish_copies(self, place: MemoryDirectory | None) -> None:
         """Publish where this trainer keeps copies of steps in its host's memory; None for nowhere."""
         own = self.own("trainer", "publish_copies")
-        others = {key: value for key, value in own.info.items() if key != TOLD}
-        own.change(info=others if place is None else {**others, TOLD: place.document()})
+        others = {key: value for key, value in own.info.items() if key != MEMORY_KEY}
+        own.change(info=others if place is None else {**others, MEMORY_KEY: place.document()})
 
     @guarded
     def vacate(

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from syncd.daemon.snapshot import Module, Snapshot, State, Step
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.observe import names
 from syncd.observe.events import Level
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.step import Step, StepState
 
 
 class Message(NamedTuple):
@@ -50,20 +51,20 @@ def _steps(before: Mapping[int, Step], after: Mapping[int, Step]) -> Iterator[Me
             continue
         if known is None:
             yield Message(
-                names.STEP_FOUND, "info" if step.state is State.FILLING else "debug", describe(step)
+                names.STEP_FOUND, "info" if step.state is StepState.FILLING else "debug", describe(step)
             )
-        was = (known.present, known.state) if known else (0, State.FILLING)
+        was = (known.present, known.state) if known else (0, StepState.FILLING)
         if was != (step.present, step.state):
             yield from _state(step)
 
 
 def _state(step: Step) -> Iterator[Message]:
-    if step.state is State.DAMAGED:
+    if step.state is StepState.DAMAGED:
         yield Message(names.STEP_DAMAGED, "error", describe(step))
-    elif step.state is State.COMPLETE:
-        yield Message(names.STEP_COMPLETE, "info", describe(step))
+    elif step.state is StepState.COMPLETE:
+        yield Message(names.STEP_COMPLETED, "info", describe(step))
     else:
-        yield Message(names.STEP_PROGRESS, "info", describe(step))
+        yield Message(names.STEP_PROGRESSED, "info", describe(step))
 
 
 def describe(step: Step) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module
         elif _has_left(module) and not _has_left(known):
             yield Message(f"{kind}_left", "info", {kind: name})
         elif not module.alive and known.alive and not _has_left(module):
-            yield Message(f"{kind}_dead", "warning", {kind: name, "silent_for": round(module.silent_for, 1)})
+            yield Message(f"{kind}_died", "warning", {kind: name, "silent_for": round(module.silent_for, 1)})
     for name in before.keys() - after.keys():
         if not _has_left(before[name]):
             yield Message(f"{kind}_left", "info", {kind: name})
@@ -115,7 +116,7 @@ def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
         lag = lag_of(after, module)
         known = before.explorers.get(name)
         if lag is not None and module.alive and (known is None or lag != lag_of(before, known)):
-            yield Message(names.EXPLORER_LAG, "debug", {"explorer": name, "lag": lag})
+            yield Message(names.EXPLORER_LAG_CHANGED, "debug", {"explorer": name, "lag": lag})
 
 
 def lag_of(snapshot: Snapshot, module: Module) -> int | None:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from syncd.config import DaemonConfig
-from syncd.daemon.foreign import families  # noqa: F401 - for weeks: what it imports later may be another version
+from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
 from syncd.daemon.watchdog import Attendance
 from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
+from syncd.protocol.leadership import BEAT
+from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.protocol.obstacle import Obstacle
-from syncd.protocol.term import BEAT
-from syncd.protocol.trouble import CROWDED, PATIENT, MountState
 from syncd.worker_thread import Work
 
 IDLE_AFTER = 60.0
@@ -282,7 +282,7 @@ class _Loop:
         if watcher.mode != self._mode:
             changed, self._mode = self._mode != "", watcher.mode
             self._daemon.tell(
-                names.WATCH_MODE,
+                names.WATCH_MODE_SELECTED,
                 "warning" if changed else "info",
                 mode=watcher.mode,
                 reason=watcher.reason,
@@ -295,7 +295,11 @@ class _Loop:
             trouble = self._daemon.trouble
             state = trouble.state if trouble else MountState.OK
             self._daemon.tell(
-                names.MOUNT_STATE, "warning", state=state, detail=str(past), seconds=round(past.seconds, 1)
+                names.MOUNT_STATE_CHANGED,
+                "warning",
+                state=state,
+                detail=str(past),
+                seconds=round(past.seconds, 1),
             )
 
 

@@ -20,7 +20,7 @@ from syncd.daemon.policy import Policy, policy_of
 from syncd.daemon.report import Message, describe, differences, lag_of, totals
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
-from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.daemon.snapshot import Snapshot
 from syncd.daemon.verify import Verify, problems_of
 from syncd.errors import (
     FencedError,
@@ -32,16 +32,17 @@ from syncd.errors import (
 )
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
-from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
+from syncd.protocol.leadership import BEAT, Term
+from syncd.protocol.mount import CROWDED, MountState, MountTrouble, mount_trouble_of
 from syncd.protocol.obstacle import Obstacle, obstacle_to_moving, obstacle_to_reading
 from syncd.protocol.owner import check_owner, record_owner
 from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.process import Process
 from syncd.protocol.request import request_path
-from syncd.protocol.term import BEAT, Term
-from syncd.protocol.trouble import CROWDED, MountState, Trouble, trouble_of
+from syncd.protocol.step import Step, StepState
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version
 
 STANDBY_EVERY = 1.0
@@ -56,13 +57,13 @@ FORGET_AFTER = 86400.0
 """Seconds of silence after which the file of an explorer goes: of those that come and go there would be no end."""
 
 _PROBLEMS = {
-    "marker": names.MARKER_PROBLEM,
-    "version": names.VERSION_PROBLEM,
-    "unreadable_presence": names.ENTRY_UNREADABLE,
-    "unreadable_directory": names.ENTRY_UNREADABLE,
-    "tracker": names.ENTRY_UNREADABLE,
-    "obstacle": names.ENTRY_UNREADABLE,
-    "document": names.DOCUMENT_PROBLEM,
+    "marker": names.MARKER_REJECTED,
+    "version": names.VERSION_FILE_REJECTED,
+    "unreadable_presence": names.ENTRY_READ_FAILED,
+    "unreadable_directory": names.ENTRY_READ_FAILED,
+    "tracker": names.ENTRY_READ_FAILED,
+    "obstacle": names.ENTRY_READ_FAILED,
+    "document": names.DOCUMENT_REJECTED,
 }
 _INFO: Level = "info"
 _WARNING: Level = "warning"
@@ -115,7 +116,7 @@ class Daemon:
         self._telling = threading.Lock()
         self._said: set[tuple[str, str]] = set()
         self.error: SyncdError | None = None
-        self.trouble: Trouble | None = None
+        self.trouble: MountTrouble | None = None
         self.standing_by = ""
         self._retry = _RETRY_LEAST
         self._reconciled = self._emptied = self._swept = self._forgot = float("-inf")
@@ -250,7 +251,7 @@ class Daemon:
             self._reconciled = started
         seconds = self._clock.monotonic() - started
         counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
-        self.tell(names.SCAN_DONE, "debug", seconds=seconds, full=due, **counts)
+        self.tell(names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, **counts)
 
     def _act(self, actor: Actor, before: Snapshot) -> None:
         """Publish first, tell then: between marker and version stands nothing that explorers need not wait for."""
@@ -278,7 +279,7 @@ class Daemon:
         self._unless_obstructed(path, lambda: actor.answer(answer))
         if is_known:
             return
-        name, level = (names.REQUEST_DONE, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
+        name, level = (names.REQUEST_COMPLETED, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
         self.tell(name, level, kind=answer.request.kind, step=answer.request.step, detail=answer.detail)
 
     def _unless_obstructed(self, place: str, work: Callable[[], object]) -> None:
@@ -312,7 +313,7 @@ class Daemon:
 
     def _tell_obstacle(self, obstacle: Obstacle) -> None:
         self.tell(
-            names.ENTRY_OBSTRUCTED,
+            names.ENTRY_MOVE_FAILED,
             "error",
             code=StorageError.code,
             path=obstacle.path,
@@ -367,7 +368,9 @@ class Daemon:
     def _tell_published(self, version: Version, looked: Snapshot) -> None:
         if self.plan.reason in ("rewind", "rollback", "rewritten") and looked.version:
             before = looked.version.step
-            self.tell(names.REWIND, "warning", reason=self.plan.reason, step=version.step, before=before)
+            self.tell(
+                names.VERSION_REWOUND, "warning", reason=self.plan.reason, step=version.step, before=before
+            )
         self.tell(
             names.VERSION_PUBLISHED,
             "info",
@@ -433,7 +436,7 @@ class Daemon:
             self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=outcome)
             return
         self.tell(
-            names.STEP_REMOVED,
+            names.STEP_PRUNED,
             "info",
             step=step.step,
             rule=decision.rule,
@@ -450,7 +453,7 @@ class Daemon:
 
     def _remove_attempt(self, actor: Actor, attempt: Step) -> None:
         if actor.remove_attempt(attempt):
-            self.tell(names.ATTEMPT_REMOVED, _INFO, **describe(attempt), path=attempt.directory)
+            self.tell(names.ATTEMPT_PRUNED, _INFO, **describe(attempt), path=attempt.directory)
 
     def _dead(self) -> Dead:
         """Return the modules whose leases are void, each with its last heartbeat."""
@@ -505,7 +508,7 @@ class Daemon:
             )
 
     def _tell_problem(self, event: str, detail: str) -> None:
-        if event == names.ENTRY_UNREADABLE:
+        if event == names.ENTRY_READ_FAILED:
             self.tell(event, "error", code=StorageError.code, detail=detail)
         else:
             self.tell(event, "warning", detail=detail)
@@ -513,7 +516,7 @@ class Daemon:
     def _interval(self) -> float:
         """Return when to look again without an event."""
         waits = [BEAT]
-        if any(step.state is State.FILLING for step in self.snapshot.steps.values()):
+        if any(step.state is StepState.FILLING for step in self.snapshot.steps.values()):
             waits.append(FILLING_EVERY)
         if self.plan.due_in is not None:
             waits.append(max(self.plan.due_in, 0.02))
@@ -541,24 +544,24 @@ class Daemon:
         self._scanner.start_anew(term.floor)
         self._term, self._actor = term, Actor(self.job, term, self._clock, self._scanner.presences)
         self._reconciled, self.standing_by = float("-inf"), ""
-        self.tell(names.LEADING, "info", term=term.token)
+        self.tell(names.LEADERSHIP_ACQUIRED, "info", term=term.token)
         for obstacle in term.left:
             self._tell_obstacle(obstacle)
 
     def _stand_by(self, why: str) -> None:
         self._term = self._actor = None
         if why != self.standing_by:
-            self.tell(names.STANDING_BY, "info", detail=why)
+            self.tell(names.STANDBY_STARTED, "info", detail=why)
         self.standing_by = why
 
     def _depose(self, error: FencedError) -> None:
         self._term = self._actor = None
-        self.tell(names.FENCED, "warning", detail=error.message)
+        self.tell(names.LEADERSHIP_LOST, "warning", detail=error.message)
 
     def _fail(self, error: SyncdError) -> float:
-        trouble = trouble_of(error, self.job.root, self._inodes(error))
+        trouble = mount_trouble_of(error, self.job.root, self._inodes(error))
         if _differs((self.error, self.trouble), (error, trouble)):
-            name = names.JOB_MISSING if isinstance(error, JobMissingError) else names.ERROR
+            name = names.JOB_DISAPPEARED if isinstance(error, JobMissingError) else names.OPERATION_FAILED
             hint = error.hint or (trouble.hint if trouble else None)
             self._tell_state(trouble)
             self.tell(name, "error", code=error.code, detail=str(error), hint=hint)
@@ -586,18 +589,22 @@ class Daemon:
     def _recover(self) -> None:
         if self.error is not None:
             self._tell_state(None)
-            self.tell(names.JOB_BACK, "info", after=str(self.error))
+            self.tell(names.JOB_RECOVERED, "info", after=str(self.error))
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
 
-    def _tell_state(self, trouble: Trouble | None) -> None:
+    def _tell_state(self, trouble: MountTrouble | None) -> None:
         """Tell in which state the file system is now, if that has changed."""
         before = self.trouble.state if self.trouble else MountState.OK
         if trouble is not None and trouble.state is not before:
             self.tell(
-                names.MOUNT_STATE, "error", state=trouble.state, detail=trouble.message, hint=trouble.hint
+                names.MOUNT_STATE_CHANGED,
+                "error",
+                state=trouble.state,
+                detail=trouble.message,
+                hint=trouble.hint,
             )
         elif trouble is None and before is not MountState.OK:
-            self.tell(names.MOUNT_STATE, "info", state=MountState.OK, detail=f"it was {before}")
+            self.tell(names.MOUNT_STATE_CHANGED, "info", state=MountState.OK, detail=f"it was {before}")
 
     def _say(self, message: Message) -> None:
         self.tell(message.name, message.level, **message.fields)
@@ -611,7 +618,7 @@ class Daemon:
 
 
 def _differs(
-    before: tuple[SyncdError | None, Trouble | None], now: tuple[SyncdError | None, Trouble | None]
+    before: tuple[SyncdError | None, MountTrouble | None], now: tuple[SyncdError | None, MountTrouble | None]
 ) -> bool:
     """Say whether an error is news. While a state lasts only the name of a temporary file changes."""
     if before[1] and now[1]:

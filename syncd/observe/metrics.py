@@ -12,7 +12,7 @@ from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.observe.instruments import Instruments, Labelled
 from syncd.observe.textfile import Textfile
-from syncd.protocol.trouble import MountState
+from syncd.protocol.mount import MountState
 
 Fields = Mapping[str, Any]
 
@@ -86,27 +86,27 @@ class Metrics:
     def _table(self) -> dict[str, Callable[[Fields], None]]:
         return {
             names.DAEMON_STARTED: self._starts,
-            names.LEADING: self._leads,
-            names.STANDING_BY: self._follows,
-            names.FENCED: self._follows,
+            names.LEADERSHIP_ACQUIRED: self._leads,
+            names.STANDBY_STARTED: self._follows,
+            names.LEADERSHIP_LOST: self._follows,
             names.DAEMON_STOPPED: self._follows,
             names.STEP_FOUND: self._fills,
-            names.STEP_PROGRESS: self._fills,
-            names.STEP_COMPLETE: self._ends_filling,
+            names.STEP_PROGRESSED: self._fills,
+            names.STEP_COMPLETED: self._ends_filling,
             names.STEP_DAMAGED: self._finds_damage,
             names.VERSION_PUBLISHED: self._publishes,
-            names.REWIND: self._rewinds,
-            names.STEP_REMOVED: self._removes,
-            names.EXPLORER_LAG: self._lags,
-            names.EXPLORER_DEAD: self._loses,
+            names.VERSION_REWOUND: self._rewinds,
+            names.STEP_PRUNED: self._removes,
+            names.EXPLORER_LAG_CHANGED: self._lags,
+            names.EXPLORER_DIED: self._loses,
             names.EXPLORER_LEFT: self._loses,
-            names.SCAN_DONE: self._scans,
-            names.ERROR: self._fails,
-            names.ENTRY_UNREADABLE: self._fails,
-            names.ENTRY_OBSTRUCTED: self._fails,
-            names.JOB_MISSING: self._fails,
+            names.SCAN_COMPLETED: self._scans,
+            names.OPERATION_FAILED: self._fails,
+            names.ENTRY_READ_FAILED: self._fails,
+            names.ENTRY_MOVE_FAILED: self._fails,
+            names.JOB_DISAPPEARED: self._fails,
             names.CONFIG_REJECTED: self._fails,
-            names.MOUNT_STATE: self._changes_state,
+            names.MOUNT_STATE_CHANGED: self._changes_state,
             names.MOUNT_STUCK: self._is_stuck,
         }
 

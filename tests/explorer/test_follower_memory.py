@@ -6,9 +6,9 @@ import pytest
 from followers import Scene
 from remembered import remember, shard_of
 
-from syncd.protocol.claims import claim
+from syncd.protocol.file_lock import lock_file
 from syncd.protocol.layout import ACTOR
-from syncd.protocol.memory import copies, owned
+from syncd.protocol.memory import copies_in, lock_directory
 from syncd.synchronizer import Synchronizer
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -28,7 +28,7 @@ class MemoryScene(Scene):
         manifest = super().publish(step, **options)
         self.place = remember(self.job, manifest, self.memory)
         if self.owner is None:
-            self.owner = owned(self.place.directory)
+            self.owner = lock_directory(self.place.directory)
             self.trainer.publish_copies(self.place)
         return manifest
 
@@ -76,8 +76,8 @@ def test_a_version_is_loaded_from_memory_and_kept_by_its_files(scene, verify):
 def owned_copies(scene):
     """Return the copies that somebody reads."""
     directory, found = scene.place.directory, []
-    for name in copies(directory):
-        held = claim(f"{directory}/{name}.lock", exclusive=True)
+    for name in copies_in(directory):
+        held = lock_file(f"{directory}/{name}.lock", exclusive=True)
         if held is None:
             found.append(name)
         else:
@@ -105,7 +105,7 @@ def test_a_copy_that_cannot_be_loaded_is_no_reason_to_give_a_version_up(scene):
     scene.engine.fails["load"] = 1
     applied(scene, follower, 2)
     assert scene.paths()[1:] == [scene.copy(manifest), scene.payload(2)]
-    assert "memory_failed" in scene.names()
+    assert "memory_load_failed" in scene.names()
     assert scene.presence().info["loaded"]["source"] == "files"
     assert owned_copies(scene) == []
     third = scene.publish(3)
@@ -135,7 +135,7 @@ def test_a_copy_that_is_not_what_its_receipts_say_is_refused_before_the_engine_i
     harm(shard_of(scene.place, manifest))
     applied(scene, follower, 1)
     assert scene.paths() == [scene.payload(1)]
-    assert "memory_refused" in scene.names()
+    assert "memory_copy_refused" in scene.names()
 
 
 def test_a_model_in_this_process_never_keeps_wrong_bytes(scene):
@@ -150,7 +150,7 @@ def test_a_model_in_this_process_never_keeps_wrong_bytes(scene):
     manifest = scene.publish(2)
     damaged(shard_of(scene.place, manifest))
     applied(scene, follower, 2)
-    assert "memory_failed" in scene.names()
+    assert "memory_load_failed" in scene.names()
     expected = torch.tensor([(2 + place) % 251 for place in range(4 * 8 * 4)], dtype=torch.uint8)
     assert torch.equal(model.layer.get_parameter("1.weight").detach().view(torch.uint8).reshape(-1), expected)
 

@@ -10,7 +10,7 @@ import pytest
 from test_matrix import lines
 from whole_jobs import RANK, TESTS, ended, free_port, logs, program
 
-from syncd.protocol.memory import copies
+from syncd.protocol.memory import copies_in
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ class Whole:
 
     def copies(self):
         """Return the copies in memory, and what is left of some."""
-        return [copy for name in os.listdir(self.memory) for copy in copies(f"{self.memory}/{name}")]
+        return [copy for name in os.listdir(self.memory) for copy in copies_in(f"{self.memory}/{name}")]
 
     def read_from_memory(self, name):
         """Return the steps that an explorer has loaded from memory; it compares every byte with the manifest."""
@@ -157,5 +157,5 @@ def test_steps_that_find_no_room_come_through_files(whole):
     assert whole.read_from_memory("e0") == []
     assert whole.lines("e0")[-1]["pair"][1] == STEPS
     with open(f"{whole.place}/trainer.log", encoding="utf-8") as log:
-        assert "memory_full" in log.read()
+        assert "memory_copy_skipped" in log.read()
     assert os.listdir(whole.memory) == []

@@ -12,10 +12,10 @@ from beds import probe
 from cli import command, environment
 from jobs import explorer, start, steps_of, write_step
 
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
-from syncd.protocol.pin import Pin, remove_pin, write_pin
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.request import Pin, remove_pin, write_pin
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import read_version
 
 SIZE = "size=8m"
@@ -152,7 +152,7 @@ def test_a_leader_removes_what_may_go_before_it_publishes_without_room(job):
         clock.at += 20
         daemon.tick()
     assert (daemon.trouble, read_version(job).step) == (None, 4)
-    assert [told["step"] for told in heard.of("step_removed")] == [1, 2]
+    assert [told["step"] for told in heard.of("step_pruned")] == [1, 2]
     daemon.close()
 
 

@@ -9,8 +9,8 @@ import pytest
 from syncd.client.client import Client
 from syncd.client.wait import WaitCancelledError
 from syncd.errors import UsageError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus, path_of, read_presence, write_presence
 from syncd.synchronizer import AsyncSynchronizer, Synchronizer
 

@@ -10,7 +10,7 @@ from jobs import ManualClock
 from syncd.client.aio import run_call, run_wait
 from syncd.client.wait import PATIENCE, Deadline, Pace, Poller, WaitCancelledError
 from syncd.errors import StorageError, TimedOutError, UsageError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 
 
 @pytest.fixture

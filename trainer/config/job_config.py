@@ -9,9 +9,9 @@ import structlog
 
 from syncd.errors import ConfigError, storage_error
 from syncd.jobfile.keys import Key
-from syncd.protocol.disk import LocalDisk
-from syncd.protocol.layout import STATE
-from syncd.protocol.permissions import modes_in, read_config_file
+from syncd.protocol.layout import STATE, read_config_file
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.permissions import modes_in
 from trainer.config.changes import Contradiction, check_allowed, flags, note, split
 from trainer.config.keys import keys
 from trainer.config.load import FIRST_LINE, read_table
@@ -151,7 +151,7 @@ def keep(config: JobConfig, allowed: Collection[str] = ()) -> None:
     try:
         note(_disk(config), config.job.dir, changed)
         for one in changed:
-            structlog.get_logger().warning("config.changed", key=one.key, old=one.kept, new=one.now)
+            structlog.get_logger().warning("config_changed", key=one.key, old=one.kept, new=one.now)
         if before is not None and not _is_ours(before):
             _set_aside(path, before, config.job.source)
         if before != after:
@@ -229,7 +229,7 @@ def _set_aside(path: str, content: bytes, source: str) -> None:
     names = (f"{os.path.dirname(path)}/config.given{suffix}.toml" for suffix in _suffixes())
     aside = next(name for name in names if _read(name) in (None, content))
     LocalDisk().replace(aside, content)
-    structlog.get_logger().warning("config.set_aside", path=path, saved=aside)
+    structlog.get_logger().warning("config_set_aside", path=path, saved=aside)
 
 
 def _value(table: Mapping[str, Any], key: Key) -> Any:

@@ -22,20 +22,18 @@ from syncd.client.wait import Deadline
 from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.protocol.backend import GLOO, NCCL
 from syncd.protocol.buckets import BucketPlan, plan_buckets
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
-from syncd.transports.broadcast import checksums, groups
+from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
-from syncd.transports.broadcast.receive_group import UNDER_WAY, Member, finish
+from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
 from syncd.transports.filesystem.read_targets import DTYPES, held
 from syncd.transports.tensors import TensorMeta, fit, require
 
 BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU says beside it that it could take NCCL."""
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ class Receiver:
         self._membership = BroadcastMembership(client)
         self._clock = SystemClock()
         self._log = structlog.get_logger()
-        self._member: Member | None = None
+        self._member: ProcessGroup | None = None
+        self._offer: Offer | None = None
         self._plan: BucketPlan | None = None
         self._memory: torch.Tensor | None = None
         self._device = _device_of(self._parameters)
@@ -130,7 +129,7 @@ class Receiver:
 
     def join(self) -> None:
         """Take part, from the beginning on or after `leave`."""
-        self._membership.take_part(BACKEND, groups.gpu_of(torch, self._device))
+        self._membership.take_part(BACKEND, process_group.gpu_of(self._device))
 
     def leave(self) -> None:
         """Take part no more, until `join`; the trainer waits for this explorer no longer. The group is kept."""
@@ -158,7 +157,8 @@ class Receiver:
         try:
             member = self._joined(told, deadline)
             tensors, checksum = self._pour(member, told, deadline)
-            self._membership.acknowledge(member.offer, told, checksum)
+            assert self._offer is not None
+            self._membership.acknowledge(self._offer, told, checksum)
             if not self._membership.wait_for_end(told, max(deadline.left(), 0.0)):
                 raise TryAgainError("the trainer has given the broadcast up, or says nothing")  # noqa: TRY301
             return Received(told, tensors)
@@ -166,16 +166,16 @@ class Receiver:
             self._give_up(told, error)
         return None
 
-    def _joined(self, told: Round, deadline: Deadline) -> Member:
+    def _joined(self, told: Round, deadline: Deadline) -> ProcessGroup:
         """Return this explorer's place in the group of a round."""
-        if self._member is None or self._member.offer.epoch != told.epoch:
+        if self._member is None or self._offer is None or self._offer.epoch != told.epoch:
             self._drop()
             offer = self._membership.join_group(max(deadline.left(), 0.0))
             if offer.epoch != told.epoch:
                 raise TryAgainError("the trainer offers another group by now")
-            self._plan = self._fitting(offer, told)
+            self._offer, self._plan = offer, self._fitting(offer, told)
             device = self._device if offer.backend == NCCL else CPU
-            self._member = Member(
+            self._member = ProcessGroup.join(
                 offer, self._identity, deadline, device, lambda: self._membership.is_open(told)
             )
         if self._plan is None or self._plan.digest != told.digest:
@@ -197,22 +197,22 @@ class Receiver:
         return plan
 
     def _pour(
-        self, member: Member, told: Round, deadline: Deadline
+        self, member: ProcessGroup, told: Round, deadline: Deadline
     ) -> tuple[Mapping[str, torch.Tensor], str]:
         """Receive all buckets; return views of the tensors and the checksum of all bytes."""
         assert self._plan is not None
         plan, memory = self._plan, self._room(self._plan.total, member.device)
         goes_on = lambda: self._membership.is_open(told)  # noqa: E731
-        checksum, under_way = checksums.make_checksum(torch, member.device), []
-        with member.bounded(deadline):
+        checksum, under_way = checksums.make_checksum(member.device), []
+        with member.aborted_at(deadline):
             for start, end in plan.buckets():
-                under_way.append((memory[start:end], member.receive(memory[start:end], deadline)))
+                under_way.append((memory[start:end], member.broadcast(memory[start:end], deadline)))
                 if len(under_way) == UNDER_WAY:
                     bucket, work = under_way.pop(0)
-                    finish(work, deadline, goes_on)
+                    member.finish(work, deadline, goes_on)
                     checksum.add(bucket)
             for bucket, work in under_way:
-                finish(work, deadline, goes_on)
+                member.finish(work, deadline, goes_on)
                 checksum.add(bucket)
             found = checksum.text()
         views = {

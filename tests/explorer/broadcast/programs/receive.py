@@ -22,8 +22,9 @@ from tiny import Bigram
 
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import receive, receive_group
+from syncd.transports.broadcast import receive
 from syncd.transports.broadcast.membership import BroadcastMembership
+from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import Received, Receiver
 
 LONG = 120.0
@@ -81,9 +82,9 @@ def arm(text):
     if fault.phase == "asked":
         fault.before(receive.Receiver, "_receive")
     elif fault.phase == "joined":
-        fault.before(receive.Member, "__init__")
+        fault.before(ProcessGroup, "join")
     elif fault.phase == "bucket":
-        fault.midst(receive_group.Member, "receive", BUCKETS)
+        fault.midst(ProcessGroup, "broadcast", BUCKETS)
     elif fault.phase == "confirming":
         fault.before(BroadcastMembership, "acknowledge")
     elif fault.phase == "shape":

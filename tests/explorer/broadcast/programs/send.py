@@ -15,8 +15,8 @@ from trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
 from syncd.transports.broadcast import send as sending
-from syncd.transports.broadcast import send_group
 from syncd.transports.broadcast.control import BroadcastControl
+from syncd.transports.broadcast.process_group import ProcessGroup
 
 LONG = 120.0
 
@@ -29,7 +29,7 @@ def arm(text):
     elif fault.phase == "joined":
         fault.before(sending.Broadcaster, "_form")
     elif fault.phase == "bucket":
-        fault.midst(send_group.Root, "send", BUCKETS)
+        fault.midst(ProcessGroup, "broadcast", BUCKETS)
     elif fault.phase == "confirming":
         fault.before(BroadcastControl, "end_round")
     else:
