@@ -6,17 +6,15 @@ reads. `Synchronizer` blocks the calling thread; `AsyncSynchronizer` has the sam
 
 import contextlib
 import os
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
-from syncd.client.aio import AsyncClient, run_call, threaded, waited
+from syncd.client.aio import AsyncClient, run
 from syncd.client.client import Client, ClientOptions, Role, guarded
 from syncd.client.lease import NATIVE, Leased
 from syncd.client.own_presence import OwnPresence
 from syncd.client.state_dict import TensorData, iterate_state, list_tensors, read_headers, read_state
 from syncd.client.sync_policy import (
-    NOTHING,
     SyncMethod,
     SyncStyle,
     explorer_needs_sync,
@@ -31,7 +29,7 @@ from syncd.protocol.manifest import Manifest
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
 from syncd.protocol.version import Version
-from syncd.transports.broadcast.control import WEIGHTS, BroadcastControl
+from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.membership import BroadcastMembership
 
 __all__ = [
@@ -175,15 +173,8 @@ class Synchronizer(Client):
         """Make a step of a state dict and announce it; see `Client.publish`."""
         return self.publish(model_state_dict, trainer_step, rewind=rewind)
 
-    def set_model_state_dict_with_step_num(
-        self, step_num: int | None = None, world_size: int | None = None
-    ) -> int:
-        """Seal and announce a step once all its writers have left receipts; see `Client.publish_received`."""
-        return self.publish_received(step_num, world_size)
-
-    def checkpoint_shard_counter(self, step: int) -> int:
-        """Return the number of writers of the newest save of a step that are done."""
-        return self.count_receipts(step)
+    set_model_state_dict_with_step_num = Client.publish_received
+    checkpoint_shard_counter = Client.count_receipts
 
     @guarded
     def get_model_state_dict(self) -> tuple[Mapping[str, TensorData] | str | None, int]:
@@ -226,20 +217,8 @@ class Synchronizer(Client):
 
     # --- following ---------------------------------------------------------------------------------------------
 
-    def wait_new_model_state_dict(
-        self,
-        current_version: int = NOTHING,
-        no_wait: bool = False,  # noqa: FBT001, FBT002
-        timeout: float | None = None,
-        *,
-        cancel: threading.Event | None = None,
-    ) -> int:
-        """Wait until a version is published that this explorer does not have; see `Client.wait_for_version`."""
-        return self.wait_for_version(current_version, no_wait, timeout, cancel=cancel)
-
-    def notify_no_new_model_state_dict(self) -> None:
-        """Answer the explorers that ask now: nothing is newer than the step announced last."""
-        self.answer_nothing_new()
+    wait_new_model_state_dict = Client.wait_for_version
+    notify_no_new_model_state_dict = Client.answer_nothing_new
 
     def get_latest_model_version(self) -> int:
         """Return the published step, 0 before the first."""
@@ -268,9 +247,6 @@ class Synchronizer(Client):
         module: str,
         trainer_step: int | None = None,
         timeout: float | None = None,
-        *,
-        members: Collection[str] | None = None,
-        cancel: threading.Event | None = None,
     ) -> int | None:
         """Wait until the trainer and every living explorer are ready for a broadcast.
 
@@ -278,43 +254,34 @@ class Synchronizer(Client):
             module: `trainer` or `explorer`: what this process is.
             trainer_step: The trainer's step; the one announced last unless given.
             timeout: Seconds to wait; the client's unless given.
-            members: The explorers that are asked, if they live; all living ones unless given.
-            cancel: Ends the wait once it is set.
 
         Returns:
             The step that is broadcast; None if there is no broadcast: nobody is there, or not all were ready in
             time.
         """
         if module == "explorer":
-            return self._membership.agree(timeout, cancel=cancel)
+            return self._membership.agree(timeout)
         if module != "trainer":
             raise UsageError(f"unknown module {module!r}", hint="trainer or explorer")
         self.own("trainer", "ready_to_nccl_sync('trainer')")
         step = trainer_step if trainer_step is not None else self.announced_step() or 0
-        return step if self._control.agree(step, timeout, members=members, cancel=cancel) else None
+        return step if self._control.agree(step, timeout) else None
 
     def setup_weight_sync_group(
         self,
         master_address: str,
         master_port: int,
         state_dict_meta: Sequence[TensorInfo] | None = None,
-        *,
-        group: str = WEIGHTS,
-        backend: str = "nccl",
     ) -> Offer:
         """Offer a group to all living explorers, as the trainer; see `BroadcastControl.offer_group`."""
-        return self._control.offer_group(
-            master_address, master_port, state_dict_meta or (), group=group, backend=backend
-        )
+        return self._control.offer_group(master_address, master_port, state_dict_meta or ())
 
-    def get_weight_sync_info(self, group: str = WEIGHTS) -> tuple[str, int, list[TensorInfo]] | None:
+    def get_weight_sync_info(self) -> tuple[str, int, list[TensorInfo]] | None:
         """Return address, port and tensors of the group that a living trainer offers, None without one."""
-        offer = self._membership.offered(group)
+        offer = self._membership.offered()
         return None if offer is None else (offer.address, offer.port, list(offer.tensors))
 
-    def coordinate_weight_sync_setup(
-        self, timeout: float | None = None, *, group: str = WEIGHTS, cancel: threading.Event | None = None
-    ) -> Offer:
+    def coordinate_weight_sync_setup(self, timeout: float | None = None) -> Offer:
         """Form the group: the trainer waits for all members to join, an explorer joins.
 
         Raises:
@@ -322,19 +289,17 @@ class Synchronizer(Client):
             TryAgainError: A member has failed or died; the group is torn down.
         """
         if self.role == "explorer":
-            return self._membership.join_group(timeout, group=group, cancel=cancel)
-        return self._control.wait_joined(timeout, cancel=cancel)
+            return self._membership.join_group(timeout)
+        return self._control.wait_joined(timeout)
 
-    def coordinate_weight_sync_teardown(
-        self, timeout: float | None = None, *, cancel: threading.Event | None = None
-    ) -> tuple[str, ...]:
+    def coordinate_weight_sync_teardown(self, timeout: float | None = None) -> tuple[str, ...]:
         """Leave the group. Explorers leave at once; the trainer after them, without waiting for dead ones.
 
         Returns:
             The members that had not left when the trainer did.
         """
         if self.role != "explorer":
-            return self._control.close_group(timeout, cancel=cancel)
+            return self._control.close_group(timeout)
         self._membership.leave_group()
         return ()
 
@@ -378,39 +343,17 @@ class Synchronizer(Client):
         return self.job.step(leased.version.step), manifest
 
 
-class AsyncSynchronizer(AsyncClient[Synchronizer]):
-    """`Synchronizer` for asyncio: the same methods as coroutines."""
+class AsyncSynchronizer(AsyncClient):
+    """`Synchronizer` for asyncio: each of its methods as a coroutine."""
 
     connect: ClassVar[Callable[..., Any]] = Synchronizer.open
+    client: Synchronizer
 
     async def get_model_state_dict_iterator(self) -> AsyncIterator[tuple[str, TensorData]]:
         """Yield the published weights tensor by tensor; close it (`aclose`) if it is not read to its end."""
         tensors = self.client.get_model_state_dict_iterator()
         try:
-            while (item := await run_call(next, tensors, None)) is not None:
+            while (item := await run(next, tensors, None)) is not None:
                 yield item
         finally:
-            await run_call(tensors.close)
-
-    add_module = threaded(Synchronizer.add_module)
-    set_trainer_status = threaded(Synchronizer.set_trainer_status)
-    get_trainer_status = threaded(Synchronizer.get_trainer_status)
-    set_explorer_status = threaded(Synchronizer.set_explorer_status)
-    get_explorer_status_counts = threaded(Synchronizer.get_explorer_status_counts)
-    notify_no_new_model_state_dict = threaded(Synchronizer.notify_no_new_model_state_dict)
-    set_model_state_dict = threaded(Synchronizer.set_model_state_dict)
-    set_model_state_dict_with_step_num = threaded(Synchronizer.set_model_state_dict_with_step_num)
-    checkpoint_shard_counter = threaded(Synchronizer.checkpoint_shard_counter)
-    get_model_state_dict = threaded(Synchronizer.get_model_state_dict)
-    get_state_dict_meta = threaded(Synchronizer.get_state_dict_meta)
-    get_latest_model_version = threaded(Synchronizer.get_latest_model_version)
-    get_latest_model_path = threaded(Synchronizer.get_latest_model_path)
-    setup_weight_sync_group = threaded(Synchronizer.setup_weight_sync_group)
-    get_weight_sync_info = threaded(Synchronizer.get_weight_sync_info)
-    weight_sync_group_is_closing = threaded(Synchronizer.weight_sync_group_is_closing)
-
-    wait_new_model_state_dict = waited(Synchronizer.wait_new_model_state_dict)
-    ready_to_nccl_sync = waited(Synchronizer.ready_to_nccl_sync)
-    coordinate_weight_sync_setup = waited(Synchronizer.coordinate_weight_sync_setup)
-    coordinate_weight_sync_teardown = waited(Synchronizer.coordinate_weight_sync_teardown)
-    teardown_weight_sync_group = coordinate_weight_sync_teardown
+            await run(tensors.close)

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import inspect
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from jobs import start
 
-from syncd.client.aio import run_call, run_wait
+from syncd.client.aio import run
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import path_of, read_presence
@@ -168,14 +167,13 @@ class Coroutines:
 
 
 class AsyncSide:
-    """One side of broadcasts for asyncio, as a user of `run_call` and `run_wait` writes it."""
+    """One side of broadcasts for asyncio, as a user of `aio.run` writes it."""
 
     def __init__(self, side) -> None:
         self._side = side
 
     def __getattr__(self, name):
         method = getattr(self._side, name)
-        run = run_wait if "cancel" in inspect.signature(method).parameters else run_call
 
         async def call(*args, **options):
             return await run(method, *args, **options)

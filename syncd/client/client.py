@@ -6,7 +6,6 @@ All calls block the thread that makes them; `syncd.client.aio` has them for asyn
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
@@ -70,7 +69,6 @@ class ClientOptions(TypedDict, total=False):
         clock: This host's clock.
         ttl: Seconds of silence after which others count as dead.
         fence: A directory through which steps are announced: a trainer that loses it can no longer announce.
-        cancel: Ends the opening once it is set.
     """
 
     state_dir: str | os.PathLike[str] | None
@@ -81,14 +79,13 @@ class ClientOptions(TypedDict, total=False):
     clock: Clock | None
     ttl: float
     fence: str
-    cancel: threading.Event | None
 
 
 class Client(Closing):
     """One process's connection to a job; `open` makes it.
 
-    Every wait has a deadline, and may be given an event that cancels it (`WaitCancelledError`). However a wait ends,
-    the status of the process is then what it was before.
+    Every wait has a deadline, and ends early within `cancelled_by`. However a wait ends, the status of the process is
+    then what it was before.
 
     Args:
         job: The job.
@@ -142,7 +139,7 @@ class Client(Closing):
                 raise missing_job(job.root)
             if not is_own(job):
                 check_owner(job)
-            own = None if role == "observer" else join(job, role, identity, poller, options.get("cancel"))
+            own = None if role == "observer" else join(job, role, identity, poller)
         client = cls(job, role, own, poller, options.get("ttl", TTL), options.get("fence", ""))
         client.beat()
         if options.get("heartbeat", True):
@@ -303,18 +300,18 @@ class Client(Closing):
         return self._publisher.publish(state, step, rewind=rewind)
 
     @guarded
-    def publish_received(self, step: int | None = None, world_size: int | None = None) -> int:
+    def publish_received(self, step_num: int | None = None, world_size: int | None = None) -> int:
         """Seal and announce a step once all its writers have left receipts. Any of them may call this.
 
         Args:
-            step: The step; the newest that has a directory unless given.
+            step_num: The step; the newest that has a directory unless given.
             world_size: The number of writers; the one in the receipts unless given.
 
         Returns:
             The step that is announced now, 0 before the first.
         """
         self._require_publisher()
-        return self._publisher.publish_received(step, world_size)
+        return self._publisher.publish_received(step_num, world_size)
 
     @guarded
     def count_receipts(self, step: int) -> int:
@@ -334,9 +331,7 @@ class Client(Closing):
         own.change(info=others if place is None else {**others, MEMORY_KEY: place.document()})
 
     @guarded
-    def vacate(
-        self, step: int, timeout: float | None = None, *, cancel: threading.Event | None = None
-    ) -> None:
+    def vacate(self, step: int, timeout: float | None = None) -> None:
         """Have the daemon remove a complete step, so that it can be written again after a rewind.
 
         The marker must name an earlier step by then (`publish(None, earlier, rewind=True)`).
@@ -346,7 +341,7 @@ class Client(Closing):
             TimedOutError: The daemon has not removed it, or no daemon runs.
         """
         self.own("trainer", "vacate")
-        self._publisher.vacate(step, timeout, cancel)
+        self._publisher.vacate(step, timeout)
 
     # --- follow ------------------------------------------------------------------------------------------------
 
@@ -358,30 +353,27 @@ class Client(Closing):
     @guarded
     def wait_for_version(
         self,
-        current: int = NOTHING,
+        current_version: int = NOTHING,
         no_wait: bool = False,  # noqa: FBT001, FBT002
         timeout: float | None = None,
-        *,
-        cancel: threading.Event | None = None,
     ) -> int:
         """Wait until a version is published that this explorer does not have.
 
-        Returns `current` earlier if the trainer answers that nothing is newer, or if the trainer that was there has
-        stopped or died.
+        Returns `current_version` earlier if the trainer answers that nothing is newer, or if the trainer that was
+        there has stopped or died.
 
         Args:
-            current: The step that the explorer has; -1 for none.
+            current_version: The step that the explorer has; -1 for none.
             no_wait: Return at once.
             timeout: Seconds to wait; the client's unless given.
-            cancel: Ends the wait once it is set.
 
         Returns:
-            The step to load, or `current`.
+            The step to load, or `current_version`.
 
         Raises:
             TimedOutError: No version came.
         """
-        return self.follower.wait(current, no_wait, timeout, cancel)
+        return self.follower.wait(current_version, no_wait, timeout)
 
     @guarded
     def confirm(self, version: int | Pair | Version | None) -> None:
@@ -423,8 +415,6 @@ class Client(Closing):
         self,
         predicate: Callable[[], T],
         timeout: float | None = None,
-        *,
-        cancel: threading.Event | None = None,
     ) -> T:
         """Wait until a predicate returns something true, and return that.
 
@@ -432,7 +422,7 @@ class Client(Closing):
             TimedOutError: It never did.
         """
         poll = lambda: (found,) if (found := predicate()) else None  # noqa: E731
-        return self.poller.until(poll, "waiting for a condition", timeout, cancel)[0]
+        return self.poller.until(poll, "waiting for a condition", timeout)[0]
 
     def _require_publisher(self) -> None:
         if self.role == "explorer":

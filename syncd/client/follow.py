@@ -1,7 +1,6 @@
 """The explorer's side: wait for a version that it does not run, and confirm the one that it runs."""
 
 import contextlib
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -42,7 +41,6 @@ class VersionFollower:
         current: int = NOTHING,
         no_wait: bool = False,  # noqa: FBT001, FBT002
         timeout: float | None = None,
-        cancel: threading.Event | None = None,
     ) -> int:
         """Wait for a version that the explorer does not have; see `Client.wait_for_version`."""
         with contextlib.nullcontext() if no_wait else contextlib.suppress(OSError, StorageError):
@@ -51,7 +49,7 @@ class VersionFollower:
                 return current if news is None else news
         with self._own.asking() if self._own else contextlib.nullcontext(0) as asked:
             what = f"waiting for a version after {current}"
-            return self._poller.until(lambda: self._poll(current, asked), what, timeout, cancel)
+            return self._poller.until(lambda: self._poll(current, asked), what, timeout)
 
     def answers(self, asked: int) -> Sequence[Presence]:
         """Return the trainers that have answered an ask with "nothing newer", or have all departed."""

@@ -234,9 +234,7 @@ class Heartbeat:
             self._beat()
 
 
-def join(
-    job: Job, role: str, identity: str | None, poller: Poller, cancel: threading.Event | None = None
-) -> OwnPresence:
+def join(job: Job, role: str, identity: str | None, poller: Poller) -> OwnPresence:
     """Claim an identity in a job and return its presence, published.
 
     Raises:
@@ -245,12 +243,12 @@ def join(
     directory = job.trainers if role == "trainer" else job.explorers
     name = check_identity(identity or ("trainer" if role == "trainer" else _default_identity()))
     path = path_of(directory, name)
-    before = _claim(job.disk, directory, name, poller, cancel)
+    before = _claim(job.disk, directory, name, poller)
     own = OwnPresence(job.disk, poller.clock, directory, name, _last_ask(job, name, before))
     own.join()
     try:
         # If two processes claim a free name at once, the one whose file stays has it.
-        poller.pause(cancel)
+        poller.pause()
         after = _read(job.disk, path)
     except BaseException:
         own.close()
@@ -260,9 +258,7 @@ def join(
     return own
 
 
-def _claim(
-    disk: Disk, directory: str, identity: str, poller: Poller, cancel: threading.Event | None
-) -> Presence | None:
+def _claim(disk: Disk, directory: str, identity: str, poller: Poller) -> Presence | None:
     """Return the presence that an earlier process of this identity has left, None if there is none.
 
     A process of this host is known at once to be dead or alive; one of another host is watched for `CLAIM` seconds.
@@ -278,7 +274,7 @@ def _claim(
             raise _held(identity, path)
         if poller.clock.monotonic() >= end:
             break
-        poller.pause(cancel)
+        poller.pause()
         disk.refresh(directory)
         now = _read(disk, path)
     return now or before

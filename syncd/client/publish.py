@@ -65,7 +65,7 @@ class StepPublisher:
         last = max(receipts, key=lambda receipt: receipt.written_at, default=None)
         return sum(last is not None and receipt.attempt == last.attempt for receipt in receipts)
 
-    def vacate(self, step: int, timeout: float | None = None, cancel: threading.Event | None = None) -> None:
+    def vacate(self, step: int, timeout: float | None = None) -> None:
         """Have the daemon remove a complete step; see `Client.vacate`."""
         digest = self._digest_in_the_way(step)
         if digest is None:
@@ -76,9 +76,9 @@ class StepPublisher:
         try:
             write_request(self._job, request)
             # A missing step is no answer yet: the daemon may still put back a step that it removes.
-            self._poller.until(lambda: not self._is_open(request) or None, what, timeout, cancel)
+            self._poller.until(lambda: not self._is_open(request) or None, what, timeout)
             cached = _CACHED * self._poller.pace.seconds
-            self._poller.until(lambda: self._has_gone(request) or None, what, cached, cancel)
+            self._poller.until(lambda: self._has_gone(request) or None, what, cached)
         except TimedOutError:
             if self._is_open(request):
                 raise

@@ -1,13 +1,15 @@
 """Bounded waits: poll until there is a result, the deadline has passed, or the caller cancels.
 
-A wait runs in the thread that calls it. Whatever ends it early (an exception, Ctrl-C, a cancel event) leaves as an
+A wait runs in the thread that calls it. Whatever ends it early (an error, Ctrl-C, `cancelled_by`) leaves as an
 exception, so a `finally` of the caller restores what was changed for the wait.
 """
 
+import contextlib
 import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TypeVar
 
 from syncd.errors import StorageError, TimedOutError, UsageError, storage_error
@@ -23,8 +25,21 @@ PATIENCE = 30.0
 """Seconds for which every poll may fail before a wait gives up on the file system."""
 
 
+_CANCEL: ContextVar[threading.Event | None] = ContextVar("syncd_cancel", default=None)
+
+
 class WaitCancelledError(Exception):
-    """The cancel event of a wait was set."""
+    """The event that cancels a wait was set."""
+
+
+@contextlib.contextmanager
+def cancelled_by(event: threading.Event) -> Iterator[None]:
+    """End the waits of this thread within the block with `WaitCancelledError` once an event is set."""
+    token = _CANCEL.set(event)
+    try:
+        yield
+    finally:
+        _CANCEL.reset(token)
 
 
 class Pace:
@@ -83,25 +98,18 @@ class Poller:
         self.timeout = Deadline(clock, timeout).seconds
         self._hint = hint
 
-    def until(
-        self,
-        poll: Callable[[], T | None],
-        what: str,
-        timeout: float | None = None,
-        cancel: threading.Event | None = None,
-    ) -> T:
+    def until(self, poll: Callable[[], T | None], what: str, timeout: float | None = None) -> T:
         """Poll until there is a result and return it; the last poll comes after the deadline.
 
         Args:
             poll: Returns the result, None while there is none. File system errors are retried.
             what: What the wait is for, for the error.
             timeout: Seconds to wait; the poller's unless given.
-            cancel: Ends the wait once it is set.
 
         Raises:
             TimedOutError: The deadline has passed.
             StorageError: The file system has failed for `PATIENCE` seconds.
-            WaitCancelledError: The cancel event is set.
+            WaitCancelledError: See `cancelled_by`.
         """
         deadline = Deadline(self.clock, self.timeout if timeout is None else timeout)
         attempts = _Attempts(self.clock)
@@ -113,18 +121,18 @@ class Poller:
             if left <= 0:
                 message = f"{what}: timed out after {deadline.seconds:g} s"
                 raise TimedOutError(message, hint=self._hint) from attempts.error
-            self.sleep(min(self.pace.next(), left), cancel)
+            self._sleep(min(self.pace.next(), left))
 
-    def pause(self, cancel: threading.Event | None = None) -> None:
-        """Sleep until the next poll is due."""
-        self.sleep(self.pace.next(), cancel)
-
-    def sleep(self, seconds: float, cancel: threading.Event | None = None) -> None:
-        """Sleep, at most until the cancel event is set.
+    def pause(self) -> None:
+        """Sleep until the next poll is due.
 
         Raises:
-            WaitCancelledError: It is set.
+            WaitCancelledError: See `cancelled_by`.
         """
+        self._sleep(self.pace.next())
+
+    def _sleep(self, seconds: float) -> None:
+        cancel = _CANCEL.get()
         if cancel is None:
             self.clock.sleep(seconds)
         elif cancel.wait(seconds):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from syncd.client.client import Client
-from syncd.client.wait import WaitCancelledError
+from syncd.client.wait import WaitCancelledError, cancelled_by
 from syncd.errors import UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
@@ -47,8 +47,8 @@ def test_an_opening_that_is_interrupted_says_stopped(job):
 def test_an_opening_that_is_cancelled_says_stopped(job):
     cancel = threading.Event()
     cancel.set()
-    with pytest.raises(WaitCancelledError):
-        Client.open(job.root, "explorer", "e0", heartbeat=False, cancel=cancel)
+    with pytest.raises(WaitCancelledError), cancelled_by(cancel):
+        Client.open(job.root, "explorer", "e0", heartbeat=False)
     assert said(job).status is RunningStatus.STOPPED
 
 

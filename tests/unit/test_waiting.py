@@ -7,8 +7,8 @@ import time
 import pytest
 from jobs import ManualClock
 
-from syncd.client.aio import run_call, run_wait
-from syncd.client.wait import PATIENCE, Deadline, Pace, Poller, WaitCancelledError
+from syncd.client.aio import run
+from syncd.client.wait import PATIENCE, Deadline, Pace, Poller, WaitCancelledError, cancelled_by
 from syncd.errors import StorageError, TimedOutError, UsageError
 from syncd.protocol.local_disk import SystemClock
 
@@ -22,7 +22,7 @@ def poller(clock, poll=0.3, timeout=3600.0, hint=None):
     return Poller(clock, Pace("/", poll), timeout, hint)
 
 
-def waiting(log, rounds, clock=None, cancel=None):
+def waiting(log, rounds, clock=None):
     """Wait for a number of polls, and note each, and the end however it comes."""
 
     def poll():
@@ -30,15 +30,15 @@ def waiting(log, rounds, clock=None, cancel=None):
         return "result" if len(log) == rounds else None
 
     try:
-        return poller(clock or SystemClock(), 0.001).until(poll, "it", cancel=cancel)
+        return poller(clock or SystemClock(), 0.001).until(poll, "it")
     finally:
         log.append("restored")
 
 
 def test_a_wait_returns_the_result_in_a_thread_and_for_asyncio(clock):
-    for run in (lambda log: waiting(log, 2, clock), lambda log: asyncio.run(run_wait(waiting, log, 2))):
+    for wait in (lambda log: waiting(log, 2, clock), lambda log: asyncio.run(run(waiting, log, 2))):
         log = []
-        assert run(log) == "result"
+        assert wait(log) == "result"
         assert log == [0, 1, "restored"]
 
 
@@ -56,8 +56,8 @@ def test_an_exception_in_sleep_restores(clock, monkeypatch):
 def test_a_cancel_event_ends_a_wait_and_restores():
     log, cancel = [], threading.Event()
     threading.Timer(0.05, cancel.set).start()
-    with pytest.raises(WaitCancelledError):
-        waiting(log, 10**9, cancel=cancel)
+    with pytest.raises(WaitCancelledError), cancelled_by(cancel):
+        waiting(log, 10**9)
     assert log[-1] == "restored"
 
 
@@ -65,15 +65,15 @@ def test_a_cancel_event_ends_a_long_sleep_at_once():
     cancel = threading.Event()
     threading.Timer(0.05, cancel.set).start()
     begun = time.monotonic()
-    with pytest.raises(WaitCancelledError):
-        poller(SystemClock(), 60.0).until(lambda: None, "it", cancel=cancel)
+    with pytest.raises(WaitCancelledError), cancelled_by(cancel):
+        poller(SystemClock(), 60.0).until(lambda: None, "it")
     assert time.monotonic() - begun < 30.0
 
 
 def test_cancellation_restores_before_it_goes_on():
-    async def run():
+    async def main():
         log = []
-        task = asyncio.create_task(run_wait(waiting, log, 10**9))
+        task = asyncio.create_task(run(waiting, log, 10**9))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -81,23 +81,23 @@ def test_cancellation_restores_before_it_goes_on():
         assert log[0] == 0
         assert log[-1] == "restored"
 
-    asyncio.run(run())
+    asyncio.run(main())
 
 
 def test_cancellation_during_a_poll_waits_for_the_poll():
-    def slow(log, cancel):
+    def slow(log):
         def poll():
             time.sleep(0.1)
             log.append("polled")
 
         try:
-            poller(SystemClock(), 10.0).until(poll, "it", cancel=cancel)
+            poller(SystemClock(), 10.0).until(poll, "it")
         finally:
             log.append("restored")
 
-    async def run():
+    async def main():
         log = []
-        task = asyncio.create_task(run_wait(slow, log))
+        task = asyncio.create_task(run(slow, log))
         await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.sleep(0.01)
@@ -106,21 +106,21 @@ def test_cancellation_during_a_poll_waits_for_the_poll():
             await task
         assert log == ["polled", "restored"]
 
-    asyncio.run(run())
+    asyncio.run(main())
 
 
 def test_more_waits_at_once_than_the_default_pool_has_threads_leave_it_free():
-    async def run():
+    async def main():
         logs = [[] for _ in range(64)]
-        tasks = [asyncio.create_task(run_wait(waiting, log, 10**9)) for log in logs]
-        assert await asyncio.wait_for(run_call(lambda: "free"), 30.0) == "free"
+        tasks = [asyncio.create_task(run(waiting, log, 10**9)) for log in logs]
+        assert await asyncio.wait_for(run(lambda: "free"), 30.0) == "free"
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(end, asyncio.CancelledError) for end in ended)
         assert {log[-1] for log in logs} == {"restored"}
 
-    asyncio.run(run())
+    asyncio.run(main())
 
 
 def test_work_in_a_thread_is_not_abandoned_and_its_error_is_raised():
@@ -128,7 +128,7 @@ def test_work_in_a_thread_is_not_abandoned_and_its_error_is_raised():
         raise ValueError("told")
 
     with pytest.raises(ValueError, match="told"):
-        asyncio.run(run_call(fails))
+        asyncio.run(run(fails))
 
 
 def test_the_last_poll_comes_after_the_deadline(clock):

@@ -7,7 +7,6 @@ received, writes whether the round counts. The explorer's side is in `membership
 """
 
 import contextlib
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +40,7 @@ from syncd.protocol.round import (
 )
 
 WEIGHTS = "weights"
-"""The name of the group, unless a caller gives another one."""
+"""The name of the group."""
 
 
 class BroadcastSide:
@@ -75,16 +74,16 @@ class BroadcastSide:
         own.change(info=others | taken)
 
     @guarded
-    def offered(self, group: str = WEIGHTS) -> Offer | None:
+    def offered(self) -> Offer | None:
         """Return the group that a living trainer offers, to this process if it is an explorer; None without one."""
         job, client = self._client.job, self._client
         for trainer in client.trainers.living().values():
-            epoch = offered_epoch(trainer.info, group)
+            epoch = offered_epoch(trainer.info, WEIGHTS)
             if epoch is None:
                 continue
             with contextlib.suppress(*MISSING):
-                job.disk.refresh(epoch_path(job, group, epoch))
-                offer = read_offer(job, group, epoch)
+                job.disk.refresh(epoch_path(job, WEIGHTS, epoch))
+                offer = read_offer(job, WEIGHTS, epoch)
                 if offer is not None and (client.role != "explorer" or client.identity in offer.members):
                     return offer
         return None
@@ -106,7 +105,6 @@ class BroadcastControl(BroadcastSide):
         timeout: float | None = None,
         *,
         members: Collection[str] | None = None,
-        cancel: threading.Event | None = None,
     ) -> dict[str, int]:
         """Wait until the explorers are ready for a broadcast, and record the agreement.
 
@@ -114,7 +112,6 @@ class BroadcastControl(BroadcastSide):
             step: The step that is broadcast.
             timeout: Seconds to wait; the client's unless given.
             members: The explorers that are asked, if they live; all living ones unless given.
-            cancel: Ends the wait once it is set.
 
         Returns:
             The ask of each explorer that takes part; empty if there is no broadcast: no explorer is there, or not
@@ -124,7 +121,7 @@ class BroadcastControl(BroadcastSide):
         with own.asking():
             try:
                 what = "waiting for all explorers to be ready"
-                asks = self._client.poller.until(lambda: self._asks(members), what, timeout, cancel)
+                asks = self._client.poller.until(lambda: self._asks(members), what, timeout)
             except TimedOutError:
                 asks = self._asks(members) or {}
             if asks:
@@ -138,7 +135,6 @@ class BroadcastControl(BroadcastSide):
         port: int,
         tensors: Sequence[TensorInfo] = (),
         *,
-        group: str = WEIGHTS,
         backend: str = "nccl",
         members: Collection[str] | None = None,
         bucket: int = 0,
@@ -150,7 +146,6 @@ class BroadcastControl(BroadcastSide):
             address: The address of the group's store.
             port: Its port.
             tensors: Name, dtype and shape of each tensor, in the order of sending.
-            group: The name of the group.
             backend: nccl or gloo.
             members: The explorers that it is offered to, if they live; all living ones unless given.
             bucket: Bytes that are sent at once.
@@ -164,16 +159,16 @@ class BroadcastControl(BroadcastSide):
         chosen = tuple(name for name in living if members is None or name in members)
         if not chosen:
             raise TryAgainError("no explorer is there to form a group with", path=job.explorers)
-        epoch, size = (latest_epoch(job, group) or 0) + 1, len(chosen) + 1
-        offer = Offer(group, epoch, address, port, backend, size, chosen, tuple(tensors), bucket, secret)
+        epoch, size = (latest_epoch(job, WEIGHTS) or 0) + 1, len(chosen) + 1
+        offer = Offer(WEIGHTS, epoch, address, port, backend, size, chosen, tuple(tensors), bucket, secret)
         write_offer(job, offer)
-        clear_offers(job, group, keep=epoch)
-        own.change(info={**own.info, GROUP: {"name": group, "epoch": epoch}})
+        clear_offers(job, WEIGHTS, keep=epoch)
+        own.change(info={**own.info, GROUP: {"name": WEIGHTS, "epoch": epoch}})
         self._group = offer
         return offer
 
     @guarded
-    def wait_joined(self, timeout: float | None = None, *, cancel: threading.Event | None = None) -> Offer:
+    def wait_joined(self, timeout: float | None = None) -> Offer:
         """Wait until all members of the offered group have joined.
 
         Raises:
@@ -186,16 +181,14 @@ class BroadcastControl(BroadcastSide):
             raise UsageError("no group is offered", hint="offer one first")
         try:
             what = f"waiting for {len(offer.members)} explorers to join the group"
-            self._client.poller.until(lambda: self._is_whole(offer) or None, what, timeout, cancel)
+            self._client.poller.until(lambda: self._is_whole(offer) or None, what, timeout)
         except BaseException:
             self._withdraw_group()
             raise
         return offer
 
     @guarded
-    def close_group(
-        self, timeout: float | None = None, *, cancel: threading.Event | None = None
-    ) -> tuple[str, ...]:
+    def close_group(self, timeout: float | None = None) -> tuple[str, ...]:
         """End the group once all living members have left it, so that nothing is sent to one that is leaving.
 
         Returns:
@@ -208,7 +201,7 @@ class BroadcastControl(BroadcastSide):
         own.try_change(info={**own.info, GROUP: {"name": offer.group, "epoch": offer.epoch, "closing": True}})
         try:
             what = "waiting for explorers to leave the group"
-            self._client.poller.until(lambda: not self._staying(offer) or None, what, timeout, cancel)
+            self._client.poller.until(lambda: not self._staying(offer) or None, what, timeout)
         except TimedOutError:
             return self._staying(offer)
         finally:
@@ -236,8 +229,6 @@ class BroadcastControl(BroadcastSide):
         offer: Offer,
         checksum: str,
         timeout: float,
-        *,
-        cancel: threading.Event | None = None,
     ) -> None:
         """Wait until every member has posted that it received what was sent.
 
@@ -246,9 +237,7 @@ class BroadcastControl(BroadcastSide):
             TimedOutError: Not all posted it in time.
         """
         what = f"waiting for {len(offer.members)} explorers to confirm step {sent.step}"
-        self._client.poller.until(
-            lambda: self._is_received(sent, offer, checksum) or None, what, timeout, cancel
-        )
+        self._client.poller.until(lambda: self._is_received(sent, offer, checksum) or None, what, timeout)
 
     @guarded
     def end_round(self, ended: Round, checksum: str | None) -> None:

@@ -6,7 +6,6 @@ that a living trainer names, never one that a dead trainer left behind.
 """
 
 import contextlib
-import threading
 from collections.abc import Iterable
 
 from syncd.client.client import guarded
@@ -44,29 +43,28 @@ class BroadcastMembership(BroadcastSide):
         return any(one.status is RunningStatus.REQUIRE_SYNC and TAKES_PART in one.info for one in living)
 
     @guarded
-    def agree(self, timeout: float | None = None, *, cancel: threading.Event | None = None) -> int | None:
+    def agree(self, timeout: float | None = None) -> int | None:
         """Ask for a broadcast, and return its step once the trainer agrees; None if there is no broadcast."""
         client, own = self._client, self._client.own("explorer", "an agreement")
         with own.asking() as asked:
             try:
                 what = "waiting for the trainer to be ready"
-                return client.poller.until(lambda: self._decision(asked), what, timeout, cancel)[0]
+                return client.poller.until(lambda: self._decision(asked), what, timeout)[0]
             except TimedOutError:
                 pass
         # The ask is withdrawn. What the trainer was writing until then is there after one poll.
-        client.poller.pause(cancel)
+        client.poller.pause()
         return self._agreed_step(asked)
 
     @guarded
     def wait_for_weights(
-        self, current: int = NOTHING, timeout: float | None = None, *, cancel: threading.Event | None = None
+        self, current: int = NOTHING, timeout: float | None = None
     ) -> Round | Version | None:
         """Ask for weights, and wait until they come by a broadcast or through files.
 
         Args:
             current: The step that the explorer runs.
             timeout: Seconds to wait; the client's unless given.
-            cancel: Ends the wait once it is set.
 
         Returns:
             A round that has begun, or has failed already; a version to load from files; None if nothing is newer,
@@ -76,31 +74,25 @@ class BroadcastMembership(BroadcastSide):
         with own.asking() as asked:
             try:
                 what = f"waiting for weights after {current}"
-                found = client.poller.until(lambda: self._weights(current, asked), what, timeout, cancel)[0]
+                found = client.poller.until(lambda: self._weights(current, asked), what, timeout)[0]
             except TimedOutError:
                 found = None
         if isinstance(found, Round):
             return found
         # The ask is withdrawn. What the trainer was writing until then is there after one poll.
-        client.poller.pause(cancel)
-        return self._late_round(asked, cancel) or found
+        client.poller.pause()
+        return self._late_round(asked) or found
 
     @guarded
-    def join_group(
-        self,
-        timeout: float | None = None,
-        *,
-        group: str = WEIGHTS,
-        cancel: threading.Event | None = None,
-    ) -> Offer:
+    def join_group(self, timeout: float | None = None) -> Offer:
         """Wait until a living trainer offers a group to this explorer, and join it.
 
         Raises:
             TimedOutError: No group was offered in time.
         """
         what = "waiting for the trainer to offer a group"
-        offer = self._client.poller.until(lambda: self.offered(group), what, timeout, cancel)
-        self._post(offer.group, offer.epoch, "joined")
+        offer = self._client.poller.until(self.offered, what, timeout)
+        self._post(offer.epoch, "joined")
         self._group = offer
         return offer
 
@@ -109,7 +101,7 @@ class BroadcastMembership(BroadcastSide):
         """Leave the group; without one, do nothing."""
         offer, self._group = self._group, None
         if offer is not None:
-            self._post(offer.group, offer.epoch, "left")
+            self._post(offer.epoch, "left")
 
     @guarded
     def group_is_closing(self) -> bool:
@@ -118,18 +110,18 @@ class BroadcastMembership(BroadcastSide):
         if joined is None:
             return False
         living = self._client.trainers.living().values()
-        return all(offered_epoch(trainer.info, joined.group) != joined.epoch for trainer in living)
+        return all(offered_epoch(trainer.info, WEIGHTS) != joined.epoch for trainer in living)
 
     @guarded
     def acknowledge(self, offer: Offer, received: Round, checksum: str) -> None:
         """Post the checksum of what was received."""
-        self._post(offer.group, offer.epoch, "received", step=received.step, checksum=checksum)
+        self._post(offer.epoch, "received", step=received.step, checksum=checksum)
 
     @guarded
     def refuse(self, refused: Round, reason: str) -> None:
         """Post that this member cannot take part, unless the trainer has ended the round already."""
         if self._end_of(refused) is None:
-            self._post(WEIGHTS, refused.epoch, "failed", message=reason[:500])
+            self._post(refused.epoch, "failed", message=reason[:500])
 
     @guarded
     def is_open(self, opened: Round) -> bool:
@@ -137,13 +129,11 @@ class BroadcastMembership(BroadcastSide):
         return self._end_of(opened) is None
 
     @guarded
-    def wait_for_end(
-        self, received: Round, timeout: float | None = None, *, cancel: threading.Event | None = None
-    ) -> bool:
+    def wait_for_end(self, received: Round, timeout: float | None = None) -> bool:
         """Wait until the trainer publishes whether a round counts; False if it does not in time."""
         try:
             what = "waiting for the trainer to end the round"
-            return self._client.poller.until(lambda: self._end_of(received), what, timeout, cancel)
+            return self._client.poller.until(lambda: self._end_of(received), what, timeout)
         except TimedOutError:
             return False
 
@@ -207,7 +197,7 @@ class BroadcastMembership(BroadcastSide):
             return (version,)
         return (None,) if any(has_caught_up(version, trainer) for trainer in answers) else None
 
-    def _late_round(self, asked: int, cancel: threading.Event | None) -> Round | None:
+    def _late_round(self, asked: int) -> Round | None:
         """Return the round of an agreement that names an ask which is withdrawn by now."""
         trainers = self._client.trainers
         living = trainers.living().values()
@@ -215,7 +205,7 @@ class BroadcastMembership(BroadcastSide):
         if found is None and self._is_agreed(asked, living):
             with contextlib.suppress(TimedOutError):
                 poll = lambda: self._round_for(asked, trainers.living().values())  # noqa: E731
-                return self._client.poller.until(poll, "waiting for the round", _SOON, cancel)
+                return self._client.poller.until(poll, "waiting for the round", _SOON)
         return found
 
     def _round_for(self, asked: int, trainers: Iterable[Presence]) -> Round | None:
@@ -238,7 +228,6 @@ class BroadcastMembership(BroadcastSide):
 
     def _post(
         self,
-        group: str,
         epoch: int,
         state: str,
         *,
@@ -247,4 +236,4 @@ class BroadcastMembership(BroadcastSide):
         message: str = "",
     ) -> None:
         posting = Acknowledgement(self._client.identity or "", state, step, checksum, message)
-        write_acknowledgement(self._client.job, group, epoch, posting)
+        write_acknowledgement(self._client.job, WEIGHTS, epoch, posting)
