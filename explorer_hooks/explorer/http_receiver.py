@@ -1,6 +1,6 @@
 """Weights in by a broadcast for an engine in another process: received here, and handed on once they count."""
 
-from explorer_hooks.hooks.http_engine import ServedHook
+from explorer_hooks.hooks.http_engine import HttpEngineHook
 from syncd.client.client import Client
 from syncd.protocol.buckets import BucketPlan
 from syncd.transports.broadcast.receive import Receiver
@@ -15,7 +15,7 @@ class ServedReceiver(Receiver):
         hook: Knows what the engine holds.
     """
 
-    def __init__(self, sync: Client, hook: ServedHook) -> None:
+    def __init__(self, sync: Client, hook: HttpEngineHook) -> None:
         self._hook = hook
         super().__init__(sync, {})
 
