@@ -41,14 +41,7 @@ debug_option = click.option(
 """Read before anything is parsed, by `run`."""
 
 
-class OwnProcess:
-    """What commands find as `obj` of their context where the process is their own, as `main` starts it."""
-
-    is_child = False
-    """Whether this is a child that a command has made of the process."""
-
-
-class Place(click.Path):
+class UncheckedPath(click.Path):
     """A path that nobody looks at while the command line is read: its mount may not answer."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
@@ -202,18 +195,17 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def run(group: click.Group, program: str, args: Sequence[str], obj: object = None) -> int:
+def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
         group: The commands.
         program: Its name.
         args: What follows the name.
-        obj: What the commands find as `obj` of their context.
     """
     _open_closed_streams()
     try:
-        code = _invoke(group, program, list(args), obj)
+        code = _invoke(group, program, list(args))
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read has gone, as `head` does: no error of ours, and the flush at exit must not fail either.
@@ -250,14 +242,14 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _invoke(group: click.Group, program: str, args: list[str], obj: object) -> int:
+def _invoke(group: click.Group, program: str, args: list[str]) -> int:
     complete = f"_{program.upper()}_COMPLETE"
     if instruction := os.environ.get(complete):
         from click.shell_completion import shell_complete  # noqa: PLC0415
 
         return shell_complete(group, {}, program, complete, instruction)
     try:
-        with group.make_context(program, args, obj=obj) as context:
+        with group.make_context(program, args) as context:
             group.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code

@@ -11,25 +11,17 @@ from typing import NoReturn
 import click
 
 from syncd.cli.options import state_dir_option
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.errors import StorageError, TooOpenError
-from syncd.stall.verbs import Attended
 
 _TERMINATED = 128 + signal.SIGTERM
 
 
-def _never(*_: object) -> None:
-    """Leave the doctor to bounds of its own: it measures how slow a mount is."""
-
-
 @click.command(
-    cls=Attended,
-    verdict=_never,
-    option=False,
     epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd rests on does not work, "
     "77 something is too open (--security).",
 )
-@click.argument("directory", metavar="DIR", type=Place())
+@click.argument("directory", metavar="DIR", type=UncheckedPath())
 @click.option("--peer", is_flag=True, help="Measure together with a second host that runs the same command.")
 @click.option(
     "--wait",
@@ -54,7 +46,7 @@ def _never(*_: object) -> None:
     "--token-file",
     "secrets",
     multiple=True,
-    type=Place(),
+    type=UncheckedPath(),
     metavar="FILE",
     help="With --security: a file that holds a secret.",
 )
@@ -100,7 +92,7 @@ def doctor(
     else:
         from rich.console import Console  # noqa: PLC0415
 
-        from syncd.doctor.render import show  # noqa: PLC0415
+        from syncd.doctor.report import show  # noqa: PLC0415
 
         show(report, Console())
     if report.missed is not None:

@@ -6,14 +6,14 @@ import click
 
 from syncd.cli import unit_files
 from syncd.cli.unit_files import OWNER, Fate, UnitFile, Wish
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.errors import StorageError, UsageError, storage_error
 from syncd.protocol.disk import LocalDisk
 
 
 @click.command("install-units")
 @click.option("--user", is_flag=True, help="For your own service manager, without root.")
-@click.option("--dir", "base", type=Place(), help="Write below this instead of /etc or ~/.config.")
+@click.option("--dir", "base", type=UncheckedPath(), help="Write below this instead of /etc or ~/.config.")
 @click.option(
     "--run-as", metavar="USER[:GROUP]", help=f"Whom daemons and followers run as ({OWNER}, who is made)."
 )

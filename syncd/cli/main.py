@@ -1,6 +1,5 @@
 """The entry point of `syncd`."""
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -68,20 +67,13 @@ def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    process = console.OwnProcess()
-    code = run(sys.argv[1:], process)
-    if process.is_child:
-        # Its parent tidies up. What both share would be copied page by page, only to be thrown away.
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    sys.exit(run(sys.argv[1:]))
 
 
-def run(args: Sequence[str], obj: object = None) -> int:
+def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
         args: What follows `syncd`.
-        obj: a `console.OwnProcess` where the process is the command's own.
     """
-    return console.run(syncd, "syncd", args, obj)
+    return console.run(syncd, "syncd", args)

@@ -2,30 +2,33 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.errors import JobMissingError, UsageError
 from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.owner import check_owner, is_own
-from syncd.stall.calls import InHand, attended
-from syncd.stall.verbs import noted
+from syncd.stall.calls import PendingCalls, tracked
+from syncd.stall.verbs import pending_calls
+
+SCHEMA_VERSION = 1
+"""Grows when a documented field changes its meaning or goes; new fields may come without."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def job_argument(command: F) -> F:
     """Add the argument JOB, the job directory; `open_job` looks at it."""
-    return click.argument("job", metavar="JOB", type=Place())(command)
+    return click.argument("job", metavar="JOB", type=UncheckedPath())(command)
 
 
 def state_dir_option(command: F) -> F:
     """Add `--state-dir`."""
     text = "Where the daemon's files are, when the job directory is not its to write; JOB/.syncd otherwise."
-    return click.option("--state-dir", type=Place(), envvar="SYNCD_STATE_DIR", help=text)(command)
+    return click.option("--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help=text)(command)
 
 
 def json_option(command: F) -> F:
@@ -33,6 +36,18 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/json.md).")(
         command
     )
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Return a document as one line of JSON; docs/json.md is the contract."""
+    import json  # noqa: PLC0415 - most commands print none
+
+    return json.dumps({"schema_version": SCHEMA_VERSION, **document}, allow_nan=False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document as one line of JSON."""
+    click.echo(json_text(document))
 
 
 def timeout_option(default: float) -> Callable[[F], F]:
@@ -49,19 +64,19 @@ def timeout_option(default: float) -> Callable[[F], F]:
     )
 
 
-def open_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> Job:
+def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
     """Return the job; what is asked of its file system is noted.
 
     Args:
         job: The job directory, as it was given.
         state_dir: The state directory, as it was given.
-        in_hand: Where that is noted; by default where the command notes it.
+        calls: Where that is noted; by default where the command notes it.
 
     Raises:
         JobMissingError: There is no such directory.
         UsageError: It is empty, or it is a step.
     """
-    noting = in_hand or noted()
+    noting = calls or pending_calls()
     place = find_job(job, state_dir, noting)
     with noting("stat", place.root):
         is_there = os.path.isdir(place.root)
@@ -71,17 +86,17 @@ def open_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> 
     return place
 
 
-def find_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> Job:
+def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
     """Return the job, which need not be there yet.
 
     Raises:
         UsageError: It is empty, or it is a step.
         ConfigError: The state directory belongs to another job.
     """
-    noting = in_hand or noted()
+    noting = calls or pending_calls()
     with noting("find", os.path.abspath(job)):
         check_job(job)
-        place = attended(Job.at(job, state_dir), noting)
+        place = tracked(Job.at(job, state_dir), noting)
     if not is_own(place):
         check_owner(place)
     return place

@@ -9,10 +9,10 @@ from syncd.errors import TryAgainError, UsageError
 from syncd.protocol.disk import SystemClock, exists
 from syncd.protocol.layout import Job
 from syncd.protocol.pin import Pin, write_pin
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 
-@click.command(cls=Attended, acts="step {step} is pinned")
+@click.command(cls=MountVerb, changes="step {step} is pinned")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @click.option("--reason", default="", help="Why, for those who wonder later.")

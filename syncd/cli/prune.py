@@ -1,22 +1,21 @@
 """`syncd prune`: what retention removes, and why; once, without a daemon."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
-from syncd.cli.policies import policy_options, read_config
+from syncd.cli.daemon_options import policy_options, read_config
+from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
 from syncd.daemon.retention import Decision
 from syncd.errors import plain
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import mount_of
-from syncd.stall.verbs import Attended, noted
+from syncd.stall.verbs import MountVerb, pending_calls
 
 
-@click.command(cls=Attended, acts="anything was removed")
+@click.command(cls=MountVerb, changes="anything was removed")
 @job_argument
 @click.option(
     "--dry-run", is_flag=True, help="Only print what would be removed and kept, with the rule that decides."
@@ -42,14 +41,14 @@ def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **polic
     if not dry_run:
         once(place, {**policy, **_grace(place), "log_level": "warning"}, empty_trash=True)
     if as_json:
-        click.echo(json.dumps(_document(decisions, dry_run=dry_run)))
+        print_json(_document(decisions, dry_run=dry_run))
     else:
         _show(decisions)
 
 
 def _grace(job: Job) -> dict[str, float]:
     """Return how long removed steps stay readable: on a network mount a late reader may still see them."""
-    with noted()("find", job.root):
+    with pending_calls()("find", job.root):
         mount = mount_of(job.root)
     if not mount.is_network:
         return {"trash_grace": 0.0}
@@ -68,7 +67,7 @@ def _decide(job: Job, policy: dict[str, Any]) -> tuple[Decision, ...]:
 
 def _document(decisions: Iterable[Decision], *, dry_run: bool) -> dict[str, Any]:
     steps = [{"step": d.step, "keep": d.keep, "rule": d.rule, "detail": d.detail} for d in decisions]
-    return {"schema_version": 1, "dry_run": dry_run, "decisions": steps}
+    return {"dry_run": dry_run, "decisions": steps}
 
 
 def _show(decisions: Iterable[Decision]) -> None:

@@ -1,22 +1,28 @@
 """`syncd rollback`: explorers go back to a good step, as a new generation."""
 
-import json
 import time
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option, timeout_option
+from syncd.cli.options import (
+    job_argument,
+    json_option,
+    open_job,
+    print_json,
+    state_dir_option,
+    timeout_option,
+)
 from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
 from syncd.protocol.version import Version, read_version
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 _POLL = 0.05
 
 
-@click.command(cls=Attended, acts="explorers go back to step {step}")
+@click.command(cls=MountVerb, changes="explorers go back to step {step}")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @click.option("--reason", default="", help="Why, for those who read the events later.")
@@ -35,8 +41,8 @@ def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | 
     """
     version = _rollback(open_job(job, state_dir), step, reason, timeout)
     if as_json:
-        document = {"schema_version": 1, "generation": version.generation, "step": version.step}
-        click.echo(json.dumps({**document, "path": version.path, "published_at": version.published_at}))
+        document = {"generation": version.generation, "step": version.step}
+        print_json({**document, "path": version.path, "published_at": version.published_at})
     else:
         click.echo(f"published: generation {version.generation}, step {version.step}")
 

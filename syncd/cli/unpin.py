@@ -4,10 +4,10 @@ import click
 
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.protocol.pin import remove_pin
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 
-@click.command(cls=Attended, acts="step {step} is still pinned")
+@click.command(cls=MountVerb, changes="step {step} is still pinned")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @state_dir_option

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
+from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
 from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 from syncd.protocol.version import Version
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 if TYPE_CHECKING:
     from syncd.daemon.snapshot import Snapshot, Step
@@ -25,7 +25,7 @@ class _Finding:
     problems: list[str]
 
 
-@click.command(cls=Attended)
+@click.command(cls=MountVerb)
 @job_argument
 @click.argument("step", required=False, type=click.IntRange(min=0))
 @click.option("--deep", is_flag=True, help="Read every byte and compare it with the digest of its file.")
@@ -44,9 +44,7 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
     """
     found = _verify(open_job(job, state_dir), step, deep=deep)
     if as_json:
-        from syncd.views import json  # noqa: PLC0415
-
-        click.echo(json.text(_document(found)))
+        print_json(_document(found))
     else:
         _show(found)
     if found.problems:

@@ -7,23 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from syncd.cli.daemon_options import daemon_options, read_config, with_policy
 from syncd.cli.options import job_argument, open_job, state_dir_option
-from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
-from syncd.stall.calls import STUCK_AFTER, Attend, InHand, attended, unattended
-from syncd.stall.verbs import Attended, noted
+from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked, untracked
+from syncd.stall.verbs import MountVerb, pending_calls
 
 if TYPE_CHECKING:
     from syncd.observe.events import Observers
 
 
-def _is_once(given: Mapping[str, Any]) -> bool:
-    return bool(given["only_once"])
-
-
-@click.command(cls=Attended, acts="anything was published or removed", option=False, when=_is_once)
+@click.command(cls=MountVerb, changes="anything was published or removed", only="only_once")
 @job_argument
 @click.option("--once", "only_once", is_flag=True, help="Publish, prune and end; exit 5 when a daemon leads.")
 @daemon_options
@@ -62,9 +58,9 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
-    config, in_hand = read_config(job, given), noted()
-    job = attended(with_policy(job, config), in_hand)
-    with _observers(job, config, in_hand).all as observers:
+    config, calls = read_config(job, given), pending_calls()
+    job = tracked(with_policy(job, config), calls)
+    with _observers(job, config, calls).all as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
 
@@ -77,26 +73,26 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd.observe import names  # noqa: PLC0415
     from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
     from syncd.stall import hostfile  # noqa: PLC0415
-    from syncd.stall.views import Attended as Bounded  # noqa: PLC0415
+    from syncd.stall.worker import StallGuard  # noqa: PLC0415
 
     clock, background = SystemClock(), Background()
-    in_hand = InHand(clock)
-    # Nobody attends to it yet, and without its configuration it cannot be told how: a dead mount ends it.
-    bounded = Bounded(in_hand, clock, STUCK_AFTER)
-    place = bounded(lambda: open_job(name, state_dir, in_hand))
+    calls = PendingCalls(clock)
+    # Until the daemon runs, nothing reports a mount that does not answer: it ends this command.
+    bounded = StallGuard(calls, clock, STUCK_AFTER)
+    place = bounded(lambda: open_job(name, state_dir, calls))
 
     def load() -> DaemonConfig:
-        with in_hand("read", f"{place.root}/config.toml"):
+        with calls("read", f"{place.root}/config.toml"):
             return read_config(place, given)
 
     config = bounded(load)
-    job = attended(with_policy(place, config), in_hand)
-    heard = _observers(job, config, in_hand)
+    job = tracked(with_policy(place, config), calls)
+    heard = _observers(job, config, calls)
     with heard.all as observers:
         daemon = Daemon(job, config, clock, observers, background)
         daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = hostfile.Writer(job.root, os.path.abspath(name))
-        attendance = Attendance(clock, in_hand, heard.aside, keeper, watchdog_interval())
+        attendance = Attendance(clock, calls, heard.aside, keeper, watchdog_interval())
         run(daemon, clock, Notifier(), load, attendance, background)
 
 
@@ -107,7 +103,7 @@ class _Heard(NamedTuple):
     aside: "Observers"
 
 
-def _observers(job: Job, config: DaemonConfig, attend: Attend = unattended) -> _Heard:
+def _observers(job: Job, config: DaemonConfig, attend: TrackCall = untracked) -> _Heard:
     """Return what hears the daemon: the log on stderr, the job's journal, and metrics where they are asked for."""
     from syncd.observe import log  # noqa: PLC0415
     from syncd.observe.events import Observer, Observers  # noqa: PLC0415

@@ -27,7 +27,7 @@ _BUSY = (
 )
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Answers from one thread a connection, a bounded number at a time.
 
     Args:
@@ -54,7 +54,7 @@ class Server(ThreadingHTTPServer):
         self._open: dict[Any, float] = {}
         self._counting = threading.Lock()
         try:
-            super().__init__((address, port), Handler)
+            super().__init__((address, port), PageHandler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
@@ -99,10 +99,10 @@ class Server(ThreadingHTTPServer):
         """Say nothing: whoever asked has gone, or has sent what is no request."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class PageHandler(BaseHTTPRequestHandler):
     """Answers one request."""
 
-    server: Server
+    server: PageServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_LIMIT
 
@@ -166,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def serve_in_background(server: Server) -> Callable[[], None]:
+def serve_in_background(server: PageServer) -> Callable[[], None]:
     """Serve from a thread and return what ends it."""
     threading.Thread(target=server.serve_forever, name="serve", daemon=True).start()
 

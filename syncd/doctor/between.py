@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncd.doctor.events import Listener, listening
-from syncd.doctor.finding import errno_name, percentile
-from syncd.doctor.locks import Kind, attempt, held
-from syncd.doctor.peer import END, Line
+from syncd.doctor.names import Kind, lock_held, try_lock
+from syncd.doctor.peer import END, PeerLink
+from syncd.doctor.probe import errno_name, percentile
 from syncd.protocol.documents import Fields
 
 ROUNDS = 40
@@ -81,7 +81,7 @@ class Peer:
         return max(self.outward.round_trip_p99_ms, self.inward.round_trip_p99_ms)
 
 
-def converse(end: Line, seconds: float) -> Peer:
+def converse(end: PeerLink, seconds: float) -> Peer:
     """Measure both ways with the partner of a line.
 
     Raises:
@@ -97,7 +97,7 @@ def converse(end: Line, seconds: float) -> Peer:
     return Peer(host, outward, inward)
 
 
-def lead(end: Line, seconds: float) -> Direction:
+def lead(end: PeerLink, seconds: float) -> Direction:
     """Ask: make changes, and measure how soon the partner answers that it saw them."""
     trips, writes = round_trips(end, seconds)
     one_way = percentile(trips, 50) / 2
@@ -118,7 +118,7 @@ def lead(end: Line, seconds: float) -> Direction:
     return found
 
 
-def round_trips(end: Line, seconds: float) -> tuple[list[float], list[float]]:
+def round_trips(end: PeerLink, seconds: float) -> tuple[list[float], list[float]]:
     """Return how long each of some questions took to be answered, and how much of that it took to ask it."""
     until, trips, writes = time.monotonic() + seconds, list[float](), list[float]()
     while len(trips) < ROUNDS and (time.monotonic() < until or not trips):
@@ -130,7 +130,7 @@ def round_trips(end: Line, seconds: float) -> tuple[list[float], list[float]]:
     return trips[1:] or trips, writes
 
 
-def stat_lag(end: Line, seconds: float, one_way: float) -> float | None:
+def stat_lag(end: PeerLink, seconds: float, one_way: float) -> float | None:
     """Return the median milliseconds until the partner's stat alone shows a replaced file."""
     until, lags = time.monotonic() + seconds, list[float]()
     while len(lags) < _STATS and (left := until - time.monotonic()) > 0:
@@ -143,7 +143,7 @@ def stat_lag(end: Line, seconds: float, one_way: float) -> float | None:
     return _ms(percentile(lags, 50)) if lags else None
 
 
-def new_name_lag(end: Line, seconds: float, one_way: float) -> float | None:
+def new_name_lag(end: PeerLink, seconds: float, one_way: float) -> float | None:
     """Return the milliseconds until the partner finds a name for which it asked before it was there."""
     end.ask("name-before", _MARGIN)
     os.close(os.open(f"{end.own}/names/new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
@@ -151,13 +151,13 @@ def new_name_lag(end: Line, seconds: float, one_way: float) -> float | None:
     return None if lag is None else _ms(lag)
 
 
-def _lag_of(end: Line, topic: str, seconds: float, one_way: float) -> float | None:
+def _lag_of(end: PeerLink, topic: str, seconds: float, one_way: float) -> float | None:
     began = time.monotonic()
     seen = end.ask(topic, seconds + _MARGIN, {"seconds": seconds}).flag("seen")
     return max(0.0, time.monotonic() - began - one_way) if seen else None
 
 
-def raises_events(end: Line) -> bool:
+def raises_events(end: PeerLink) -> bool:
     """Say whether a file that is replaced here raises an event there."""
     if not end.ask("watch", _MARGIN).flag("armed"):
         return False
@@ -165,22 +165,22 @@ def raises_events(end: Line) -> bool:
     return end.ask("watched", _MARGIN).flag("seen")
 
 
-def lock_scope(end: Line, kind: Kind) -> str:
+def lock_scope(end: PeerLink, kind: Kind) -> str:
     """Return what becomes of a lock that the partner tries while this host holds it.
 
     Each kind has its own file: NFS makes one kind of lock of both, and lets go of the first one when it likes.
     """
     try:
-        with held(f"{end.own}/locks/{kind}", kind):
+        with lock_held(f"{end.own}/locks/{kind}", kind):
             return end.ask("lock", _MARGIN, {"kind": kind}).text("became")
     except OSError as error:
         return errno_name(error)
 
 
-def serve(end: Line) -> tuple[Direction, str]:
+def serve(end: PeerLink) -> tuple[Direction, str]:
     """Answer until the partner has no more questions; return what it found, and its name."""
     with contextlib.ExitStack() as stack:
-        witness = Witness(end.other, stack)
+        witness = PeerObserver(end.other, stack)
         while (question := end.asked(_MARGIN)).text("topic") != END:
             end.answer(witness.answer(question.text("topic"), question.record("value")))
         end.answer({})
@@ -188,7 +188,7 @@ def serve(end: Line) -> tuple[Direction, str]:
     return direction_from(value.record("found")), value.text("host")
 
 
-class Witness:
+class PeerObserver:
     """Looks at what the partner does, in the ways that programs do.
 
     Args:
@@ -246,7 +246,7 @@ class Witness:
 
     def _lock(self, value: Fields) -> Value:
         kind: Kind = "flock" if value.text("kind") == "flock" else "lockf"
-        return {"became": attempt(f"{self._other}/locks/{kind}", kind)}
+        return {"became": try_lock(f"{self._other}/locks/{kind}", kind)}
 
 
 def direction_from(fields: Fields) -> Direction:

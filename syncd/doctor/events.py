@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
-from syncd.doctor.finding import Answer, errno_name, milliseconds, ok, percentile, warn
-from syncd.doctor.probe import Place, probe
+from syncd.doctor.probe import ProbeAnswer, ProbeTarget, errno_name, milliseconds, ok, percentile, probe, warn
 
 PATIENCE = 1.0
 """Seconds in which an event must come."""
@@ -60,7 +59,7 @@ def listening(path: str) -> Iterator[Listener]:
 
 
 @probe("events")
-def local_events(place: Place) -> Answer:
+def local_events(place: ProbeTarget) -> ProbeAnswer:
     """Whether this host's own changes raise events here. Those of other hosts need a peer to find out."""
     try:
         delays = event_delays(place, f"{place.scratch}/file")
@@ -77,7 +76,7 @@ def local_events(place: Place) -> Answer:
     return ok(f"p50 {milliseconds(middle)} after a change{scope}", figures)
 
 
-def event_delays(place: Place, path: str) -> list[float]:
+def event_delays(place: ProbeTarget, path: str) -> list[float]:
     """Return the seconds from each change to its event, for those that raised one."""
     place.disk.replace(path, b"0")
     with listening(path) as listener:

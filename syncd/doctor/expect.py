@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syncd.doctor.between import Peer
-from syncd.doctor.finding import Finding
+from syncd.doctor.probe import Finding
 from syncd.protocol.mount import Mount
 
 POLL = 0.25
@@ -20,7 +20,7 @@ _COHERENT = ("lustre", "gpfs", "ocfs2", "gfs2", "wekafs")
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class Expectation:
     """What to expect of this mount and what to set.
 
     Args:
@@ -42,7 +42,7 @@ class Expect:
     advice: tuple[str, ...]
 
 
-def expect(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expect:
+def expectation(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expectation:
     """Return what follows for the daemon and the explorers on this mount."""
     woken = wakes(mount, findings, peer)
     one_way = (peer.slowest_p50_ms / 2, peer.slowest_p99_ms / 2) if peer else _ASSUMED
@@ -50,7 +50,7 @@ def expect(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expe
     cache = attribute_cache(mount)
     # Ticks come evenly, a version at any time between two of them.
     latency = event_latency(findings) if woken else (poll * 500 + one_way[0], poll * 1000 + one_way[1])
-    return Expect(
+    return Expectation(
         wake="inotify" if woken else "poll",
         latency_p50_ms=round(latency[0], 1),
         latency_p99_ms=round(latency[1], 1),

@@ -36,7 +36,7 @@ _FAREWELL = 5.0
 Accept = Callable[[Fields], bool]
 
 
-class Line:
+class PeerLink:
     """One host's end of the conversation.
 
     Args:
@@ -186,9 +186,9 @@ def _is(word: Fields, number: int, topic: str | None = None) -> bool:
 
 
 @contextlib.contextmanager
-def line(directory: str, scratch: str) -> Iterator[Line]:
+def open_link(directory: str, scratch: str) -> Iterator[PeerLink]:
     """Open this host's end in a directory, and take away every trace of it at the end."""
-    end = Line(f"{directory}/{MEETING}")
+    end = PeerLink(f"{directory}/{MEETING}")
     try:
         _settle_in(end, f"{scratch}/peer")
         yield end
@@ -198,7 +198,7 @@ def line(directory: str, scratch: str) -> Iterator[Line]:
             os.rmdir(end.meeting)
 
 
-def _settle_in(end: Line, prepared: str) -> None:
+def _settle_in(end: PeerLink, prepared: str) -> None:
     for room in ROOMS:
         os.makedirs(f"{prepared}/{room}")
         with open(f"{prepared}/{room}/word", "wb") as file:

@@ -1,4 +1,4 @@
-"""How a probe is run: in a directory of its own, for a bounded time, with its errors turned into findings."""
+"""What a probe is and how it runs: in its own directory, for a bounded time, with its errors as findings."""
 
 import contextlib
 import errno
@@ -6,15 +6,82 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeVar
 
-from syncd.doctor.finding import Answer, Finding, Verdict, errno_name, finding
 from syncd.errors import TimedOutError
 from syncd.protocol.disk import MISSING, Disk, LocalDisk, remove_tree
 from syncd.protocol.mount import UNKNOWN, Mount
-from syncd.worker_thread import Work
+from syncd.stall.worker import WorkerThread
+
+Verdict = Literal["ok", "warn", "fail", "skip"]
+
+Figures = Mapping[str, float]
+
+_GRAVITY: tuple[Verdict, ...] = ("fail", "warn")
+
+
+class ProbeAnswer(NamedTuple):
+    """What the body of a probe returns: a finding that has no name yet."""
+
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+    figures: Figures | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one probe found.
+
+    Args:
+        name: The probe.
+        verdict: `fail` only for what syncd rests on; `warn` for what costs speed or comfort.
+        detail: What was seen, with figures.
+        advice: What to do about it: a command, an option; empty when there is nothing to do.
+        figures: The figures in `detail`, by name, for programs.
+    """
+
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+    figures: Figures = field(default_factory=dict)
+
+
+def finding(name: str, answer: ProbeAnswer) -> Finding:
+    """Give an answer the name of its probe."""
+    return Finding(name, answer.verdict, answer.detail, answer.advice, answer.figures or {})
+
+
+def ok(detail: str, figures: Figures | None = None) -> ProbeAnswer:
+    """Return that all is well, or that it is information only."""
+    return ProbeAnswer("ok", detail, "", figures)
+
+
+def warn(detail: str, advice: str = "", figures: Figures | None = None) -> ProbeAnswer:
+    """Return that syncd works, but worse than it could."""
+    return ProbeAnswer("warn", detail, advice, figures)
+
+
+def fail(detail: str, advice: str = "", figures: Figures | None = None) -> ProbeAnswer:
+    """Return that something is not there which syncd rests on."""
+    return ProbeAnswer("fail", detail, advice, figures)
+
+
+def skip(detail: str) -> ProbeAnswer:
+    """Return that it could not be looked at."""
+    return ProbeAnswer("skip", detail)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """Return the verdict of all: the worst of them, `ok` where nothing was found."""
+    found = {finding.verdict for finding in findings}
+    return next((verdict for verdict in _GRAVITY if verdict in found), "ok")
+
+
+T = TypeVar("T")
 
 SCRATCH = ".syncd-doctor-"
 """What the names of scratch directories begin with; a random part follows."""
@@ -34,11 +101,9 @@ _ADVICE = {
 _SWEEPS = 50
 _SWEEP_PAUSE = 0.1
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProbeTarget:
     """Where a probe works.
 
     Args:
@@ -70,9 +135,9 @@ class Probe:
 
     name: str
     essential: bool
-    body: Callable[[Place], Answer]
+    body: Callable[[ProbeTarget], ProbeAnswer]
 
-    def __call__(self, place: Place) -> Finding:
+    def __call__(self, place: ProbeTarget) -> Finding:
         """Ask, in a new directory below the place's scratch directory."""
         scratch = f"{place.scratch}/{self.name}"
         try:
@@ -82,14 +147,14 @@ class Probe:
             return self.failed(place, error)
         return finding(self.name, answer)
 
-    def failed(self, place: Place, error: OSError) -> Finding:
+    def failed(self, place: ProbeTarget, error: OSError) -> Finding:
         """Return the finding for an error that the probe did not expect."""
         detail = f"{errno_name(error)}: {error.strerror or error}"
         verdict: Verdict = "fail" if self.essential else "warn"
         return Finding(self.name, verdict, detail, advice_for(error, place.directory))
 
 
-def probe(name: str, *, essential: bool = False) -> Callable[[Callable[[Place], Answer]], Probe]:
+def probe(name: str, *, essential: bool = False) -> Callable[[Callable[[ProbeTarget], ProbeAnswer]], Probe]:
     """Make a probe of a function."""
     return lambda body: Probe(name, essential, body)
 
@@ -105,7 +170,7 @@ def bounded(work: Callable[[], T], seconds: float) -> T:
     Raises:
         TimedOutError: It has not finished; its thread is left behind and ends with the process.
     """
-    begun = Work(work, "syncd-doctor")
+    begun = WorkerThread(work, "syncd-doctor")
     begun.start()
     if not begun.wait(seconds):
         raise TimedOutError(f"no answer from the file system in {seconds:g} s")
@@ -140,3 +205,27 @@ def sweep(path: str) -> bool:
             return False
         time.sleep(_SWEEP_PAUSE)
     return False
+
+
+def errno_name(error: OSError) -> str:
+    """Return the symbol of an error, as in `ENOSPC`."""
+    if error.errno == errno.EOPNOTSUPP:
+        # Python names this number ENOTSUP; manual pages and strace name it so.
+        return "EOPNOTSUPP"
+    return errno.errorcode.get(error.errno or 0, type(error).__name__)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a duration as people read it: 0.21 ms, 3.4 ms, 120 ms, 29.8 s."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    value = seconds * 1000
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"  # noqa: PLR2004 - two digits are enough
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """Return the value below which `percent` of all lie, 0 for none: the nearest rank, never interpolated."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]

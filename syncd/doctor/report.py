@@ -1,4 +1,4 @@
-"""All probes of one directory, and what they come to."""
+"""The report of `syncd doctor`: runs all probes of one directory, and shows what they found."""
 
 import os
 import shlex
@@ -6,12 +6,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from syncd.doctor import events, files, locks, names, syncing, system
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from syncd.doctor import events, files, names, system
 from syncd.doctor.between import Direction, Peer, converse
-from syncd.doctor.expect import Expect, expect
-from syncd.doctor.finding import Finding, Verdict, errno_name, finding, milliseconds, worst
-from syncd.doctor.peer import line
-from syncd.doctor.probe import STUCK, Place, Probe, advice_for, bounded, scratch_directory
+from syncd.doctor.expect import Expectation, expectation
+from syncd.doctor.peer import open_link
+from syncd.doctor.probe import (
+    STUCK,
+    Finding,
+    Probe,
+    ProbeTarget,
+    Verdict,
+    advice_for,
+    bounded,
+    errno_name,
+    finding,
+    milliseconds,
+    scratch_directory,
+    worst,
+)
 from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.documents import PROTOCOL
 from syncd.protocol.mount import Mount, mount_of
@@ -20,10 +36,10 @@ SCHEMA = 1
 """Version of the JSON output: grows when a field changes its meaning or goes."""
 
 PROBES: tuple[Probe, ...] = (
-    system.path, system.space, files.permissions, syncing.replace_under_reader, names.rename_over_full,
+    system.path, system.space, files.permissions, files.replace_under_reader, names.rename_over_full,
     names.claim_race, names.rename_to_trash, names.rmdir_full, names.create_in_removed,
-    names.exclusive_create, syncing.file_fsync, syncing.directory_fsync, names.hard_links,
-    files.direct_io, files.uncached_io, events.local_events, locks.local_locks, files.clock,
+    names.exclusive_create, files.file_fsync, files.directory_fsync, names.hard_links,
+    files.direct_io, files.uncached_io, events.local_events, names.local_locks, files.clock,
 )  # fmt: skip
 
 _LATE = 1000.0
@@ -33,7 +49,7 @@ Ways = tuple[tuple[str, Direction], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """What the doctor says of a directory.
 
     Args:
@@ -47,7 +63,7 @@ class Report:
     directory: str
     findings: tuple[Finding, ...]
     peer: Peer | None
-    expect: Expect
+    expect: Expectation
     missed: SyncdError | None = None
 
     @property
@@ -67,7 +83,7 @@ class Report:
         }
 
 
-def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> Report:
+def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> DoctorReport:
     """Examine a directory, with a second host if `wait` says how many seconds to wait for one.
 
     Raises:
@@ -76,7 +92,7 @@ def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> 
     directory, mount = _find(directory)
     try:
         with scratch_directory(directory) as scratch:
-            place = Place(directory, scratch, mount, seconds)
+            place = ProbeTarget(directory, scratch, mount, seconds)
             findings = [system.writable(None, directory), *probe_all((system.mount, *PROBES), place)]
             peer, missed = (None, None) if wait is None else _with_peer(place, wait)
         findings += _left_behind(scratch)
@@ -85,7 +101,7 @@ def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> 
     except TimedOutError as error:
         raise JobMissingError("the file system does not answer", path=directory, hint=_STUCK) from error
     findings += peer_findings(peer) if peer else []
-    return Report(directory, tuple(findings), peer, expect(mount, findings, peer), missed)
+    return DoctorReport(directory, tuple(findings), peer, expectation(mount, findings, peer), missed)
 
 
 def _left_behind(scratch: str) -> list[Finding]:
@@ -107,7 +123,7 @@ def _find(directory: str) -> tuple[str, Mount]:
     return found, mount
 
 
-def probe_all(probes: tuple[Probe, ...], place: Place) -> Iterator[Finding]:
+def probe_all(probes: tuple[Probe, ...], place: ProbeTarget) -> Iterator[Finding]:
     """Ask one after another; once the file system no longer answers what is essential, ask nothing more."""
     stuck = False
     for probe in probes:
@@ -121,20 +137,20 @@ def probe_all(probes: tuple[Probe, ...], place: Place) -> Iterator[Finding]:
             yield Finding(probe.name, "fail" if stuck else "warn", error.message, _STUCK)
 
 
-def _ask(probe: Probe, place: Place) -> Finding:
+def _ask(probe: Probe, place: ProbeTarget) -> Finding:
     return bounded(lambda: probe(place), STUCK + place.seconds)
 
 
 def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:
-    place = Place(directory, directory, mount)
+    place = ProbeTarget(directory, directory, mount)
     seen = system.mount.body(place)
     skipped = [Finding(probe.name, "skip", "nothing can be made here") for probe in PROBES]
     return [finding("mount", seen), system.writable(error, directory), *skipped]
 
 
-def _with_peer(place: Place, wait: float) -> tuple[Peer | None, SyncdError | None]:
+def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError | None]:
     try:
-        with line(place.directory, place.scratch) as end:
+        with open_link(place.directory, place.scratch) as end:
             return converse(end.find(wait), place.seconds), None
     except TimedOutError as error:
         error.hint = f"at the same time on the other host: syncd doctor {shlex.quote(place.directory)} --peer"
@@ -176,3 +192,53 @@ def _tick(way: Direction) -> str:
 
 def _within(lag_ms: float | None, bound: float) -> str:
     return f"not within {bound:g} s" if lag_ms is None else milliseconds(lag_ms / 1000)
+
+
+_COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_VERDICTS = {
+    "ok": "fit for syncd jobs",
+    "warn": "fit for syncd jobs, with warnings",
+    "fail": "not fit for syncd jobs",
+}
+
+
+def show(report: DoctorReport, console: Console) -> None:
+    """Print a report: the findings, what to expect, the verdict."""
+    console.print(_table(report.findings))
+    console.print()
+    for label, text in expectations(report.expect):
+        console.print(f"[bold]{label:<16}[/] {escape(text)}", soft_wrap=True)
+    console.print()
+    console.print(verdict_line(report), style=_COLORS[report.verdict], markup=False, soft_wrap=True)
+
+
+def _table(findings: tuple[Finding, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("probe", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for one in findings:
+        advice = f"\n[bold]-> {escape(one.advice)}[/]" if one.advice else ""
+        color = _COLORS[one.verdict]
+        table.add_row(one.name, f"[{color}]{one.verdict}[/]", escape(one.detail) + advice)
+    return table
+
+
+def expectations(expect: Expectation) -> list[tuple[str, str]]:
+    """Return what to expect and to set, as labelled lines."""
+    means = "events (inotify)" if expect.wake == "inotify" else f"a tick each {expect.poll:g} s"
+    latency = f"{expect.latency_p50_ms:g} ms (p50), {expect.latency_p99_ms:g} ms (p99)"
+    settings = f"poll = {expect.poll:g}, trash_grace = {expect.trash_grace:g}"
+    cache = f"this host may believe for {expect.attribute_cache:g} s what is no longer so"
+    return [
+        ("expect", f"a new version is seen {latency} after its publishing began, by {means}"),
+        ("set", f"{settings} ({cache})"),
+        *(("mount options", text) for text in expect.advice),
+    ]
+
+
+def verdict_line(report: DoctorReport) -> str:
+    """Return the verdict in one line, with the probes that made it."""
+    names = ", ".join(finding.name for finding in report.findings if finding.verdict == report.verdict)
+    because = f" ({names})" if report.verdict in ("warn", "fail") else ""
+    return f"{report.directory}: {_VERDICTS[report.verdict]}{because}"

@@ -3,8 +3,17 @@
 import os
 from shlex import quote
 
-from syncd.doctor.finding import Answer, Finding, errno_name, fail, ok, warn
-from syncd.doctor.probe import Place, advice_for, probe
+from syncd.doctor.probe import (
+    Finding,
+    ProbeAnswer,
+    ProbeTarget,
+    advice_for,
+    errno_name,
+    fail,
+    ok,
+    probe,
+    warn,
+)
 from syncd.protocol.mount import UNKNOWN, Mount
 
 _TIGHT = 0.05
@@ -25,7 +34,7 @@ _TYPES = {
 
 
 @probe("mount", essential=True)
-def mount(place: Place) -> Answer:
+def mount(place: ProbeTarget) -> ProbeAnswer:
     """Which file system it is, and options that hurt."""
     found = place.mount
     where = f"{found.type} {found.source} on {found.point} ({','.join(found.options)})"
@@ -44,7 +53,7 @@ def _complaints(found: Mount) -> list[str]:
 
 
 @probe("path")
-def path(place: Place) -> Answer:
+def path(place: ProbeTarget) -> ProbeAnswer:
     """Whether the path itself will trouble shells and tools."""
     directory = place.directory
     if not directory.isprintable() or any(letter.isspace() for letter in directory):
@@ -54,7 +63,7 @@ def path(place: Place) -> Answer:
 
 
 @probe("space", essential=True)
-def space(place: Place) -> Answer:
+def space(place: ProbeTarget) -> ProbeAnswer:
     """Free bytes and names, and whether the quota lets one megabyte through."""
     with open(f"{place.scratch}/file", "xb") as file:
         file.write(b"\0" * _WRITE)
@@ -63,7 +72,7 @@ def space(place: Place) -> Answer:
     return judge_space(os.statvfs(place.scratch), place.directory)
 
 
-def judge_space(found: os.statvfs_result, directory: str) -> Answer:
+def judge_space(found: os.statvfs_result, directory: str) -> ProbeAnswer:
     """Return what the free room of a file system means."""
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     # Many network and copy-on-write file systems do not count names: zero of zero.

@@ -8,8 +8,8 @@ from typing import Any
 from syncd.doctor.probe import STUCK, bounded
 from syncd.errors import JobMissingError, TimedOutError, plain
 from syncd.protocol.documents import PROTOCOL
-from syncd.security.judge import Finding, judge, verdict
-from syncd.security.look import look
+from syncd.security.collect import look
+from syncd.security.rules import AccessFinding, judge, verdict
 
 SCHEMA = 1
 """Version of the JSON output: grows when a field changes its meaning or goes."""
@@ -22,7 +22,7 @@ _VERDICTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AccessReport:
     """What is too open around a job.
 
     Args:
@@ -33,7 +33,7 @@ class Report:
 
     directory: str
     permissions: str
-    findings: tuple[Finding, ...]
+    findings: tuple[AccessFinding, ...]
 
     @property
     def verdict(self) -> str:
@@ -59,12 +59,12 @@ class Report:
         ]
 
 
-def _told(finding: Finding) -> list[str]:
+def _told(finding: AccessFinding) -> list[str]:
     first = f"{finding.severity:<4}  {finding.name:<16}  {plain(finding.where)}: {plain(finding.what)}"
     return [first, *([f"      -> {plain(finding.mend)}"] if finding.mend else [])]
 
 
-def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> Report:
+def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessReport:
     """Look at a job and judge it; nothing is changed.
 
     Raises:
@@ -78,4 +78,4 @@ def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str]
         raise JobMissingError(
             "the file system does not answer", path=directory, hint="dmesg | tail"
         ) from error
-    return Report(seen.directory, seen.permissions, judge(seen))
+    return AccessReport(seen.directory, seen.permissions, judge(seen))

@@ -11,7 +11,7 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.trouble import MountState
 from syncd.protocol.version import Version, pair_document
 from syncd.stall.hostfile import HostFile
-from syncd.views.look import Heart, Look
+from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
 
@@ -19,7 +19,7 @@ _LONGEST = 4096
 """Characters of what a presence says that are shown."""
 
 
-def status(look: Look) -> Document:
+def status(look: JobView) -> Document:
     """Return everything that `syncd status` shows."""
     snapshot = look.snapshot
     return {
@@ -52,7 +52,7 @@ def newest_complete(snapshot: Snapshot) -> int | None:
     return max(complete, default=None)
 
 
-def problems(look: Look) -> list[tuple[str, str]]:
+def problems(look: JobView) -> list[tuple[str, str]]:
     """Return what is wrong with the job: a stable name, and what it is."""
     found = list(symptoms(look.snapshot))
     found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(look.snapshot)]
@@ -96,7 +96,7 @@ def _by_step(snapshot: Snapshot) -> list[Step]:
     return [snapshot.steps[number] for number in sorted(snapshot.steps)]
 
 
-def _version(look: Look) -> Document | None:
+def _version(look: JobView) -> Document | None:
     version = look.snapshot.version
     if version is None:
         return None
@@ -115,11 +115,11 @@ def _version(look: Look) -> Document | None:
     }
 
 
-def _place(look: Look, version: Version) -> str:
+def _place(look: JobView, version: Version) -> str:
     return version.path if version.kind == "remote" else f"{look.job.root}/{version.path}"
 
 
-def _age(look: Look, at: float) -> float:
+def _age(look: JobView, at: float) -> float:
     """Return how long ago a date of another host was, as far as the two clocks agree."""
     return round(max(look.at - at, 0.0), 3)
 
@@ -145,7 +145,7 @@ def _filling(step: Step) -> Document:
     }
 
 
-def _module(look: Look, module: Module, heart: Heart) -> Document:
+def _module(look: JobView, module: Module, heart: Heart) -> Document:
     presence = module.presence
     return {
         "id": presence.identity,
@@ -158,7 +158,7 @@ def _module(look: Look, module: Module, heart: Heart) -> Document:
     }
 
 
-def _explorer(look: Look, name: str) -> Document:
+def _explorer(look: JobView, name: str) -> Document:
     module = look.snapshot.explorers[name]
     presence = module.presence
     return {
@@ -170,7 +170,7 @@ def _explorer(look: Look, name: str) -> Document:
     }
 
 
-def _trainer(look: Look, name: str) -> Document:
+def _trainer(look: JobView, name: str) -> Document:
     module = look.snapshot.trainers[name]
     return {
         **_module(look, module, look.hearts[f"trainer/{name}"]),
@@ -190,7 +190,7 @@ def _waiting(trainer: Presence) -> Document | None:
     return {"for": what[:_LONGEST], "path": path[:_LONGEST], "since": float(since)}
 
 
-def _daemon(look: Look) -> Document | None:
+def _daemon(look: JobView) -> Document | None:
     if look.lead is None:
         return None
     leader = look.lead.leader
@@ -202,7 +202,7 @@ def _daemon(look: Look) -> Document | None:
     }
 
 
-def _disk(look: Look) -> Document:
+def _disk(look: JobView) -> Document:
     mount = look.mount
     return {
         "free": look.snapshot.free,

@@ -7,12 +7,12 @@ from typing import Any
 from syncd.daemon.policy import Policy
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Snapshot, Step
-from syncd.views.look import Look
+from syncd.views.job_view import JobView
 
 Document = dict[str, Any]
 
 
-def listing(look: Look, decisions: Iterable[Decision], policy: Policy) -> Document:
+def listing(look: JobView, decisions: Iterable[Decision], policy: Policy) -> Document:
     """Return everything that `syncd ls` shows.
 
     Args:

@@ -1,9 +1,10 @@
 """Tables for people: the documents of `views.data` as rich renderables."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +16,14 @@ _STATES = {"complete": "green", "filling": "yellow", "damaged": "bold red"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
 _BAR = 24
+_WIDE = 160
 _NOTE = "~ by its own clock: one look cannot tell who lives; --look 6 or --watch can"
+
+
+def console() -> Console:
+    """Return a console that takes nothing for markup and does not cut pipes to 80 columns."""
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def status(document: Document, rows: int = 50) -> RenderableType:

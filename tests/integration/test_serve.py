@@ -13,7 +13,7 @@ from pages import TIMEOUT, served
 
 from syncd.dashboard import server as dashboard_server
 from syncd.dashboard.pages import Content
-from syncd.dashboard.server import MOST_CONNECTIONS, Server, serve_in_background
+from syncd.dashboard.server import MOST_CONNECTIONS, PageServer, serve_in_background
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 
@@ -194,7 +194,7 @@ def everything(connection):
 
 
 def test_too_many_are_told_to_come_back_and_the_others_are_still_answered(still):
-    server = Server("127.0.0.1", 0, still)
+    server = PageServer("127.0.0.1", 0, still)
     stop = serve_in_background(server)
     try:
         busy = [connected(server) for _ in range(MOST_CONNECTIONS)]
@@ -218,7 +218,7 @@ def test_an_answer_that_fails_is_one_too():
         def at(self, path):
             raise ZeroDivisionError(path)
 
-    server = Server("127.0.0.1", 0, Broken())
+    server = PageServer("127.0.0.1", 0, Broken())
     stop = serve_in_background(server)
     try:
         with connected(server) as connection:
@@ -230,7 +230,7 @@ def test_an_answer_that_fails_is_one_too():
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", ASK[:-2]])
 def test_who_never_ends_a_request_is_cut_off(still, sent):
-    server = Server("127.0.0.1", 0, still, limit=0.2)
+    server = PageServer("127.0.0.1", 0, still, limit=0.2)
     stop = serve_in_background(server)
     try:
         with connected(server) as connection:
@@ -242,7 +242,7 @@ def test_who_never_ends_a_request_is_cut_off(still, sent):
 
 def test_who_says_nothing_is_cut_off_sooner(still, monkeypatch):
     monkeypatch.setattr(dashboard_server.Handler, "timeout", 0.2)
-    server = Server("127.0.0.1", 0, still)
+    server = PageServer("127.0.0.1", 0, still)
     stop = serve_in_background(server)
     try:
         with connected(server) as connection:

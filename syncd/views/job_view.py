@@ -59,7 +59,7 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class JobView:
     """One look at a job.
 
     Args:
@@ -85,7 +85,7 @@ class Look:
     scanned: Snapshot = field(default_factory=Snapshot)
 
 
-class Looker:
+class JobViewer:
     """Looks again and again, and knows more each time.
 
     Args:
@@ -103,27 +103,27 @@ class Looker:
         self._reconciled = float("-inf")
         self._free: int | None = None
 
-    def look(self) -> Look:
-        """Look at everything, and within a minute of that only at what may have changed.
+    def read(self) -> JobView:
+        """JobView at everything, and within a minute of that only at what may have changed.
 
         Raises:
             JobMissingError: The job directory is not there.
             StorageError: It cannot be read.
         """
         try:
-            return self._look()
+            return self._read()
         except OSError as error:
             raise storage_error(error, self._job.root) from error
 
-    def settle(self, seconds: float) -> Look:
-        """Look until it is known of everybody whether it lives, for `seconds` at most."""
-        ends, look = self._clock.monotonic() + seconds, self.look()
+    def read_until_known(self, seconds: float) -> JobView:
+        """JobView until it is known of everybody whether it lives, for `seconds` at most."""
+        ends, look = self._clock.monotonic() + seconds, self.read()
         while _is_open(look) and (left := ends - self._clock.monotonic()) > 0:
             self._clock.sleep(min(_STEP, left))
-            look = self.look()
+            look = self.read()
         return look
 
-    def _look(self) -> Look:
+    def _read(self) -> JobView:
         self._scanner.check_root()
         snapshot = self._scan()
         self._free = snapshot.free if snapshot.free is not None else self._free
@@ -131,7 +131,7 @@ class Looker:
         trainers, wrong_trainers = self._presences("trainer", self._job.trainers)
         hearts = self._hearts(explorers, trainers)
         lead, wrong_lead = self._lead()
-        return Look(
+        return JobView(
             job=self._job,
             at=self._clock.time(),
             snapshot=replace(
@@ -224,7 +224,7 @@ def _heart_of(leader: Leader, seen: Heart) -> Heart:
     return Heart.ALIVE if same_host and seen is Heart.UNKNOWN else seen
 
 
-def _is_open(look: Look) -> bool:
+def _is_open(look: JobView) -> bool:
     lead = look.lead.heart if look.lead else Heart.LEFT
     return Heart.UNKNOWN in (lead, *look.hearts.values())
 

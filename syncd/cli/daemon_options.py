@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import click
 
 from syncd.config import CHOICES, DaemonConfig, check_value, load
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job, job_disk
 from syncd.protocol.modes import modes_of
 from syncd.protocol.permissions import CONFIG
-from syncd.stall.verbs import noted
+from syncd.stall.verbs import pending_calls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +28,9 @@ def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
 
 _POLICY = (
     click.option(
-        "--config", type=Place(), help="TOML file with a [daemon] table; JOB/config.toml if it is there."
+        "--config",
+        type=UncheckedPath(),
+        help="TOML file with a [daemon] table; JOB/config.toml if it is there.",
     ),
     click.option("--keep-last", type=int, callback=_in_range, help="Newest sync steps to keep (2)."),
     click.option(
@@ -92,7 +94,7 @@ _DAEMON = (
     ),
     click.option("--metrics-port", type=int, callback=_in_range, help="Prometheus endpoint on this port."),
     click.option("--metrics-host", help="Address of the endpoint (127.0.0.1)."),
-    click.option("--metrics-textfile", type=Place(), help="Prometheus textfile to keep up to date."),
+    click.option("--metrics-textfile", type=UncheckedPath(), help="Prometheus textfile to keep up to date."),
     click.option(
         "--log-format", type=click.Choice(CHOICES["log_format"]), help="JSON unless on a terminal (auto)."
     ),
@@ -119,7 +121,7 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
     values = dict(given)
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
-    with noted()("read", named or kept):
+    with pending_calls()("read", named or kept):
         if named is None and os.path.exists(kept):
             return load(kept, values, trusted=_is_own(kept), kept=True)
         return load(named, values)
