@@ -27,7 +27,7 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.memory import take
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import check, load
 from syncd.transports.filesystem.read_targets import held
 from syncd.transports.filesystem.save import StepSaver
@@ -125,7 +125,7 @@ def _loaded(job: Job, memory: Memory, step: int, parameters: Weights, way: str) 
 
 
 def _fill(path: str, records: list[FileRecord], parameters: Weights) -> None:
-    target = Target(Version(1, 1, "weights", "step", "xxh3_128:0"), path, tuple(records))
+    target = WeightDirectory(Version(1, 1, "weights", "step", "xxh3_128:0"), path, tuple(records))
     place = held(parameters)
     load(target, place, check(target, place))
 

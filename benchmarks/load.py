@@ -35,7 +35,7 @@ from syncd.protocol.digest import digest_file
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import check, load
 from syncd.transports.filesystem.page_cache import cached_share
 from syncd.transports.filesystem.read import THREADS
@@ -93,7 +93,7 @@ def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {**found, "rounds": rounds, "readers": {"processes": options.readers, **readers}}
 
 
-def _write(scratch: Path, weights: Weights) -> Target:
+def _write(scratch: Path, weights: Weights) -> WeightDirectory:
     """Write the weights in the form of each contestant; return the version of ours."""
     for name in ("step", "torch", "dcp"):
         (scratch / name).mkdir()
@@ -107,17 +107,19 @@ def _write(scratch: Path, weights: Weights) -> Target:
     torch.save(weights, scratch / "torch" / "model.pt")
     dcp.save(weights, checkpoint_id=str(scratch / "dcp"), no_dist=True)
     os.sync()
-    return Target(Version(1, 1, "weights", "step", "xxh3_128:0"), str(scratch / "step"), tuple(records))
+    return WeightDirectory(
+        Version(1, 1, "weights", "step", "xxh3_128:0"), str(scratch / "step"), tuple(records)
+    )
 
 
 Contestant = tuple[Path, Callable[[], object]]
 
 
-def _contestants(scratch: Path, target: Target, parameters: Weights) -> dict[str, Contestant]:
+def _contestants(scratch: Path, target: WeightDirectory, parameters: Weights) -> dict[str, Contestant]:
     """Return each contestant: the directory of its files, and what it does."""
     place = held(parameters)
     found = check(target, place)
-    verified = Target(target.version, target.path, target.shards, verified=True)
+    verified = WeightDirectory(target.version, target.path, target.shards, verified=True)
     return {
         HASHED: (scratch / "step", lambda: load(target, place, found)),
         PLAIN: (scratch / "step", lambda: load(verified, place, found)),
@@ -129,7 +131,7 @@ def _contestants(scratch: Path, target: Target, parameters: Weights) -> dict[str
     }
 
 
-def _load_file(target: Target, parameters: Weights) -> None:
+def _load_file(target: WeightDirectory, parameters: Weights) -> None:
     for record in target.shards:
         for name, tensor in safetensors.torch.load_file(f"{target.path}/{record.name}").items():
             parameters[name].copy_(tensor)
@@ -216,7 +218,9 @@ def drop(path: Path) -> None:
         )
 
 
-def _readers(directory: Path, target: Target, parameters: Weights, count: int) -> dict[str, list[float]]:
+def _readers(
+    directory: Path, target: WeightDirectory, parameters: Weights, count: int
+) -> dict[str, list[float]]:
     """Return bytes read from storage by one reader and by several, through the page cache and past it."""
     found = {}
     for name, direct in (("page cache", False), ("direct", True)):
@@ -227,7 +231,7 @@ def _readers(directory: Path, target: Target, parameters: Weights, count: int) -
     return found
 
 
-def _read_at_once(target: Target, parameters: Weights, count: int, *, direct: bool) -> list[float]:
+def _read_at_once(target: WeightDirectory, parameters: Weights, count: int, *, direct: bool) -> list[float]:
     """Return the bytes that all readers together have read from storage, and the seconds of the slowest."""
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(count), context.SimpleQueue()

@@ -15,7 +15,7 @@ import torch
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 MARKER = "marker.txt"
 PARTS = ("stage", "verify", "pause", "load", "confirm")
@@ -58,11 +58,11 @@ class _Hook(TransformersHook):
 
     pause = said = 0.0
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         self._began = time.monotonic()
         super().load(target)
 
-    def _fill(self, target: Target) -> None:
+    def _fill(self, target: WeightDirectory) -> None:
         self.pause = time.monotonic() - self._began
         super()._fill(target)
 

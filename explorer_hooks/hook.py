@@ -18,7 +18,7 @@ from typing import ClassVar, Self
 
 from syncd.protocol.label import pair_of
 from syncd.protocol.version import Pair
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 
@@ -84,7 +84,7 @@ class Hook(ABC):
         return None
 
     @abstractmethod
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Get ready without touching what the engine runs.
 
         Raises:
@@ -93,7 +93,7 @@ class Hook(ABC):
         """
 
     @abstractmethod
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Take the weights in; the engine may be left paused until `commit` or `abort`.
 
         Raises:
@@ -102,7 +102,7 @@ class Hook(ABC):
         """
 
     @abstractmethod
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Make the loaded weights what is served, and let the engine work.
 
         Raises:
@@ -119,7 +119,7 @@ class Hook(ABC):
         """
 
     @abstractmethod
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Bring the engine back after a failure.
 
         Args:

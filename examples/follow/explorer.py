@@ -19,7 +19,7 @@ from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hooks.callback import CallbackHook
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 VOCABULARY, LENGTH, GROUP = 16, 8, 4
 
@@ -29,7 +29,7 @@ def main() -> None:
     options = _options()
     model = torch.nn.Embedding(VOCABULARY, VOCABULARY)  # what examples/publish/pytorch.py trains
 
-    def load(target: Target) -> None:
+    def load(target: WeightDirectory) -> None:
         state = {}
         for shard in target.shards:
             state |= load_file(f"{target.path}/{shard.name}")

@@ -1,40 +1,50 @@
-"""One version from this process's memory into one engine, which is paused: what is common to all engines.
+"""One version from this process's memory into one paused engine: what is common to all engines.
 
     with contextlib.closing(delivery):
         delivery.open()
         delivery.push("2.120", tensors)
 
-The weights are cut into buckets of whole tensors. For each, the engine is sent a request that says what comes, and
-while it works on that, the tensors go through a group of this process and the engine's workers.
+The weights are cut into buckets of whole tensors. For each bucket the engine gets a request that names its tensors.
+Meanwhile the tensors go through a process group of this process and the engine's workers.
+The group is over gloo and listens on one address only, so the engine's weights may be anywhere and this process needs
+no accelerator.
 """
 
 import contextlib
+import secrets
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from explorer_hooks.engine_push.call import Call, finish
 from syncd.client.wait import Deadline
 from syncd.errors import LoadFailedError, SyncdError
 from syncd.protocol.disk import SystemClock
-from syncd.transports.broadcast.carrying import GroupError
+from syncd.transports.broadcast.group_calls import Failure, GroupError, seconds_left
 
 if TYPE_CHECKING:
     import torch
 
-    from explorer_hooks.engine_push.group import LocalGroup
+    from syncd.transports.broadcast.process_group import ProcessGroup
 
 BUCKET = 256 << 20
-"""Bytes of a bucket, but for tensors that are larger: the engine has room for one beside its weights."""
+"""Bytes of a bucket unless one tensor is larger: the engine needs memory for one bucket beside its weights."""
 
 JOINING = 60.0
-"""Seconds that the engine's workers may take to come into a group; they are there, and idle."""
+"""Seconds that the engine's workers may take to join a group; they are idle."""
 
-_LAST_WORDS = 2.0
-"""Seconds that an engine may take to say why a group broke."""
+_LAST_ERROR = 2.0
+"""Seconds that an engine may take to report why a group broke."""
 
-_SETTLING = 10.0
-"""Seconds that a request may go on for whose group is gone."""
+_ENDING = 10.0
+"""Seconds that a request may last after its group has ended."""
+
+_GROUP_ENDING = 2.0
+"""Seconds that the end of a group may take."""
+
+_POLL = 0.002
 
 
 class Link(NamedTuple):
@@ -49,6 +59,23 @@ class Link(NamedTuple):
     timeout: float
 
 
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What an engine's workers need to join a group.
+
+    Args:
+        address: Where the group's store listens.
+        port: Its port.
+        world_size: Members: this process and the workers.
+        secret: The name of the group, and a prefix of its keys in the store.
+    """
+
+    address: str
+    port: int
+    world_size: int
+    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+
+
 class Delivery(ABC):
     """One version on its way into an engine. Used by one thread.
 
@@ -59,99 +86,167 @@ class Delivery(ABC):
     def __init__(self, link: Link) -> None:
         self._link = link
         self._deadline = Deadline(SystemClock(), link.timeout)
-        self._group: LocalGroup | None = None
-        self._call: Call | None = None
+        self._group: ProcessGroup | None = None
+        self._request: EngineRequest | None = None
         self.touched = False
-        """Whether the engine's weights may be something else than before."""
+        """Whether the engine's weights may have changed."""
 
     @abstractmethod
     def open(self) -> None:
-        """Have the engine and this process meet in a group.
+        """Form a group of this process and the engine's workers.
 
         Raises:
-            SyncdError: They did not; `touched` says what became of the engine.
+            SyncdError: It was not formed; `touched` tells whether the engine's weights may have changed.
         """
 
     def push(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Have the engine take the weights in.
+        """Load weights into the engine.
 
         Args:
-            label: What the engine is to call them.
+            label: The engine's label for them.
             tensors: All of them by name.
 
         Raises:
-            SyncdError: It did not.
+            SyncdError: The engine did not load them.
         """
         buckets = list(cut({name: tensor.nbytes for name, tensor in tensors.items()}, BUCKET))
         for names in buckets:
             is_last = names is buckets[-1]
             self._carry({name: tensors[name] for name in names}, label if is_last else None)
-        self._seal(label)
+        self._finish_update()
 
     @abstractmethod
     def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
-        """Tell the engine which tensors come now, and wait for it to have taken them in.
+        """Request that the engine loads the tensors that are sent next, and wait until it has.
 
         Args:
             tensors: The tensors, in the order in which they are sent.
-            label: What the weights are called, with the last ones only.
+            label: The label of the weights, with the last bucket only.
         """
 
     @abstractmethod
-    def _seal(self, label: str) -> None:
-        """Tell the engine that this was all."""
+    def _finish_update(self) -> None:
+        """Tell the engine that all tensors were sent."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Have the engine forget the group and an update that was not ended; the group is gone already.
+        """Make the engine drop the group and an unfinished update; the group has ended already.
 
         Raises:
             SyncdError: It did not.
         """
 
     def close(self) -> None:
-        """End the group, and have the engine forget it, whatever has happened; within seconds."""
+        """End the group and make the engine drop it, whatever has happened; takes seconds at most."""
         group, self._group = self._group, None
-        if group is not None:
-            group.abort()
-        if self._call is not None:
-            self._call.settle(_SETTLING)
+        ending = group.abort() if group is not None else None
+        if ending is not None:
+            ending.join(_GROUP_ENDING)
+        if self._request is not None:
+            self._request.wait(_ENDING)
         with contextlib.suppress(SyncdError):
             self._leave()
 
-    def _meet(self, workers: int, invite: "Sequence[str]", ask: Any) -> None:
-        """Form the group while the engine is asked to come.
+    def _form_group(
+        self, workers: int, prefixes: Sequence[str], invite: Callable[[Invitation], object]
+    ) -> None:
+        """Form the group: the engine is asked to join while this process connects.
 
         Args:
-            workers: How many there are.
-            invite: What the engine puts before its keys, as `LocalGroup.form` has it, without the secret.
-            ask: Called with the group; asks the engine.
+            workers: How many workers the engine has.
+            prefixes: What the engine puts before the keys of its group, the outermost first; `{secret}` is replaced.
+            invite: Asks the engine to join.
         """
-        from explorer_hooks.engine_push.group import LocalGroup  # noqa: PLC0415 - torch
+        from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: PLC0415 - torch
 
         joining = Deadline(SystemClock(), min(JOINING, max(self._deadline.left(), 0.0)))
-        self._group = group = LocalGroup(self._link.address, workers, self._deadline)
-        prefixes = [prefix.format(secret=group.secret) for prefix in invite]
-        self._call = Call(lambda: ask(group))
-        forming = Call(lambda: group.form(prefixes, joining))
-        finish((self._call, forming), joining)
+        self._group = group = ProcessGroup.listen(self._link.address, seconds_left(self._deadline))
+        invitation = Invitation(group.address, group.port, workers + 1)
+        named = [prefix.format(secret=invitation.secret) for prefix in prefixes]
+        self._request = EngineRequest(lambda: invite(invitation))
+        connecting = EngineRequest(lambda: group.connect(named, workers + 1, joining))
+        wait_for_all((self._request, connecting), joining)
 
     def _carry(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
         group = self._group
         if group is None:
             raise LoadFailedError("the engine is in no group")
         self.touched = True
-        self._call = call = Call(lambda: self._update(tensors, label))
+        self._request = request = EngineRequest(lambda: self._update(tensors, label))
         try:
-            works = [group.send(tensor) for tensor in tensors.values()]
+            works = [
+                group.broadcast(tensor.detach().cpu().contiguous(), self._deadline)
+                for tensor in tensors.values()
+            ]
             for work in works:
-                group.finish(work, call.goes_on)
+                group.finish(work, self._deadline, request.is_healthy)
         except GroupError:
-            # The engine's own words say more, where it is still there to say any.
-            call.settle(_LAST_WORDS)
-            call.goes_on()
+            # If the engine still answers, its own error says more.
+            request.wait(_LAST_ERROR)
+            request.is_healthy()
             raise
-        finish((call,), self._deadline)
+        wait_for_all((request,), self._deadline)
+
+
+class EngineRequest:
+    """One call in a thread of its own, because it has another half: a request to an engine, or joining a group.
+
+    Args:
+        call: The call; it has a time-out.
+    """
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._failure = Failure()
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="engine-call", daemon=True).start()
+
+    def is_healthy(self) -> bool:
+        """Return that it has not failed.
+
+        Raises:
+            SyncdError: It has failed; raised once.
+        """
+        if self._ended.is_set():
+            self._failure.raise_once()
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether it has ended, with or without an error."""
+        return self._ended.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended, with or without an error, `seconds` at most."""
+        self._ended.wait(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except SyncdError as error:
+            # The error must not keep this thread's frames, and with them the group, if nobody asks for it.
+            self._failure.keep(error.with_traceback(None))
+        except Exception as error:  # noqa: BLE001 - the thread that waits would wait for ever
+            self._failure.keep(LoadFailedError(f"it failed: {type(error).__name__}: {error}"))
+        finally:
+            self._ended.set()
+
+
+def wait_for_all(requests: Sequence[EngineRequest], deadline: Deadline) -> None:
+    """Wait until all requests have ended; the first that fails ends the wait.
+
+    Raises:
+        LoadFailedError: They did not end in time.
+        SyncdError: One of them failed.
+    """
+    while not all(request.has_ended for request in requests):
+        for request in requests:
+            request.is_healthy()
+        if deadline.left() <= 0:
+            raise LoadFailedError(f"the engine did not answer within {deadline.seconds:g} s")
+        time.sleep(_POLL)
+    for request in requests:
+        request.is_healthy()
 
 
 def cut(sizes: Mapping[str, int], bucket: int) -> Iterator[list[str]]:
@@ -173,7 +268,10 @@ def cut(sizes: Mapping[str, int], bucket: int) -> Iterator[list[str]]:
         yield names
 
 
-def described(tensors: "Mapping[str, torch.Tensor]") -> tuple[list[str], list[str], list[list[int]]]:
-    """Return names, dtypes as torch calls them, and shapes."""
-    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()]
-    return list(tensors), dtypes, [list(tensor.shape) for tensor in tensors.values()]
+def described(tensors: "Mapping[str, torch.Tensor]") -> dict[str, list[object]]:
+    """Return names, dtypes as torch names them, and shapes, as both engines want them."""
+    return {
+        "names": list(tensors),
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+        "shapes": [list(tensor.shape) for tensor in tensors.values()],
+    }

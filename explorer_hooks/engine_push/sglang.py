@@ -3,22 +3,20 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from explorer_hooks.engine_push.delivery import Delivery, Link, described
-from explorer_hooks.hooks.http import Server
+from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described
+from explorer_hooks.http_client import Server
 from syncd.errors import LoadFailedError
 
 if TYPE_CHECKING:
     import torch
 
-    from explorer_hooks.engine_push.group import LocalGroup
-
 _LOG = "see the log of the SGLang server"
 _PREFIXES = ("{secret}", "{secret}/", "cpu/")
-"""Under which keys SGLang's workers look for others: its own prefix, that of torch, and the device gloo is for."""
+"""The prefixes of keys with which SGLang's workers meet: its own, torch's, and the device that gloo is for."""
 
 _BEGIN, _END = "/begin_weight_update", "/end_weight_update"
 _QUICK = 10.0
-"""Seconds that the engine may take to forget."""
+"""Seconds that the engine may take to drop a group."""
 
 
 class SGLangDelivery(Delivery):
@@ -27,7 +25,7 @@ class SGLangDelivery(Delivery):
     Args:
         server: The server.
         link: How the group is formed.
-        flush_cache: Whether keys and values of the old weights are dropped.
+        flush_cache: Whether the engine drops keys and values of the old weights.
     """
 
     def __init__(self, server: Server, link: Link, *, flush_cache: bool) -> None:
@@ -37,12 +35,12 @@ class SGLangDelivery(Delivery):
         self._name = ""
 
     def open(self) -> None:
-        """Begin an update, and have the engine's workers come into the group."""
+        """Begin an update, and form the group with the engine's workers."""
         workers = _workers(self._server.ask_json("/server_info"))
-        # Its scheduler answers this itself: it is idle then, and comes into the group at once. One that came late
-        # would wait for this process for half an hour.
+        # The scheduler itself answers this request, so it is idle then and joins the group at once. If it joined
+        # late, it would wait half an hour for this process.
         self._begin()
-        self._meet(workers, _PREFIXES, self._invite)
+        self._form_group(workers, _PREFIXES, self._invite)
 
     def _begin(self) -> None:
         reply = self._server.posted(_BEGIN)
@@ -50,7 +48,7 @@ class SGLangDelivery(Delivery):
             return  # SGLang before 0.5.2x updates without a session
         self._has_sessions = self._is_in_session = True
         if reply.is_error:
-            # Somebody died within one.
+            # An earlier process died within a session.
             self._end()
             self._server.tell(_BEGIN, hint=_LOG)
             self._is_in_session = True
@@ -59,28 +57,26 @@ class SGLangDelivery(Delivery):
         self._server.tell(_END, hint=_LOG)
         self._is_in_session = False
 
-    def _invite(self, group: "LocalGroup") -> None:
-        self._name = group.secret
+    def _invite(self, invitation: Invitation) -> None:
+        self._name = invitation.secret
         body = {
-            "master_address": group.address,
-            "master_port": group.port,
+            "master_address": invitation.address,
+            "master_port": invitation.port,
             "rank_offset": 1,
-            "world_size": group.world_size,
-            "group_name": group.secret,
+            "world_size": invitation.world_size,
+            "group_name": invitation.secret,
             "backend": "gloo",
         }
         self._server.tell("/init_weights_update_group", body, hint=_LOG)
 
     def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
-        names, dtypes, shapes = described(tensors)
-        body: dict[str, Any] = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": self._name}
+        body: dict[str, Any] = {**described(tensors), "group_name": self._name}
         body["flush_cache"] = self._flush_cache and label is not None
         if label is not None:
             body["weight_version"] = label
         self._server.tell("/update_weights_from_distributed", body, hint=_LOG)
 
-    def _seal(self, label: str) -> None:
-        del label  # it came with the last bucket
+    def _finish_update(self) -> None:
         if self._has_sessions:
             self._end()
 
@@ -94,15 +90,15 @@ class SGLangDelivery(Delivery):
 
 
 def _workers(info: Mapping[str, Any]) -> int:
-    """Return how many workers a server has that take part in a group.
+    """Return how many workers of a server join a group.
 
     Raises:
-        LoadFailedError: They are placed in a way that its interface has no ranks for.
+        LoadFailedError: They are placed in a way for which its interface has no ranks.
     """
     for key in ("dp_size", "pp_size"):
         if info.get(key, 1) != 1:
-            raise LoadFailedError(f"SGLang with {key} = {info[key]} takes no weights from a group")
+            raise LoadFailedError(f"SGLang with {key} = {info[key]} cannot receive weights from a group")
     count = info.get("tp_size")
     if type(count) is not int or count < 1:
-        raise LoadFailedError(f"SGLang says that its tp_size is {count!r}")
+        raise LoadFailedError(f"SGLang reports tp_size = {count!r}")
     return count

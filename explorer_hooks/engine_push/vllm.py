@@ -1,19 +1,18 @@
 """Weights into vLLM by its weight-transfer interface: init, start, update, finish."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from explorer_hooks.engine_push.delivery import Delivery, Link, described
-from explorer_hooks.hooks.http import Server
+from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described
+from explorer_hooks.http_client import Server
 from syncd.errors import LoadFailedError
 
 if TYPE_CHECKING:
     import torch
 
-    from explorer_hooks.engine_push.group import LocalGroup
-
 BACKEND = "syncd"
-"""What the engine's back end is called; `vllm_backend.py` is its other end."""
+"""The name of the engine's back end; `vllm_backend.py` is the other end."""
 
 _LOG = (
     "see the log of the vLLM server; it needs syncd in its environment and "
@@ -38,32 +37,23 @@ class VllmDelivery(Delivery):
         self._is_started = False
 
     def open(self) -> None:
-        """Have the engine's workers come into the group, and make ready for an update."""
-        self._meet(_workers(self._server), _PREFIXES, self._invite)
+        """Form the group with the engine's workers, and begin an update."""
+        self._form_group(_workers(self._server), _PREFIXES, self._invite)
         self.touched = self._is_started = True
         if self._server.posted(_START).is_error:
-            # Somebody died within an update.
+            # An earlier process died within an update.
             self._server.tell(_FINISH, hint=_LOG)
             self._server.tell(_START, hint=_LOG)
 
-    def _invite(self, group: "LocalGroup") -> None:
-        invitation = {
-            "address": group.address,
-            "port": group.port,
-            "secret": group.secret,
-            "world_size": group.world_size,
-            "timeout": self._link.timeout,
-        }
-        self._server.tell("/init_weight_transfer_engine", {"init_info": invitation}, hint=_LOG)
+    def _invite(self, invitation: Invitation) -> None:
+        document = {**asdict(invitation), "timeout": self._link.timeout}
+        self._server.tell("/init_weight_transfer_engine", {"init_info": document}, hint=_LOG)
 
     def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
-        del label  # it is told once caches are reset, as after files
-        names, dtypes, shapes = described(tensors)
-        coming = {"names": names, "dtypes": dtypes, "shapes": shapes}
-        self._server.tell("/update_weights", {"update_info": coming}, hint=_LOG)
+        del label  # the hook tells it after caches are reset, as it does after files
+        self._server.tell("/update_weights", {"update_info": described(tensors)}, hint=_LOG)
 
-    def _seal(self, label: str) -> None:
-        del label
+    def _finish_update(self) -> None:
         self._server.tell(_FINISH, hint=_LOG)
         self._is_started = False
 
@@ -74,7 +64,7 @@ class VllmDelivery(Delivery):
 
 
 def is_ready(server: Server) -> bool:
-    """Say whether an engine was started with the back end.
+    """Return whether an engine was started with the back end.
 
     Raises:
         EngineUnreachableError: It does not answer.
@@ -88,5 +78,5 @@ def is_ready(server: Server) -> bool:
 def _workers(server: Server) -> int:
     count = server.ask_json("/get_world_size").get("world_size")
     if type(count) is not int or count < 1:
-        raise LoadFailedError(f"vLLM says that it has {count!r} workers")
+        raise LoadFailedError(f"vLLM reports a world size of {count!r}")
     return count

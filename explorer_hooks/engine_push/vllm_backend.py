@@ -1,7 +1,7 @@
-"""A back end for vLLM's weight transfer whose sender needs no accelerator: gloo, from a follower beside the engine.
+"""A back end for vLLM's weight transfer over gloo: the sender, a follower beside the engine, needs no accelerator.
 
 This module is loaded by vLLM, in its own environment, through the entry point `vllm.general_plugins` of this
-package, and needs nothing but torch and vLLM. An engine uses it if it was started with
+package, and needs nothing but torch and vLLM. An engine that was started as follows uses it:
 
     vllm serve MODEL --weight-transfer-config '{"backend": "syncd"}'
 
@@ -29,14 +29,14 @@ _DIST: Any = torch.distributed
 
 
 @dataclass(kw_only=True)
-class Invitation(WeightTransferInitInfo):
+class GroupInfo(WeightTransferInitInfo):
     """Where the group is.
 
     Args:
         address: The address on which its store listens.
         port: Its port.
-        secret: Under which its keys are.
-        world_size: Workers of this engine, and the sender.
+        secret: The prefix of its keys.
+        world_size: The workers of this engine, and the sender.
         timeout: Seconds that one version may take.
     """
 
@@ -48,12 +48,12 @@ class Invitation(WeightTransferInitInfo):
 
 
 @dataclass(kw_only=True)
-class Coming(WeightTransferUpdateInfo):
+class BucketInfo(WeightTransferUpdateInfo):
     """The tensors of one bucket.
 
     Args:
         names: Their names.
-        dtypes: As torch calls them.
+        dtypes: As torch names them.
         shapes: Their shapes.
     """
 
@@ -62,19 +62,19 @@ class Coming(WeightTransferUpdateInfo):
     shapes: list[list[int]]
 
 
-class GlooEngine(WeightTransferEngine[Invitation, Coming]):
-    """One worker's end."""
+class GlooEngine(WeightTransferEngine[GroupInfo, BucketInfo]):
+    """One worker's end of the group."""
 
-    init_info_cls = Invitation
-    update_info_cls = Coming
+    init_info_cls = GroupInfo
+    update_info_cls = BucketInfo
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._group: Any = None
         self._end = 0.0
 
-    def init_transfer_engine(self, init_info: Invitation) -> None:
-        """Come into the group."""
+    def init_transfer_engine(self, init_info: GroupInfo) -> None:
+        """Join the group."""
         self.shutdown()
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
@@ -87,7 +87,7 @@ class GlooEngine(WeightTransferEngine[Invitation, Coming]):
             timeout=self._left(),
             wait_for_workers=False,
         )
-        options = _DIST.ProcessGroupGloo._Options()  # noqa: SLF001 - no other says where it listens
+        options = _DIST.ProcessGroupGloo._Options()  # noqa: SLF001 - nothing else sets the address to listen on
         options._timeout = self._left()  # noqa: SLF001
         device = _DIST.ProcessGroupGloo.create_device(hostname=init_info.address)
         options._devices = [device]  # noqa: SLF001
@@ -101,13 +101,13 @@ class GlooEngine(WeightTransferEngine[Invitation, Coming]):
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        """Take in what is left."""
+        """Load what is left."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload  # noqa: PLC0415
 
         finalize_layerwise_reload(self.model, self.model_config)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive a bucket and load it; a model that was left in pieces can be loaded from files after that."""
+        """Receive a bucket and load it; after a failure the model can still be loaded from files."""
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except BaseException:
@@ -117,7 +117,7 @@ class GlooEngine(WeightTransferEngine[Invitation, Coming]):
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Coming) -> None:
+    def receive_weights(self, update_info: BucketInfo) -> None:
         """Receive all tensors of a bucket, then load them."""
         if self._group is None:
             raise RuntimeError("this worker is in no group")
@@ -146,11 +146,11 @@ class GlooEngine(WeightTransferEngine[Invitation, Coming]):
     def _left(self) -> timedelta:
         seconds = self._end - time.monotonic()
         if seconds <= 0:
-            raise TimeoutError("the update has not ended in time")
+            raise TimeoutError("the update did not finish in time")
         return timedelta(seconds=seconds)
 
 
 def register() -> None:
-    """Tell vLLM of the back end; called in each of its processes, in some of them several times."""
-    with contextlib.suppress(ValueError):  # it is there already
+    """Register the back end; vLLM calls this in each of its processes, in some of them several times."""
+    with contextlib.suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(NAME, GlooEngine)

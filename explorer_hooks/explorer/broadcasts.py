@@ -124,12 +124,12 @@ class Broadcasts(Files):
         try:
             self._taker.take(received)
         except SyncdError as error:
-            _LOG.warning("broadcast_not_taken", version=label_of(pair), reason=str(error))
+            _LOG.warning("broadcast_receive_failed", version=label_of(pair), reason=str(error))
             self._begin_rest()
             return self._rested(super().turn(0.0))  # the step comes through files
         self._ahead, self._since = pair, time.monotonic()
         self._seen, self._failures = self._since, 0
-        _LOG.info("received", version=label_of(pair))
+        _LOG.info("broadcast_received", version=label_of(pair))
         return Outcome("applied", pair)
 
     def _begin_rest(self) -> None:
@@ -163,7 +163,7 @@ class Broadcasts(Files):
             self._taker.own(label)
             self._follower.adopt(pair)
             return Outcome("applied", pair)
-        _LOG.warning("given_up", version=label_of(pair), reason="it was not published")
+        _LOG.warning("broadcast_discarded", version=label_of(pair), reason="it was not published")
         # Until files are loaded nobody can name what the engine runs, so it is given no work. What was begun with the
         # start model may have been ended by what overwrote it.
         self._void |= {pair, BEFORE_THE_FIRST}

@@ -97,7 +97,7 @@ class Evaluation:
                 one.again for one in made
             ):
                 return self._scored(pair, made)
-        _LOG.warning("not_evaluated", generation=pair[0], step=pair[1])
+        _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1])
         return None
 
     def _made(self) -> list[Made] | None:

@@ -201,7 +201,7 @@ class Explorer:
         self._waited += time.monotonic() - begin
         if not is_good:
             _LOG.warning(
-                "given_up", rollouts=len(batch.experiences), reason="their version was not published"
+                "batch_discarded", rollouts=len(batch.experiences), reason="their version was not published"
             )
         return is_good
 
@@ -221,7 +221,7 @@ class Explorer:
 
     def _grant(self) -> None:
         """Count anew: a trainer that lives and comes to no version has dropped batches, and waits for others."""
-        _LOG.info("patience", seconds=self._rules.patience)
+        _LOG.info("allowance_renewed", seconds=self._rules.patience)
         self._progress = time.monotonic()
         self._synced_at = self._ledger.cursor.batches
         self._allowance = self._from_now_on()
@@ -329,7 +329,7 @@ class Explorer:
         self._metrics.add(line)
         shown = {key: value for key, value in line.items() if key != "at"}
         self._source.sync.describe({"explorer": shown}, now=False)
-        _LOG.info("batch", path=path, **shown)
+        _LOG.info("batch_written", path=path, **shown)
 
     def _finish(self) -> None:
         """Take the last version, which came just before the end, and evaluate it."""
@@ -338,7 +338,9 @@ class Explorer:
             self._noted(self._last())
             self._evaluate()
         runs = self._source.runs
-        _LOG.info("ended", batches=self._ledger.cursor.batches, version=label_of(runs) if runs else None)
+        _LOG.info(
+            "explorer_finished", batches=self._ledger.cursor.batches, version=label_of(runs) if runs else None
+        )
 
     def _last(self) -> Outcome:
         outcome, end = self._source.turn(0.0), time.monotonic() + _LAST

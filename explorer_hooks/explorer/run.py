@@ -27,8 +27,8 @@ from explorer_hooks.explorer.tokens import Tokens, quiet, tokens_of
 from explorer_hooks.explorer.weight_sources import Files, Source
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.http_engine import ServedHook
+from explorer_hooks.http_client import Server
 from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
@@ -196,7 +196,7 @@ class _Engine:
             return True
         reason = "torch is not installed" if find_spec("torch") is None else self.hook.no_broadcasts()
         if reason:
-            _LOG.info("no_broadcasts", reason=reason)
+            _LOG.info("broadcasts_disabled", reason=reason)
         return not reason
 
     def _taker(self, follower: Follower) -> "Taker":

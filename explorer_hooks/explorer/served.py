@@ -20,7 +20,7 @@ from explorer_hooks.explorer.generation import (
     version_of,
 )
 from explorer_hooks.hook import Running
-from explorer_hooks.hooks.http import Reply, Server
+from explorer_hooks.http_client import Reply, Server
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 
 TICK = 0.05

@@ -91,7 +91,7 @@ class IntoServer(Taker):
             self._hook.own(label)
         except SyncdError as error:
             # This process knows it in any case; another one loads the files, which are the same.
-            _LOG.warning("version_not_told", reason=str(error))
+            _LOG.warning("version_report_failed", reason=str(error))
 
     def disown(self) -> None:
         """Forget what the server calls what it has taken."""

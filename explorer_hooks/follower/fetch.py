@@ -15,7 +15,7 @@ from syncd.protocol.memory import Held
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer import Leased, Synchronizer
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.copy_files import check_files
 from syncd.transports.filesystem.stage import Source, Stage, Staged, StageFullError
 from syncd.transports.memory.load import Copies
@@ -137,7 +137,7 @@ class Placing:
             shards = payload.shards
             tensors = checks.read_tensors(disk, path, shards)
             version = self._loadable(leased)
-            target = Target(version, path, shards, tensors, verified=staged is not None)
+            target = WeightDirectory(version, path, shards, tensors, verified=staged is not None)
             check = self._content_check(disk, path, payload, _never) if leased.manifest else None
             return Placed(_Found(target, payload.size, staged, check=check), lease.pop_all())
         return None
@@ -162,13 +162,13 @@ class Placing:
             with timings.part("verify"):
                 checks.read_foreign(disk, version, leased.path, self.hook.kinds)
             # Nothing is said of its dtypes: a start model often has wider ones than what is published of it.
-            return _Found(Target(version, leased.path))
+            return _Found(WeightDirectory(version, leased.path))
         if version.kind == "remote":
-            return _Found(Target(version, leased.path))
+            return _Found(WeightDirectory(version, leased.path))
         if leased.manifest is None:
             with timings.part("verify"):
                 tensors = checks.read_foreign(disk, version, leased.path, self.hook.kinds)
-            return _Found(Target(version, leased.path, (), tensors))
+            return _Found(WeightDirectory(version, leased.path, (), tensors))
         with timings.part("verify"):
             checks.check_sizes(disk, self.sync.job.step(version.step), leased.manifest)
         return self._native(leased, leased.manifest, timings)
@@ -211,9 +211,9 @@ class Placing:
                 return self._held(leased, manifest, payload, held)
             except CorruptDataError as error:
                 self.copies.spoil()
-                self.tell("warning", "memory_refused", reason=str(error))
+                self.tell("warning", "memory_copy_refused", reason=str(error))
             except OSError as error:
-                self.tell("warning", "memory_refused", reason=str(error))
+                self.tell("warning", "memory_copy_refused", reason=str(error))
             except BaseException:
                 held.close()
                 raise
@@ -226,24 +226,24 @@ class Placing:
         check = self._content_check(self.sync.job.disk, leased.path, payload, _never)
         return _Found(target, payload.size, copy=held, behind=behind, check=check)
 
-    def _checked(self, leased: Leased, payload: "_Payload", staged: Staged | None) -> Target:
+    def _checked(self, leased: Leased, payload: "_Payload", staged: Staged | None) -> WeightDirectory:
         version, disk = leased.version, self.sync.job.disk
         if staged is not None:
             tensors = checks.read_tensors(LocalDisk(), staged.path, payload.shards)
-            return Target(version, staged.path, payload.shards, tensors, verified=True)
+            return WeightDirectory(version, staged.path, payload.shards, tensors, verified=True)
         return self._looked_at(version, disk, leased.path, payload)
 
-    def _looked_at(self, version: Version, disk: Disk, path: str, payload: "_Payload") -> Target:
+    def _looked_at(self, version: Version, disk: Disk, path: str, payload: "_Payload") -> WeightDirectory:
         """Return files as a target, checked as closely as this follower checks."""
         checks.check_payload(payload.shards, path)
         if self.verify is checks.Verify.SIZE:
-            return Target(version, path, payload.shards)
+            return WeightDirectory(version, path, payload.shards)
         tensors = checks.read_tensors(disk, path, payload.shards)
         check = self._content_check(disk, path, payload, self.stop)
         if check is not None:
-            self.tell("debug", "hashing", step=version.step, path=path, bytes=payload.size)
+            self.tell("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
             check()
-        return Target(version, path, payload.shards, tensors, verified=check is not None)
+        return WeightDirectory(version, path, payload.shards, tensors, verified=check is not None)
 
     def _content_check(
         self, disk: Disk, path: str, payload: "_Payload", stop: Callable[[], bool]
@@ -263,7 +263,7 @@ class Placing:
             try:
                 return self.stage.take(source, self.stop)
             except StageFullError as error:
-                self.tell("warning", "stage_full", reason=str(error), hint=error.hint)
+                self.tell("warning", "stage_write_failed", reason=str(error), hint=error.hint)
                 return None
 
     def _lost(self, leased: Leased, error: OSError) -> SyncdError:
@@ -283,11 +283,11 @@ class _Found:
     `check` compares every byte with its digest, where that has not been done yet.
     """
 
-    target: Target
+    target: WeightDirectory
     size: int = 0
     staged: Staged | None = None
     copy: Held | None = None
-    behind: Target | None = None
+    behind: WeightDirectory | None = None
     check: Callable[[], None] | None = None
 
 

@@ -8,7 +8,7 @@ from explorer_hooks.follower.fetch import Placed
 from explorer_hooks.follower.timing import Timings
 from explorer_hooks.hook import Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 if TYPE_CHECKING:
     from syncd.transports.tensors import Tensors
@@ -45,7 +45,7 @@ class Loading:
         if good is not None:
             good.close()
 
-    def prepare(self, target: Target, timings: Timings) -> None:
+    def prepare(self, target: WeightDirectory, timings: Timings) -> None:
         """Do all that can be done before the engine is touched.
 
         Raises:
@@ -115,7 +115,7 @@ class Loading:
             self._engine.is_suspect = False
             self._engine.ask()
 
-    def _check_fit(self, target: Target) -> None:
+    def _check_fit(self, target: WeightDirectory) -> None:
         if target.version.kind != _WHOLE or not target.tensors:
             return
         runs = self._hook.tensors() or self._reference
@@ -123,7 +123,7 @@ class Loading:
             check_fit(target.tensors, runs)
 
 
-def _check_confirmed(target: Target, running: Running) -> None:
+def _check_confirmed(target: WeightDirectory, running: Running) -> None:
     if running.label != target.label:
         raise LoadFailedError(
             f"the engine was given {target.label} and says that it runs {running.label}",

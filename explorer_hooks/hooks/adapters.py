@@ -7,7 +7,7 @@ engine: an adapter whose last request has just ended may still be named, never t
 
 import re
 
-from explorer_hooks.hooks.http import Server
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError
 
 _METRIC = "vllm:lora_requests_info"

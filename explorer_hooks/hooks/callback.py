@@ -16,7 +16,7 @@ from syncd.errors import (
     TimedOutError,
 )
 from syncd.protocol.label import UNKNOWN
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 Say = Running | str | None
@@ -44,12 +44,12 @@ class CallbackHook(Hook):
 
     def __init__(
         self,
-        load: Callable[[Target], object],
+        load: Callable[[WeightDirectory], object],
         current: Callable[[], Say] | None = None,
         tensors: Callable[[], Mapping[str, TensorMeta] | None] | None = None,
-        abort: Callable[[Target | None], object] | None = None,
+        abort: Callable[[WeightDirectory | None], object] | None = None,
         *,
-        commit: Callable[[Target], object] | None = None,
+        commit: Callable[[WeightDirectory], object] | None = None,
         timeout: float = 300.0,
     ) -> None:
         self._load, self._current, self._tensors, self._abort, self._commit = (
@@ -85,17 +85,17 @@ class CallbackHook(Hook):
         """Return what the engine holds, where there is somebody to ask."""
         return None if self._tensors is None else self._ask(self._tensors)
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Refuse what cannot be loaded; no function is called."""
         require_loadable(target, self.kinds, self.name)
         self._attempt.prepare()
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Have the engine take the weights in."""
         self._attempt.load()
         self._do(f"loading {target.label}", lambda: self._load(target))
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Have the engine serve them."""
         if self._commit is not None:
             commit = self._commit
@@ -110,7 +110,7 @@ class CallbackHook(Hook):
         found = self._ask(self._current)
         return found if isinstance(found, Running) else Running(found)
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Have the engine go back."""
         if last_good is None and (self._abort is None or not self._attempt.touched):
             self._attempt.require_untouched(_RESTART)
@@ -129,7 +129,7 @@ class CallbackHook(Hook):
         """Let the thread end."""
         self._worker.close()
 
-    def _go_back(self, last_good: Target | None) -> None:
+    def _go_back(self, last_good: WeightDirectory | None) -> None:
         if self._abort is not None:
             abort = self._abort
             self._do("going back", lambda: abort(last_good))

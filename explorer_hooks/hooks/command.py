@@ -22,7 +22,7 @@ from syncd.errors import (
 from syncd.protocol.disk import MISSING, LocalDisk
 from syncd.protocol.documents import decode, encode
 from syncd.protocol.label import UNKNOWN
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 PHASES = ("prepare", "load", "commit")
 """What the program can be run for; besides, it is run for `abort` with the version to go back to."""
@@ -87,7 +87,7 @@ class CommandHook(Hook):
                 raise ConfigError(f"there is no program {program[0]}", hint=_HINT)
         return cls(argv, current=current, state=state or None, phases=phases, timeout=options.timeout)
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Refuse what is not there; the program may refuse it too, where it is run for `prepare`."""
         require_loadable(target, self.kinds, self.name)
         arguments(self._argv, values_of(target, "load"))
@@ -95,14 +95,14 @@ class CommandHook(Hook):
         if "prepare" in self._phases:
             self._run("prepare", target, RefusedError)
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Run the program for `load`."""
         self._attempt.load()
         self._memory.forget()
         if "load" in self._phases:
             self._run("load", target, LoadFailedError)
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Run the program for `commit`, where it is asked for; from now on the label is the new one."""
         if "commit" in self._phases:
             self._run("commit", target, LoadFailedError)
@@ -118,7 +118,7 @@ class CommandHook(Hook):
             raise EngineUnreachableError(f"{self._current[0]} {ending(finished, self._timeout)}")
         return running_of(finished.out)
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Run the program for `abort`, with the version to go back to."""
         if last_good is None:
             self._attempt.require_untouched(_RESTART)
@@ -133,7 +133,7 @@ class CommandHook(Hook):
         self._memory.keep(last_good.label)
         self._attempt.restored()
 
-    def _run(self, phase: str, target: Target, wrong: type[RefusedError | LoadFailedError]) -> None:
+    def _run(self, phase: str, target: WeightDirectory, wrong: type[RefusedError | LoadFailedError]) -> None:
         values = values_of(target, phase)
         argv = arguments(self._argv, values)
         finished = run(argv, environment_of(values), self._timeout)
@@ -187,7 +187,7 @@ class Memory:
         return label if isinstance(label, str) else UNKNOWN
 
 
-def values_of(target: Target, phase: str) -> dict[str, str]:
+def values_of(target: WeightDirectory, phase: str) -> dict[str, str]:
     """Return what the placeholders stand for."""
     version = target.version
     found = (target.path, version.step, version.generation, target.label, version.digest, version.kind, phase)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.start_check import Start, refuse_misfit, start_of
+from explorer_hooks.http_client import Server
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -26,7 +26,7 @@ from syncd.errors import (
 )
 from syncd.protocol.label import is_unpublished
 from syncd.safe_open import open_read
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ServedHook(Hook):
         """Have the engine stop at a whole token."""
 
     @abstractmethod
-    def _reload(self, target: Target) -> None:
+    def _reload(self, target: WeightDirectory) -> None:
         """Have the engine read a directory; it is paused."""
 
     @abstractmethod
@@ -119,19 +119,19 @@ class ServedHook(Hook):
     def _resume(self) -> None:
         """Have the engine work again."""
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Check the kind, the directory and the engine; the engine is not touched."""
         refuse_unfit(self, target)
         self._check_engine()
         if self._start_check != "off":
             self._check_start(target)
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Pause the engine and have it read the directory; it stays paused."""
         self._hold()
         self._reload_touching(target)
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Reset caches, tell the version, resume."""
         self._announce(target.label)
         self._resume()
@@ -191,7 +191,7 @@ class ServedHook(Hook):
         """Say that what the engine has taken is no version of the job."""
         self._ahead = None
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Have the engine on the last good version, working, or say that it is dead."""
         running = self.current_version()
         if self._is_whole(running, last_good):
@@ -205,7 +205,7 @@ class ServedHook(Hook):
             )
         self._bring_back(last_good)
 
-    def _check_start(self, target: Target) -> None:
+    def _check_start(self, target: WeightDirectory) -> None:
         tensors = target.tensors
         if (
             not tensors and not target.shards
@@ -253,7 +253,7 @@ class ServedHook(Hook):
             self._paused_by_us = True
         self._pause()
 
-    def _reload_touching(self, target: Target) -> None:
+    def _reload_touching(self, target: WeightDirectory) -> None:
         before, self._touched = self._touched, True
         try:
             self._reload(target)
@@ -261,7 +261,7 @@ class ServedHook(Hook):
             self._touched = before
             raise
 
-    def _is_whole(self, running: Running, last_good: Target | None) -> bool:
+    def _is_whole(self, running: Running, last_good: WeightDirectory | None) -> bool:
         """Return whether what the engine holds is known and is what it should hold."""
         if last_good is not None and running.label != last_good.label:
             return False
@@ -275,7 +275,7 @@ class ServedHook(Hook):
             self._resume()
         self._touched = self._paused_by_us = False
 
-    def _bring_back(self, last_good: Target) -> None:
+    def _bring_back(self, last_good: WeightDirectory) -> None:
         try:
             self._pause()
             self._reload_again(last_good)
@@ -289,7 +289,7 @@ class ServedHook(Hook):
             ) from error
         self._touched = self._paused_by_us = False
 
-    def _reload_again(self, last_good: Target) -> None:
+    def _reload_again(self, last_good: WeightDirectory) -> None:
         """Load twice: the first may be mixed with what the failed load had buffered, the second is not."""
         with contextlib.suppress(LoadFailedError):
             self._reload_touching(last_good)
@@ -326,7 +326,7 @@ def _replaced(path: str, old: str, new: str) -> str:
     return new + path[len(old) :] if is_below else path
 
 
-def refuse_unfit(hook: Hook, target: Target) -> None:
+def refuse_unfit(hook: Hook, target: WeightDirectory) -> None:
     """Check what can be known without the engine: the kind and the directory.
 
     Raises:

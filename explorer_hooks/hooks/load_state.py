@@ -4,10 +4,10 @@ import os
 from collections.abc import Collection
 
 from syncd.errors import EngineDeadError, RefusedError
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 
-def require_loadable(target: Target, kinds: Collection[str], name: str) -> None:
+def require_loadable(target: WeightDirectory, kinds: Collection[str], name: str) -> None:
     """Refuse what a hook can never load.
 
     Args:

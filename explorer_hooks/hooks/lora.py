@@ -12,12 +12,12 @@ from typing import ClassVar, Self
 
 from explorer_hooks.hook import Hook, HookOptions, Running
 from explorer_hooks.hooks.adapters import in_use
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.http_engine import PathMap, document_of, refuse_unfit, server_settings
 from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 ADDRESS = "http://127.0.0.1:8000"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -74,18 +74,18 @@ class LoraHook(Hook):
         settings.done()
         return cls(server, paths, prefix=prefix, keep=keep, drain=drain)
 
-    def adapter_name(self, target: Target) -> str:
+    def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version: it is the `model` of an OpenAI-compatible request."""
         return f"{self._prefix}-{target.label}"
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Check that the adapter is whole and that the engine loads adapters at run time."""
         refuse_unfit(self, target)
         _refuse_incomplete(target)
         self._listed()
         self._check_enabled()
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Load the adapter under its own name; what is served under other names goes on."""
         name, path = self.adapter_name(target), self._paths.there(target.path)
         listed = self._listed()
@@ -96,7 +96,7 @@ class LoraHook(Hook):
             self._unload(name)
         self._server.tell(_LOAD, {"lora_name": name, "lora_path": path}, hint=_LOG)
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Check that the engine lists the adapter, and unload those that are used no more."""
         name = self.adapter_name(target)
         listed = self._versions()
@@ -114,7 +114,7 @@ class LoraHook(Hook):
         newest = max(listed, key=lambda name: (listed[name], name), default=None)
         return Running(None if newest is None else newest.removeprefix(f"{self._prefix}-"))
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Unload what failed; the last good adapter was never touched, and is loaded again only if it is gone."""
         if last_good is None:
             self._drop_failed()
@@ -130,7 +130,7 @@ class LoraHook(Hook):
             self._unload(self._loading)
         self._loading = None
 
-    def _load_again(self, last_good: Target) -> None:
+    def _load_again(self, last_good: WeightDirectory) -> None:
         try:
             self.load(last_good)
         except LoadFailedError as error:
@@ -140,7 +140,7 @@ class LoraHook(Hook):
                 hint="restart the vLLM server",
             ) from error
 
-    def _withdraw(self, listed: dict[str, Pair], target: Target) -> None:
+    def _withdraw(self, listed: dict[str, Pair], target: WeightDirectory) -> None:
         """Unload versions after the one that is to run, and others of its number: they are of no use any more.
 
         A running request keeps its adapter in the engine until it ends; new ones can no longer name it.
@@ -192,7 +192,7 @@ class LoraHook(Hook):
         return {str(one.get("id")): str(one.get("root")) for one in models if isinstance(one, dict)}
 
 
-def _refuse_incomplete(target: Target) -> None:
+def _refuse_incomplete(target: WeightDirectory) -> None:
     """Check that an adapter has its two files, the weights as the manifest has them.
 
     Raises:

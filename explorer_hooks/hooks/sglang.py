@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.engine_push.sglang import SGLangDelivery
 from explorer_hooks.hook import HookOptions, Running
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.http_engine import (
     PathMap,
     ServedHook,
@@ -20,8 +19,9 @@ from explorer_hooks.hooks.http_engine import (
 )
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.start_check import CHECKS
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 ADDRESS = "http://127.0.0.1:30000"
 FLOOR = (0, 5, 6)
@@ -132,7 +132,7 @@ class SGLangHook(ServedHook):
         self._resumed_by_us = False
         self._server.tell("/pause_generation", {"mode": self._mode}, hint=_LOG)
 
-    def _reload(self, target: Target) -> None:
+    def _reload(self, target: WeightDirectory) -> None:
         body = {
             "model_path": self._paths.there(target.path),
             "weight_version": target.label,

@@ -11,7 +11,7 @@ from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.importing import FORM, imported
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
 from syncd.protocol.label import UNKNOWN
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TransformersHook(Hook):
         timeout: float = 300.0,
         direct: bool = True,
         cast: bool = True,
-        on_commit: Callable[[Target], object] | None = None,
+        on_commit: Callable[[WeightDirectory], object] | None = None,
     ) -> None:
         from syncd.transports.filesystem.read_targets import held  # noqa: PLC0415 - torch
 
@@ -98,7 +98,7 @@ class TransformersHook(Hook):
         """
         return self._runs
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Refuse what does not fit the model."""
         from syncd.transports.filesystem.load import check  # noqa: PLC0415 - torch
 
@@ -106,13 +106,13 @@ class TransformersHook(Hook):
         check(target, self._held, cast=self._cast)
         self._attempt.prepare()
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Wait for generations in flight, and read the version in; new generations wait until `commit`."""
         self._gate.shut()
         self._attempt.load()
         self._fill(target)
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Let generations go on, with the new version."""
         if self._on_commit is not None:
             self._reset(self._on_commit, target)
@@ -153,7 +153,7 @@ class TransformersHook(Hook):
         """Say what was committed last."""
         return Running(self._label, self._gate.is_shut)
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Read the last good version into the parameters again."""
         try:
             self._go_back(last_good)
@@ -163,7 +163,7 @@ class TransformersHook(Hook):
             self._gate.shut_for_good(dead)
             raise dead from error
 
-    def _go_back(self, last_good: Target | None) -> None:
+    def _go_back(self, last_good: WeightDirectory | None) -> None:
         if last_good is None:
             self._attempt.require_untouched(_DEAD)
             self._gate.open()
@@ -172,7 +172,7 @@ class TransformersHook(Hook):
         self.commit(last_good)
         self._attempt.restored()
 
-    def _fill(self, target: Target) -> None:
+    def _fill(self, target: WeightDirectory) -> None:
         from syncd.transports.filesystem.load import check, load, offered  # noqa: PLC0415 - torch
 
         found = _or_failed(lambda: check(target, self._held, cast=self._cast))
@@ -180,7 +180,7 @@ class TransformersHook(Hook):
         self._runs = offered(target)
 
     @staticmethod
-    def _reset(on_commit: Callable[[Target], object], target: Target) -> None:
+    def _reset(on_commit: Callable[[WeightDirectory], object], target: WeightDirectory) -> None:
         try:
             on_commit(target)
         except Exception as error:

@@ -8,7 +8,6 @@ from typing import ClassVar, Self
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.engine_push.vllm import VllmDelivery, is_ready
 from explorer_hooks.hook import HookOptions, Running
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.http_engine import (
     PathMap,
     ServedHook,
@@ -18,8 +17,9 @@ from explorer_hooks.hooks.http_engine import (
 )
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.hooks.start_check import CHECKS
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 ADDRESS = "http://127.0.0.1:8000"
 FLOOR = (0, 27, 1)
@@ -122,7 +122,7 @@ class VllmHook(ServedHook):
             clear_cache=_word(self._clear_cache),
         )
 
-    def _reload(self, target: Target) -> None:
+    def _reload(self, target: WeightDirectory) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
         self._server.tell(
             "/collective_rpc",

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.http import Reply, Server
 from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.http_client import Reply, Server
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.label import UNKNOWN
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 SIGNATURE = "X-Syncd-Signature"
 TIMESTAMP = "X-Syncd-Timestamp"
@@ -74,7 +74,7 @@ class WebhookHook(Hook):
         settings.done()
         return cls(options.address, options.token, timeout=options.timeout, ask_timeout=ask_timeout)
 
-    def prepare(self, target: Target) -> None:
+    def prepare(self, target: WeightDirectory) -> None:
         """Refuse what is not there; let the receiver refuse it too."""
         require_loadable(target, self.kinds, self.name)
         self._attempt.prepare()
@@ -84,12 +84,12 @@ class WebhookHook(Hook):
         if reply.is_error:
             raise RefusedError(self._server.complaint(reply), path=self._server.address)
 
-    def load(self, target: Target) -> None:
+    def load(self, target: WeightDirectory) -> None:
         """Have the receiver load it."""
         self._attempt.load()
         self._tell(target, "load")
 
-    def commit(self, target: Target) -> None:
+    def commit(self, target: WeightDirectory) -> None:
         """Have the receiver serve it."""
         self._tell(target, "commit")
         self._label = target.label
@@ -104,7 +104,7 @@ class WebhookHook(Hook):
             raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
         return self._running(reply)
 
-    def abort(self, last_good: Target | None) -> None:
+    def abort(self, last_good: WeightDirectory | None) -> None:
         """Have the receiver load and serve the last good version in one."""
         if last_good is None:
             self._attempt.require_untouched(_RESTART)
@@ -119,7 +119,7 @@ class WebhookHook(Hook):
         self._label = last_good.label
         self._attempt.restored()
 
-    def _tell(self, target: Target, phase: str) -> None:
+    def _tell(self, target: WeightDirectory, phase: str) -> None:
         self._server.tell("", document_of(target, phase), hint=_HINT)
 
     def _running(self, reply: Reply) -> Running:
@@ -148,7 +148,7 @@ def signed(token: str, body: bytes, now: float) -> dict[str, str]:
     return {TIMESTAMP: timestamp, SIGNATURE: f"sha256={digest.hexdigest()}"}
 
 
-def document_of(target: Target, phase: str) -> dict[str, Any]:
+def document_of(target: WeightDirectory, phase: str) -> dict[str, Any]:
     """Return what is posted: what to do with which version; `delivery` is another one each time."""
     version = target.version
     return {

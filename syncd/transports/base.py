@@ -1,16 +1,47 @@
-"""What a transport delivers."""
+"""The interface of a transport: how weights leave a trainer and reach an explorer. Imports no torch.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A transport is registered under the entry point group `syncd.transports` by the name that `sync.method` says, as a
+`Transport`: the import paths of its two ends. An end is imported when it is opened, so that a follower without torch
+can open the end that it needs.
 
-from syncd.protocol.label import engine_label
+Every sender also makes the durable step on disk. So an explorer that a transport does not reach loads the files.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Self
+
+from syncd.errors import ConfigError
+from syncd.protocol.label import engine_label, unpublished_label
+from syncd.protocol.layout import Job
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.version import Version
+from syncd.protocol.round import Round
+from syncd.protocol.version import Pair, Version
 from syncd.transports.tensors import TensorMeta
+
+if TYPE_CHECKING:
+    import torch
+
+    from syncd.client.client import Client
+    from syncd.jobfile.sections import SyncSection
+    from syncd.transports.ranks import Ranks
+
+GROUP = "syncd.transports"
+FILES = "checkpoint"
+"""The transport through files. It always works, and every other one wraps its sender."""
+
+Export = Callable[[], "Iterable[tuple[str, torch.Tensor]]"]
+"""Begins a walk over the names and tensors of the weights; every rank walks all of it."""
+
+Announcement = Version | Round
+"""What tells an explorer of newer weights: a published version, or a broadcast that begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WeightDirectory:
     """A version that can be loaded from this host.
 
     Args:
@@ -29,5 +60,269 @@ class Target:
 
     @property
     def label(self) -> str:
-        """Return the version as engines are told it."""
+        """Return the name by which engines know this version."""
         return engine_label(self.version.pair, self.version.digest)
+
+
+@dataclass(frozen=True)
+class WeightTensors:
+    """A step whose tensors are in this process's memory; its files may not be published yet.
+
+    Args:
+        pair: The pair that the step has once it is published.
+        attempt: The save that writes the same weights to files.
+        tensors: The tensors by name. They are valid until the receiver is next asked for weights.
+    """
+
+    pair: Pair
+    attempt: str
+    tensors: "Mapping[str, torch.Tensor]" = field(repr=False)
+
+    @property
+    def step(self) -> int:
+        """Return the trainer's step."""
+        return self.pair[1]
+
+    @property
+    def label(self) -> str:
+        """Return the name by which engines know this step until it is published."""
+        return unpublished_label(self.pair, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The result of one send, as one rank knows it.
+
+    Args:
+        method: The transport that was asked to send.
+        step: The step.
+        size: Bytes of the weights.
+        seconds: nccl: until all members had them. Else: until this rank's files were durable.
+        is_done: Whether that transport delivered them; False if only the files did.
+    """
+
+    method: str
+    step: int
+    size: int
+    seconds: float
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class SendContext:
+    """What a sender is opened with.
+
+    Args:
+        job: The job.
+        ranks: The trainer's ranks.
+        settings: The job file's section `[sync]`.
+        client: The trainer's client; None on all ranks but the first.
+        tied: Names of the export that repeat another tensor, and are left out.
+        fence: The directory through which this trainer seals and announces steps.
+        files: The opened sender of transport `checkpoint`; None while that one is opened.
+    """
+
+    job: Job
+    ranks: "Ranks"
+    settings: "SyncSection"
+    client: "Client | None" = None
+    tied: Collection[str] = ()
+    fence: str = ""
+    files: "WeightSender | None" = None
+
+
+@dataclass(frozen=True)
+class ReceiveContext:
+    """What a receiver is opened with.
+
+    Args:
+        client: The explorer's client.
+        stop: Polled while weights are received; once it returns true, the receiver gives up.
+        parameters: The tensors to fill, by name; None if another process holds them.
+    """
+
+    client: "Client"
+    stop: Callable[[], bool]
+    parameters: "Mapping[str, torch.Tensor] | None" = None
+
+
+class WeightSender(ABC):
+    """The trainer's end of a transport. All ranks make the same calls in the same order."""
+
+    name: str
+    """What `sync.method` calls it."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, context: SendContext) -> Self:
+        """Return a sender.
+
+        Raises:
+            SyncdError: It cannot be opened; on all ranks.
+        """
+
+    @abstractmethod
+    def prepare(self, export: Export) -> None:
+        """Allocate what the first send needs; looks at shapes and dtypes only."""
+
+    @abstractmethod
+    def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
+        """Begin to send one step; return once training may continue. The send before it must have ended by `wait`.
+
+        Args:
+            step: The trainer's step.
+            attempt: A name that all ranks share in this send and that no other send has.
+            export: The weights.
+            files: What belongs beside the weights, by file name.
+
+        Raises:
+            SyncdError: The step will not exist; on all ranks, and nothing of it is left.
+        """
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return once the step is whole on disk and announced. A second call returns at once.
+
+        Raises:
+            SyncdError: The step will not exist; on all ranks, once, and nothing of it is left.
+        """
+
+    @property
+    @abstractmethod
+    def sent(self) -> Sent | None:
+        """Return the result of the last send, None while this rank does not know it."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether this rank knows already that the send in flight has failed; `wait` raises why."""
+        return False
+
+    def unavailable(self) -> str:
+        """Return why the next send cannot use this transport, empty if it can. Rank 0's answer counts."""
+        return ""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish the send in flight, then give threads and memory back. A second call does nothing."""
+
+
+class WeightReceiver(ABC):
+    """The explorer's end of a transport. Used by one thread."""
+
+    name: str
+    """What `sync.method` calls it."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, context: ReceiveContext) -> Self:
+        """Return a receiver.
+
+        Raises:
+            SyncdError: It cannot be opened.
+        """
+
+    @abstractmethod
+    def receive(self, announcement: Announcement, timeout: float) -> WeightDirectory | WeightTensors | None:
+        """Return the announced weights, None if this transport does not have them here: ask the next one.
+
+        Raises:
+            SyncdError: They are damaged, or the job cannot be read.
+        """
+
+    def join(self) -> None:
+        """Have the trainer count on this explorer. Only transports that need it do something."""
+
+    def leave(self) -> None:
+        """Have the trainer no longer count on this explorer, until `join`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave, and give memory back. A second call does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """The import paths `module:class` of a transport's two ends; an end is imported when it is opened.
+
+    Args:
+        sender: A `WeightSender`.
+        receiver: A `WeightReceiver`.
+    """
+
+    sender: str
+    receiver: str
+
+    def open_sender(self, context: SendContext) -> WeightSender:
+        """Return the trainer's end."""
+        sender: WeightSender = _imported(self.sender, WeightSender).open(context)
+        return sender
+
+    def open_receiver(self, context: ReceiveContext) -> WeightReceiver:
+        """Return the explorer's end."""
+        receiver: WeightReceiver = _imported(self.receiver, WeightReceiver).open(context)
+        return receiver
+
+
+def transport_names() -> tuple[str, ...]:
+    """Return the names of all installed transports."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+def find_transport(name: str) -> Transport:
+    """Return the transport that an installed package registers under a name.
+
+    Raises:
+        ConfigError: There is none, or it cannot be imported.
+    """
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise ConfigError(f"no transport is called {name[:80]!r}", hint=f"installed transports: {known}")
+    try:
+        transport = found[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"transport {name} cannot be imported: {error}") from error
+    if not isinstance(transport, Transport):
+        raise ConfigError(f"entry point {name!r} of {GROUP} is not a Transport")
+    return transport
+
+
+def open_senders(names: Iterable[str], context: SendContext) -> dict[str, WeightSender]:
+    """Return opened senders by name; the one of transport `checkpoint` is always among them.
+
+    Raises:
+        SyncdError: One of them cannot be opened; those before it are closed.
+    """
+    opened: dict[str, WeightSender] = {}
+    try:
+        for name in (FILES, *(name for name in names if name != FILES)):
+            opened[name] = find_transport(name).open_sender(replace(context, files=opened.get(FILES)))
+    except BaseException:
+        close_senders(opened.values())
+        raise
+    return opened
+
+
+def close_senders(senders: Collection[WeightSender]) -> None:
+    """Close senders, the last one first; the first error is raised when all of them are closed."""
+    errors = list(_closing_errors(senders))
+    if errors:
+        raise errors[0]
+
+
+def _closing_errors(senders: Collection[WeightSender]) -> Iterator[Exception]:
+    for sender in reversed(list(senders)):
+        try:
+            sender.close()
+        except Exception as error:  # noqa: BLE001 - the other senders must be closed too
+            yield error
+
+
+def _imported(path: str, kind: type) -> Any:
+    try:
+        found = resolve_name(path)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"transport end {path} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ConfigError(f"{path} is no {kind.__name__}")
+    return found

@@ -26,7 +26,7 @@ from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError, SyncdError
 from syncd.protocol.label import engine_label
 from syncd.protocol.version import Pair
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 HANGING = 60.0
 """Seconds after which a call counts as one that never ends."""
@@ -70,11 +70,11 @@ class Bed(ABC):
         """Return a new hook for the engine, with `patience` for its time-out."""
 
     @abstractmethod
-    def target(self, pair: Pair, *, shards: int = 1) -> Target:
+    def target(self, pair: Pair, *, shards: int = 1) -> WeightDirectory:
         """Return a version that the engine can load; another pair has other weights, the same pair the same ones."""
 
     @abstractmethod
-    def runs(self, target: Target | None) -> bool:
+    def runs(self, target: WeightDirectory | None) -> bool:
         """Say whether the engine runs exactly the weights of a target, None: its start weights.
 
         Never by the hook, never by a label: by a value, log-probs, or what else the weights themselves decide.
@@ -84,7 +84,7 @@ class Bed(ABC):
     def is_paused(self) -> bool:
         """Say whether the engine takes no work, not asking the hook."""
 
-    def fail_load(self, target: Target) -> None:
+    def fail_load(self, target: WeightDirectory) -> None:
         """Make the next load fail, which is of this target, after it has begun; it may be damaged for that."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class Bed(ABC):
         raise NotImplementedError
 
 
-def load(hook: Hook, target: Target) -> None:
+def load(hook: Hook, target: WeightDirectory) -> None:
     """Do what a follower does with a version."""
     hook.prepare(target)
     hook.load(target)

@@ -9,13 +9,13 @@ from syncd.protocol.label import engine_label
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.safetensors import read_header
 from syncd.protocol.version import Pair, Version
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 DISK = LocalDisk()
 
 
-def target_of(directory, pair: Pair, *, kind: str = "weights", verified: bool = True) -> Target:
+def target_of(directory, pair: Pair, *, kind: str = "weights", verified: bool = True) -> WeightDirectory:
     """Return the target that a directory of safetensors is, with sizes and digests of what lies there now."""
     directory = str(directory)
     shards, tensors = [], {}
@@ -26,7 +26,7 @@ def target_of(directory, pair: Pair, *, kind: str = "weights", verified: bool = 
         shards.append(FileRecord(name, size, digest, len(header.tensors)))
         tensors |= {one.name: TensorMeta(one.dtype, one.shape) for one in header.tensors.values()}
     version = Version(pair[0], pair[1], kind, f"global_step_{pair[1]}/actor", digest_of(pair))
-    return Target(version, directory, tuple(shards), tensors, verified)
+    return WeightDirectory(version, directory, tuple(shards), tensors, verified)
 
 
 def digest_of(pair: Pair) -> str:

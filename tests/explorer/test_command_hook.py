@@ -19,7 +19,7 @@ from explorer_hooks.hooks.process import run
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.label import UNKNOWN
 from syncd.protocol.version import Version
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 
 # An engine that is a directory: what it runs, what it says of itself, and how it is broken are files.
 PROGRAM = r"""
@@ -350,8 +350,8 @@ def test_nothing_that_is_filled_in_becomes_an_option(tmp_path, monkeypatch):
     version = Version(1, 5, "remote", "--evil=1", "sha256:00")
     hook = CommandHook(["/bin/sh", "-c", f'echo "$@" > {out}', "sh", "--from={path}", "{path}"])
     with pytest.raises(RefusedError, match="--evil"):
-        hook.prepare(Target(version, "--evil=1"))
+        hook.prepare(WeightDirectory(version, "--evil=1"))
     assert not out.exists()
     harmless = CommandHook(["/bin/sh", "-c", f'echo "$@" > {out}', "sh", "--from={path}"])
-    load(harmless, Target(version, "--evil=1"))
+    load(harmless, WeightDirectory(version, "--evil=1"))
     assert out.read_text() == "--from=--evil=1\n"

@@ -16,8 +16,8 @@ from explorer_hooks.explorer.sampler import draw, ends_of
 from explorer_hooks.explorer.served import Calls, Served, served_model
 from explorer_hooks.explorer.tokens import Plain, _plain, tokens_of
 from explorer_hooks.hook import Running
-from explorer_hooks.hooks.http import Server
 from explorer_hooks.hooks.transformers import TransformersHook
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))

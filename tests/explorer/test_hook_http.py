@@ -9,7 +9,7 @@ import pytest
 from fake_servers import Answer, FakeServer
 from hook_contract import IMPATIENCE, PATIENCE, bounded, shown
 
-from explorer_hooks.hooks.http import Server
+from explorer_hooks.http_client import Server
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 TOKEN = "a-secret-of-the-server"

@@ -14,7 +14,7 @@ from cli import command, environment
 from jobs import write_step
 
 from explorer_hooks.finding import shown
-from explorer_hooks.hooks.http import Server
+from explorer_hooks.http_client import Server
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 

@@ -16,8 +16,8 @@ import torch
 import xxhash
 
 from syncd.synchronizer import Synchronizer
+from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import Received, Receiver
-from syncd.transports.broadcast.receive_group import Member
 from syncd.transports.broadcast.send import Broadcaster, Options
 from syncd.transports.ranks import Alone
 
@@ -82,7 +82,7 @@ def receive(job, device, steps, dies=""):
 
 def die_before(bucket):
     """Have SIGKILL strike before a bucket is received."""
-    receive, calls = Member.receive, []
+    receive, calls = ProcessGroup.broadcast, []
 
     def counted(*args):
         calls.append(1)
@@ -90,7 +90,7 @@ def die_before(bucket):
             os.kill(os.getpid(), signal.SIGKILL)
         return receive(*args)
 
-    Member.receive = counted
+    ProcessGroup.broadcast = counted
 
 
 if __name__ == "__main__":

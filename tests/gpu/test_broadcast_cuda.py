@@ -16,8 +16,9 @@ from syncd.client.wait import Deadline  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.buckets import make_plan  # noqa: E402
 from syncd.protocol.disk import SystemClock  # noqa: E402
-from syncd.transports.broadcast import carrying, checksums, groups  # noqa: E402
-from syncd.transports.broadcast.packing import CPU, Packer  # noqa: E402
+from syncd.transports.broadcast import checksums, group_calls, process_group  # noqa: E402
+from syncd.transports.broadcast.packing import Packer  # noqa: E402
+from syncd.transports.broadcast.process_group import CPU  # noqa: E402
 from syncd.transports.filesystem import finite  # noqa: E402
 from syncd.transports.filesystem.export_walk import Walk  # noqa: E402
 
@@ -102,8 +103,7 @@ def test_a_group_of_one_sends_and_is_aborted(tmp_path):
     """As far as NCCL goes with one GPU: constructor, communicator, broadcasts, abort, and the GPU works on."""
     deadline, device = Deadline(SystemClock(), 120.0), torch.device(FIRST)
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    group = groups.make_group(
-        torch,
+    group = process_group.make_group(
         store,
         backend=NCCL,
         device=device,
@@ -115,16 +115,16 @@ def test_a_group_of_one_sends_and_is_aborted(tmp_path):
     walk = Walk(state(), 0, 1, None)
     walk.plan()
     plan = make_plan([spec[:3] for spec in walk.specs], 1 << 20)
-    found, wanted = checksums.Words(torch, device), checksums.Words(torch, CPU)
-    with carrying.bounded(group, deadline):
+    found, wanted = checksums.WordChecksum(device), checksums.WordChecksum(CPU)
+    with group_calls.aborted_at(group, deadline):
         for bucket in Packer(check_finite=True).buckets(plan, Walk(state(), 0, 1, None), device):
-            work = carrying.carry(torch.distributed, group, bucket, deadline)
+            work = process_group.start_broadcast(group, bucket, deadline)
             found.add(bucket)
-            carrying.finish(work, deadline, "not sent")
+            group_calls.finish_broadcast(work, deadline, "not sent")
     for bucket in Packer(check_finite=True).buckets(plan, Walk(state(), 0, 1, None), CPU):
         wanted.add(bucket)
     assert found.text() == wanted.text()
-    ending = carrying.abort([group])
+    ending = group_calls.abort([group])
     ending.join(LONG)
     assert not ending.is_alive()
     assert float(torch.ones(1000, device=device).sum()) == 1000.0
@@ -138,6 +138,6 @@ def test_a_gpu_finds_what_main_memory_finds(dtype, value):
 
 
 def test_a_gpu_is_told_with_its_uuid():
-    gpu = groups.gpu_of(torch, torch.device(FIRST))
+    gpu = process_group.gpu_of(torch.device(FIRST))
     assert gpu is not None
     assert gpu.uuid == str(torch.cuda.get_device_properties(0).uuid)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from syncd.transports.broadcast.checksums import Bytes, Words, make_checksum
+from syncd.transports.broadcast.checksums import ByteChecksum, WordChecksum, make_checksum
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
 
 
 def words():
-    return Words(torch, CPU)
+    return WordChecksum(CPU)
 
 
 def summed(buckets, made=words):
@@ -47,12 +47,12 @@ def test_it_is_the_sum_that_is_documented(sizes):
 
 
 def test_main_memory_is_checked_by_xxh3():
-    assert isinstance(make_checksum(torch, CPU), Bytes)
-    assert isinstance(make_checksum(torch, torch.device("meta")), Words)
-    assert summed([content(64)], Bytes).startswith("xxh3_128:")
+    assert isinstance(make_checksum(CPU), ByteChecksum)
+    assert isinstance(make_checksum(torch.device("meta")), WordChecksum)
+    assert summed([content(64)], ByteChecksum).startswith("xxh3_128:")
 
 
-@pytest.mark.parametrize("made", [Bytes, words])
+@pytest.mark.parametrize("made", [ByteChecksum, words])
 @pytest.mark.parametrize("place", [0, 1, 4095, 8 * MIB, 9 * MIB - 1, 9 * MIB + 4])
 def test_every_changed_bit_is_seen(made, place):
     buckets = [content(9 * MIB), content(13, 1)]
@@ -62,7 +62,7 @@ def test_every_changed_bit_is_seen(made, place):
     assert summed(buckets, made) != before
 
 
-@pytest.mark.parametrize("made", [Bytes, words])
+@pytest.mark.parametrize("made", [ByteChecksum, words])
 def test_order_counts(made):
     first, second = content(4096, 1), content(4096, 2)
     assert summed([first, second], made) != summed([second, first], made)

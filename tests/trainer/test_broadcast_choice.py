@@ -5,7 +5,7 @@ import torch
 
 from syncd.protocol.backend import GLOO, KEY, NCCL, Gpu
 from syncd.protocol.presence import Presence
-from syncd.transports.broadcast import groups
+from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.send import Broadcaster, Options, _members
 from syncd.transports.ranks import Alone
 
@@ -20,7 +20,7 @@ def presence(name, uuid, start="first"):
 @pytest.fixture
 def broadcaster(monkeypatch):
     """One whose weights are on a GPU, as far as it knows."""
-    monkeypatch.setattr(groups, "gpu_of", lambda torch, device: OWN if device.type == "meta" else None)
+    monkeypatch.setattr(process_group, "gpu_of", lambda device: OWN if device.type == "meta" else None)
     made = Broadcaster(Alone(), None, Options())
     export = [("w", torch.zeros(3, device="meta"))]
     made._planned(export)

@@ -1,5 +1,6 @@
 """How the group of a broadcast is made over NCCL and ended. A stand-in has torch's place: no GPU is here."""
 
+import functools
 import os
 import threading
 import weakref
@@ -12,8 +13,8 @@ from syncd.client.wait import Deadline
 from syncd.errors import TimedOutError
 from syncd.protocol.backend import GLOO, NCCL, Gpu
 from syncd.protocol.disk import SystemClock
-from syncd.transports.broadcast import carrying, groups
-from syncd.transports.broadcast.carrying import GroupError
+from syncd.transports.broadcast import group_calls, process_group
+from syncd.transports.broadcast.group_calls import GroupError
 from syncd.transports.broadcast.receive import _device_of
 from syncd.transports.filesystem.export_walk import Walk
 
@@ -97,9 +98,16 @@ def assembled(*ranks):
     return store
 
 
-def made(torch_, backend=NCCL, deadline=None, store=None):
-    return groups.make_group(
-        torch_,
+@pytest.fixture
+def made(monkeypatch):
+    """Return what makes a group with a stand-in for torch."""
+    return functools.partial(_made, monkeypatch)
+
+
+def _made(monkeypatch, torch_, backend=NCCL, deadline=None, store=None):
+    monkeypatch.setattr(process_group, "torch", torch_)
+    monkeypatch.setattr(process_group, "DIST", torch_.distributed)
+    return process_group.make_group(
         store or assembled(0, 1, 3),
         backend=backend,
         device=GPU,
@@ -111,7 +119,7 @@ def made(torch_, backend=NCCL, deadline=None, store=None):
 
 
 @pytest.mark.parametrize("before", [None, "0", "1"])
-def test_a_group_is_made_by_its_constructor_without_a_watchdog(monkeypatch, before):
+def test_a_group_is_made_by_its_constructor_without_a_watchdog(monkeypatch, before, made):
     monkeypatch.delenv(UNWATCHED, raising=False)
     if before is not None:
         monkeypatch.setenv(UNWATCHED, before)
@@ -126,7 +134,7 @@ def test_a_group_is_made_by_its_constructor_without_a_watchdog(monkeypatch, befo
     assert os.environ.get(UNWATCHED) == before, "the trainer's own groups keep theirs"
 
 
-def test_its_communicator_is_made_at_once_on_the_device_of_the_buckets():
+def test_its_communicator_is_made_at_once_on_the_device_of_the_buckets(made):
     group = Group()
     torch_ = Torch(group)
     made(torch_)
@@ -135,33 +143,33 @@ def test_its_communicator_is_made_at_once_on_the_device_of_the_buckets():
     assert [options.rootRank for options in group.options] == [0]
 
 
-def test_a_constructor_that_fails_leaves_the_environment_as_it_was(monkeypatch):
+def test_a_constructor_that_fails_leaves_the_environment_as_it_was(monkeypatch, made):
     monkeypatch.delenv(UNWATCHED, raising=False)
     with pytest.raises(RuntimeError, match="no GPUs found"):
         made(Torch(refusal=RuntimeError("no GPUs found")))
     assert UNWATCHED not in os.environ
 
 
-def test_a_torch_without_nccl_makes_no_group_over_it():
+def test_a_torch_without_nccl_makes_no_group_over_it(made):
     torch_ = Torch()
     del torch_.distributed.ProcessGroupNCCL
     with pytest.raises(GroupError, match="nccl"):
         made(torch_)
 
 
-def test_a_back_end_that_nobody_knows_makes_no_group():
+def test_a_back_end_that_nobody_knows_makes_no_group(made):
     with pytest.raises(GroupError, match="carrier pigeon"):
         made(Torch(Group()), backend="carrier pigeon")
 
 
-def test_what_fails_on_the_way_is_told_and_the_group_aborted():
+def test_what_fails_on_the_way_is_told_and_the_group_aborted(made):
     group = Group(error=RuntimeError("NCCL error: remote process exited"))
     with pytest.raises(GroupError, match="remote process exited"):
         made(Torch(group))
     assert group.is_aborted()
 
 
-def test_nccl_is_not_begun_before_all_members_are_here():
+def test_nccl_is_not_begun_before_all_members_are_here(made):
     group = Group()
     with pytest.raises(GroupError, match="not all members came"):
         made(Torch(group), deadline=within(0.2), store=assembled(0, 3))
@@ -169,7 +177,7 @@ def test_nccl_is_not_begun_before_all_members_are_here():
     assert group.buckets == []
 
 
-def test_members_that_do_not_connect_are_waited_for_until_the_deadline():
+def test_members_that_do_not_connect_are_waited_for_until_the_deadline(made):
     """The call stands in NCCL, which abort frees."""
     group = Group(stands=threading.Event())
     with pytest.raises(TimedOutError):
@@ -177,7 +185,7 @@ def test_members_that_do_not_connect_are_waited_for_until_the_deadline():
     assert group.is_aborted()
 
 
-def test_a_communicator_that_comes_too_late_is_aborted_too():
+def test_a_communicator_that_comes_too_late_is_aborted_too(made):
     """The call stands where abort does not reach it, and returns later."""
     group = Group(stands=threading.Event(), frees=False)
     with pytest.raises(TimedOutError):
@@ -189,16 +197,16 @@ def test_a_communicator_that_comes_too_late_is_aborted_too():
 
 
 def test_a_thread_that_the_device_keeps_is_freed_after_the_deadline(monkeypatch):
-    monkeypatch.setattr(carrying, "_GRACE", 0.1)
+    monkeypatch.setattr(group_calls, "_GRACE", 0.1)
     group = Group(stands=threading.Event())
-    with pytest.raises(TimedOutError), carrying.bounded(group, within(0.1)):
+    with pytest.raises(TimedOutError), group_calls.aborted_at(group, within(0.1)):
         assert group.stands.wait(LONG), "freed by abort"
     assert group.is_aborted()
 
 
 def test_a_group_that_is_in_time_goes_on():
     group, before = Group(), threading.enumerate()
-    with carrying.bounded(group, within()):
+    with group_calls.aborted_at(group, within()):
         [timer] = [thread for thread in threading.enumerate() if thread not in before]
     assert timer.finished.is_set()
     timer.join(LONG)
@@ -214,7 +222,7 @@ def test_memory_that_is_under_way_stays_until_the_group_has_ended():
     gone = threading.Event()
     weakref.finalize(kept, gone.set)
     group = SimpleNamespace(abort=lambda: ending.wait(LONG))
-    thread = carrying.abort([group], kept)
+    thread = group_calls.abort([group], kept)
     del kept
     assert not gone.is_set()
     ending.set()
@@ -226,19 +234,19 @@ def test_memory_that_is_under_way_stays_until_the_group_has_ended():
 def test_a_process_ends_after_its_groups_but_waits_for_none_for_ever(monkeypatch):
     ending, ended = threading.Event(), []
     group = SimpleNamespace(abort=lambda: ended.append(ending.wait(LONG)))
-    thread = carrying.abort([group])
-    monkeypatch.setattr(carrying, "_ENDING", 0.1)
-    carrying._await_endings()
+    thread = group_calls.abort([group])
+    monkeypatch.setattr(group_calls, "_ENDING", 0.1)
+    group_calls._await_endings()
     assert ended == [], "it stands, and was given up"
-    monkeypatch.setattr(carrying, "_ENDING", LONG)
+    monkeypatch.setattr(group_calls, "_ENDING", LONG)
     ending.set()
-    carrying._await_endings()
+    group_calls._await_endings()
     assert ended == [True]
     assert not thread.is_alive()
 
 
 def test_no_group_is_nothing_to_end():
-    assert carrying.abort([None]) is None
+    assert group_calls.abort([None]) is None
 
 
 def properties(uuid="GPU-0a"):
@@ -257,8 +265,13 @@ def raising(error):
     return call
 
 
-def test_a_gpu_is_told_by_its_uuid_and_nccls_version():
-    assert groups.gpu_of(with_gpu(), GPU) == Gpu("GPU-0a", "2.27.5")
+def gpu_told_by(monkeypatch, torch_, device):
+    monkeypatch.setattr(process_group, "torch", torch_)
+    return process_group.gpu_of(device)
+
+
+def test_a_gpu_is_told_by_its_uuid_and_nccls_version(monkeypatch):
+    assert gpu_told_by(monkeypatch, with_gpu(), GPU) == Gpu("GPU-0a", "2.27.5")
 
 
 @pytest.mark.parametrize(
@@ -272,8 +285,8 @@ def test_a_gpu_is_told_by_its_uuid_and_nccls_version():
         (with_gpu(version=raising(AttributeError("_nccl_version"))), GPU),
     ],
 )
-def test_where_nccl_cannot_be_used_no_gpu_is_told(torch_, device):
-    assert groups.gpu_of(torch_, device) is None
+def test_where_nccl_cannot_be_used_no_gpu_is_told(monkeypatch, torch_, device):
+    assert gpu_told_by(monkeypatch, torch_, device) is None
 
 
 def test_an_explorer_could_take_nccl_on_the_one_device_of_all_its_parameters():
@@ -293,8 +306,7 @@ def test_a_trainers_weights_are_where_the_largest_of_them_is():
 
 def test_gloo_asks_for_no_gpu(tmp_path):
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    group = groups.make_group(
-        torch,
+    group = process_group.make_group(
         store,
         backend=GLOO,
         device=torch.device("cpu"),
@@ -304,5 +316,6 @@ def test_gloo_asks_for_no_gpu(tmp_path):
         deadline=within(),
     )
     bucket = torch.arange(8, dtype=torch.uint8)
-    carrying.finish(carrying.carry(torch.distributed, group, bucket, within()), within(), "not sent")
+    work = process_group.start_broadcast(group, bucket, within())
+    group_calls.finish_broadcast(work, within(), "not sent")
     assert bucket.tolist() == list(range(8))

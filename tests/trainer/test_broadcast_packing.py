@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from syncd.protocol.buckets import make_plan
-from syncd.transports.broadcast.packing import CPU, Packer
+from syncd.transports.broadcast.packing import Packer
+from syncd.transports.broadcast.process_group import CPU
 from syncd.transports.filesystem import finite
 from syncd.transports.filesystem.export_walk import Walk
 from syncd.transports.filesystem.finite import Finite, NonFiniteError, check_finite, is_finite

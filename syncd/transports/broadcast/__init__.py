@@ -1,1 +1,8 @@
-"""Weights over a process group of the trainer and the explorers; the step is written to files too."""
+"""Weights through a broadcast: control plane, process group, both ends."""
+
+from syncd.transports.base import Transport
+
+TRANSPORT = Transport(
+    sender="syncd.transports.broadcast.send:BroadcastSender",
+    receiver="syncd.transports.broadcast.receive:BroadcastReceiver",
+)

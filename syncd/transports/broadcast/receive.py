@@ -26,15 +26,13 @@ from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import checksums, groups
-from syncd.transports.broadcast.receive_group import UNDER_WAY, Member, finish
+from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
 from syncd.transports.filesystem.read_targets import DTYPES, held
 from syncd.transports.tensors import TensorMeta, fit, require
 
 BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU says beside it that it could take NCCL."""
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class Receiver:
         self._sync, self._parameters = sync, dict(parameters)
         self._clock = SystemClock()
         self._log = structlog.get_logger()
-        self._member: Member | None = None
+        self._member: ProcessGroup | None = None
+        self._offer: Offer | None = None
         self._plan: Plan | None = None
         self._memory: torch.Tensor | None = None
         self._device = _device_of(self._parameters)
@@ -124,7 +123,7 @@ class Receiver:
 
     def join(self) -> None:
         """Take part, from the beginning on or after `leave`."""
-        self._sync.take_part(BACKEND, groups.gpu_of(torch, self._device))
+        self._sync.take_part(BACKEND, process_group.gpu_of(self._device))
 
     def leave(self) -> None:
         """Take part no more, until `join`; the trainer waits for this explorer no longer. The group is kept."""
@@ -152,7 +151,8 @@ class Receiver:
         try:
             member = self._joined(told, deadline)
             tensors, checksum = self._pour(member, told, deadline)
-            self._sync.acknowledge_round(member.offer, told, checksum)
+            assert self._offer is not None
+            self._sync.acknowledge_round(self._offer, told, checksum)
             if not self._sync.follow_round(told, max(deadline.left(), 0.0)):
                 raise TryAgainError("the trainer has given the broadcast up, or says nothing")  # noqa: TRY301
             return Received(told, tensors)
@@ -160,16 +160,16 @@ class Receiver:
             self._give_up(told, error)
         return None
 
-    def _joined(self, told: Round, deadline: Deadline) -> Member:
+    def _joined(self, told: Round, deadline: Deadline) -> ProcessGroup:
         """Return this explorer's place in the group of a round."""
-        if self._member is None or self._member.offer.epoch != told.epoch:
+        if self._member is None or self._offer is None or self._offer.epoch != told.epoch:
             self._drop()
             offer = self._sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
             if offer.epoch != told.epoch:
                 raise TryAgainError("the trainer offers another group by now")
-            self._plan = self._fitting(offer, told)
+            self._offer, self._plan = offer, self._fitting(offer, told)
             device = self._device if offer.backend == NCCL else CPU
-            self._member = Member(
+            self._member = ProcessGroup.join(
                 offer, self._sync.identity or "", deadline, device, lambda: self._sync.round_goes_on(told)
             )
         if self._plan is None or self._plan.digest != told.digest:
@@ -191,22 +191,22 @@ class Receiver:
         return plan
 
     def _pour(
-        self, member: Member, told: Round, deadline: Deadline
+        self, member: ProcessGroup, told: Round, deadline: Deadline
     ) -> tuple[Mapping[str, torch.Tensor], str]:
         """Receive all buckets; return views of the tensors and the checksum of all bytes."""
         assert self._plan is not None
         plan, memory = self._plan, self._room(self._plan.total, member.device)
         goes_on = lambda: self._sync.round_goes_on(told)  # noqa: E731
-        checksum, under_way = checksums.make_checksum(torch, member.device), []
-        with member.bounded(deadline):
+        checksum, under_way = checksums.make_checksum(member.device), []
+        with member.aborted_at(deadline):
             for start, end in plan.buckets():
-                under_way.append((memory[start:end], member.receive(memory[start:end], deadline)))
+                under_way.append((memory[start:end], member.broadcast(memory[start:end], deadline)))
                 if len(under_way) == UNDER_WAY:
                     bucket, work = under_way.pop(0)
-                    finish(work, deadline, goes_on)
+                    member.finish(work, deadline, goes_on)
                     checksum.add(bucket)
             for bucket, work in under_way:
-                finish(work, deadline, goes_on)
+                member.finish(work, deadline, goes_on)
                 checksum.add(bucket)
             found = checksum.text()
         views = {

@@ -25,9 +25,9 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import checksums, groups
-from syncd.transports.broadcast.packing import CPU, Packer
-from syncd.transports.broadcast.send_group import Root, finish
+from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast.packing import Packer
+from syncd.transports.broadcast.process_group import CPU, ProcessGroup
 from syncd.transports.filesystem.export_walk import Export, Walk
 from syncd.transports.ranks import Ranks
 
@@ -63,7 +63,7 @@ class Options:
 class _Group:
     """A group that is formed, or being formed."""
 
-    root: Root
+    process_group: ProcessGroup
     offer: Offer
     plan: Plan
     members: Members
@@ -117,7 +117,7 @@ class Broadcaster:
         try:
             plan = self._planned(export)
         except CorruptDataError as error:  # on all ranks
-            self._log.warning("broadcast_impossible", step=step, reason=str(error))
+            self._log.warning("broadcast_skipped", step=step, reason=str(error))
             return False
         opened = self._open(step, attempt, plan) if self._sync is not None else None
         if not self._ranks.broadcast(opened is not None):
@@ -181,7 +181,7 @@ class Broadcaster:
         address, wait = self._address(members), self._options.ready_timeout
         if sync.ready_to_nccl_sync("trainer", step, wait, members=set(members)) is None:
             self._late = {name for name, one in self._living(sync).items() if not _asks(one)}
-            self._log.info("explorers_not_ready", step=step, late=sorted(self._late))
+            self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
             return None
         asks, deadline = sync.agreed_members(), Deadline(self._clock, self._options.timeout)
         agreed = {name: members[name] for name in asks}
@@ -211,7 +211,7 @@ class Broadcaster:
         """Return what carries a broadcast to members."""
         gpus = {name: gpu_in(one.info) for name, one in members.items()}
         has_failed = _members(members) in self._without_nccl
-        return choose(groups.gpu_of(torch, self._device), gpus, has_failed=has_failed)
+        return choose(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
     def _keeps(self, asks: Mapping[str, int], plan: Plan, backend: str) -> bool:
         group = self._group
@@ -226,9 +226,11 @@ class Broadcaster:
         self, sync: Synchronizer, members: Mapping[str, Presence], plan: Plan, address: str, chosen: Chosen
     ) -> None:
         self._drop()
-        self._log.info("broadcast_group", backend=chosen.backend, reason=chosen.reason, members=len(members))
+        self._log.info(
+            "broadcast_group_formed", backend=chosen.backend, reason=chosen.reason, members=len(members)
+        )
         device = self._device if chosen.backend == NCCL else CPU
-        root, secret = Root(address, self._options.timeout, device), secrets.token_hex(16)
+        root, secret = ProcessGroup.listen(address, self._options.timeout, device), secrets.token_hex(16)
         metas = [(place.name, place.dtype, place.shape) for place in plan.places]
         offer = sync.setup_weight_sync_group(
             address,
@@ -245,7 +247,8 @@ class Broadcaster:
 
     def _form(self, sync: Synchronizer, group: _Group, deadline: Deadline) -> None:
         sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
-        group.root.form(group.offer, deadline)
+        offer = group.offer
+        group.process_group.connect([offer.secret], offer.world_size, deadline, offer.backend)
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if self._options.address:
@@ -273,16 +276,16 @@ class Broadcaster:
 
     def _pour(self, group: _Group, walk: Walk, deadline: Deadline) -> str:
         """Send all buckets, each packed while the one before it is under way; return their checksum."""
-        root, pending = group.root, None
-        checksum = checksums.make_checksum(torch, root.device)
-        with root.bounded(deadline):
+        root, pending = group.process_group, None
+        checksum = checksums.make_checksum(root.device)
+        with root.aborted_at(deadline):
             for bucket in self._packer.buckets(group.plan, walk, root.device):
-                work = root.send(bucket, deadline)
+                work = root.broadcast(bucket, deadline)
                 checksum.add(bucket)
                 if pending is not None:
-                    finish(pending, deadline)
+                    root.finish(pending, deadline)
                 pending = work
-            finish(pending, deadline)
+            root.finish(pending, deadline)
             return checksum.text()
 
     def _fail(self, step: int, told: Round | None, error: BaseException) -> None:
@@ -301,12 +304,12 @@ class Broadcaster:
                 self._sync.end_round(told, None)
             self._sync.end_group()
         except SyncdError as worse:
-            self._log.warning("broadcast_not_ended", step=step, reason=str(worse))
+            self._log.warning("broadcast_end_failed", step=step, reason=str(worse))
 
     def _drop(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            group.root.abort()
+            group.process_group.abort()
 
 
 def _asks(explorer: Presence) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from syncd.errors import CorruptDataError, LoadFailedError, RefusedError, storage_error
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.safetensors import read_header, signature
-from syncd.transports.base import Target
+from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.read import Job, Loaded, read_all
 from syncd.transports.filesystem.read_file import Source
 from syncd.transports.filesystem.read_targets import Held
@@ -15,7 +15,7 @@ from syncd.transports.tensors import Fit, TensorMeta, fit, require
 _SUFFIX = ".safetensors"
 
 
-def check(target: Target, held: Held, *, cast: bool = True) -> Fit:
+def check(target: WeightDirectory, held: Held, *, cast: bool = True) -> Fit:
     """Look at a version without reading its weights.
 
     Args:
@@ -34,7 +34,7 @@ def check(target: Target, held: Held, *, cast: bool = True) -> Fit:
     return found
 
 
-def load(target: Target, held: Held, found: Fit, *, direct: bool = True) -> Loaded:
+def load(target: WeightDirectory, held: Held, found: Fit, *, direct: bool = True) -> Loaded:
     """Fill the tensors with a version's.
 
     Bytes that nobody has verified are hashed on their way, so what is wrong is known only when it is in the tensors
@@ -58,7 +58,7 @@ def load(target: Target, held: Held, found: Fit, *, direct: bool = True) -> Load
         raise LoadFailedError(f"loading {target.label} failed: {said}") from error
 
 
-def offered(target: Target) -> Mapping[str, TensorMeta]:
+def offered(target: WeightDirectory) -> Mapping[str, TensorMeta]:
     """Return what each tensor of a version is, by name, from its headers where the target does not say."""
     if target.tensors:
         return target.tensors
@@ -66,7 +66,7 @@ def offered(target: Target) -> Mapping[str, TensorMeta]:
     return {name: TensorMeta(*meta) for name, meta in signature(headers).items()}
 
 
-def sources_of(target: Target) -> Iterator[Source]:
+def sources_of(target: WeightDirectory) -> Iterator[Source]:
     """Yield the files of a version: those of its records, else every safetensors file of its directory."""
     for record in target.shards:
         yield Source(f"{target.path}/{record.name}", record)

@@ -1,1 +1,8 @@
 """Weights through the memory of a host that trainer and explorer share."""
+
+from syncd.transports.base import Transport
+
+TRANSPORT = Transport(
+    sender="syncd.transports.memory.save:MemorySender",
+    receiver="syncd.transports.memory.load:MemoryReceiver",
+)

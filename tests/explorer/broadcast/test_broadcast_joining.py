@@ -14,9 +14,8 @@ from syncd.client.wait import Deadline  # noqa: E402
 from syncd.errors import TimedOutError  # noqa: E402
 from syncd.protocol.disk import SystemClock  # noqa: E402
 from syncd.protocol.rendezvous import Offer  # noqa: E402
-from syncd.transports.broadcast import carrying  # noqa: E402
-from syncd.transports.broadcast.carrying import GroupError  # noqa: E402
-from syncd.transports.broadcast.receive_group import Member  # noqa: E402
+from syncd.transports.broadcast.group_calls import GroupError, make_in_time  # noqa: E402
+from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 
 LONG = 60.0
 
@@ -40,7 +39,7 @@ def test_a_root_that_stands_still_is_not_waited_for_beyond_the_deadline():
             port = silent.getsockname()[1]
             offer = Offer("weights", 1, "127.0.0.1", port, "gloo", 2, ("e0",), (), 1, "secret")
             with pytest.raises(TimedOutError, match=r"within 0\.5 s"):
-                Member(offer, "e0", Deadline(SystemClock(), 0.5), torch.device("cpu"))
+                ProcessGroup.join(offer, "e0", Deadline(SystemClock(), 0.5), torch.device("cpu"))
             assert len(joining()) == 1, "it still waits for an answer"
         until(lambda: not joining())
         assert len(os.listdir("/proc/self/fd")) == before
@@ -50,7 +49,7 @@ def test_a_root_that_stands_still_is_not_waited_for_beyond_the_deadline():
 
 def joined(port, goes_on=lambda: True):
     offer = Offer("weights", 1, "127.0.0.1", port, "gloo", 2, ("e0",), (), 1, "secret")
-    return Member(offer, "e0", Deadline(SystemClock(), LONG), torch.device("cpu"), goes_on)
+    return ProcessGroup.join(offer, "e0", Deadline(SystemClock(), LONG), torch.device("cpu"), goes_on)
 
 
 def test_a_root_that_is_gone_is_not_waited_for():
@@ -61,7 +60,7 @@ def test_a_root_that_is_gone_is_not_waited_for():
 
 
 def test_a_round_that_the_trainer_has_given_up_is_not_joined():
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(GroupError, match="given"):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(GroupError, match="gave up"):
         joined(silent.getsockname()[1], lambda: False)
     until(lambda: not joining())
 
@@ -84,7 +83,7 @@ def test_what_is_made_too_late_is_aborted():
         return group
 
     with pytest.raises(TimedOutError):
-        carrying.made_in_time(make, Deadline(SystemClock(), 0.05))
+        make_in_time(make, Deadline(SystemClock(), 0.05))
     assert not group.aborted.is_set()
     go.set()
     assert group.aborted.wait(LONG)
@@ -92,7 +91,7 @@ def test_what_is_made_too_late_is_aborted():
 
 def test_what_is_made_in_time_is_returned_and_what_fails_is_raised():
     group = Group()
-    assert carrying.made_in_time(lambda: group, Deadline(SystemClock(), LONG)) is group
+    assert make_in_time(lambda: group, Deadline(SystemClock(), LONG)) is group
     with pytest.raises(ZeroDivisionError):
-        carrying.made_in_time(lambda: 1 / 0, Deadline(SystemClock(), LONG))
+        make_in_time(lambda: 1 / 0, Deadline(SystemClock(), LONG))
     assert not group.aborted.is_set()

@@ -18,14 +18,12 @@ from servers import Server, digest_of  # noqa: E402
 from targets import label, target_of  # noqa: E402
 
 from explorer_hooks.engine_push import delivery  # noqa: E402
-from explorer_hooks.engine_push.delivery import cut  # noqa: E402
-from explorer_hooks.engine_push.group import LocalGroup  # noqa: E402
+from explorer_hooks.engine_push.delivery import Invitation, cut  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
 from explorer_hooks.hook import Running  # noqa: E402
 from explorer_hooks.hooks.http_engine import UntouchedError  # noqa: E402
-from syncd.client.wait import Deadline  # noqa: E402
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
-from syncd.protocol.disk import SystemClock  # noqa: E402
+from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 from syncd.transports.tensors import TensorMeta  # noqa: E402
 
 SMALL = 20_000
@@ -204,7 +202,7 @@ def test_an_engine_that_is_killed_in_the_midst_is_gone_and_can_be_loaded_when_it
 def test_an_engine_that_stands_still_in_the_midst_is_given_up_within_the_time_out(
     engine, start, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(delivery, "_SETTLING", 0.5)
+    monkeypatch.setattr(delivery, "_ENDING", 0.5)
     good = weights(start, 1)
     known = target(good, tmp_path / "good", (1, 1))
     load(hook_of(engine), known)
@@ -257,14 +255,18 @@ def test_engines_elsewhere_need_an_address_to_be_met_on():
 
 
 def test_the_group_listens_on_its_address_only():
-    group = LocalGroup("127.0.0.1", 1, Deadline(SystemClock(), 5.0))
+    group = ProcessGroup.listen("127.0.0.1", 5.0)
     try:
         with socket.create_server(("127.0.0.2", group.port)), pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", group.port))
-        assert len(group.secret) == 32
-        assert group.secret not in repr(group)
     finally:
         group.abort()
+
+
+def test_an_invitation_has_a_secret_that_is_not_shown():
+    invitation = Invitation("127.0.0.1", 1, 2)
+    assert len(invitation.secret) == 32
+    assert invitation.secret not in repr(invitation)
 
 
 def test_buckets_hold_whole_tensors_in_order():

@@ -30,11 +30,11 @@ from targets import label
 from explorer_hooks.engine_push import delivery
 from explorer_hooks.hook import Running
 from syncd.errors import EngineUnreachableError, LoadFailedError
-from syncd.transports.broadcast.carrying import GroupError
+from syncd.transports.broadcast.group_calls import GroupError
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from explorer_hooks.engine_push.group import LocalGroup  # noqa: E402
+from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 
 
 def wrong_shape(tensors):
@@ -88,15 +88,15 @@ class TakesWeights:
         hook, good = bed.open(), bed.target((1, 1))
         load(hook, good)
         monkeypatch.setattr(delivery, "BUCKET", 100_000)
-        send, left = LocalGroup.send, [at]
+        send, left = ProcessGroup.broadcast, [at]
 
-        def broken(self, tensor):
+        def broken(self, tensor, deadline):
             left[0] -= 1
             if left[0] == 0:
                 raise GroupError("told to break off")
-            return send(self, tensor)
+            return send(self, tensor, deadline)
 
-        monkeypatch.setattr(LocalGroup, "send", broken)
+        monkeypatch.setattr(ProcessGroup, "broadcast", broken)
         with pytest.raises(LoadFailedError):
             hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.is_paused()
@@ -123,15 +123,15 @@ class TakesWeights:
     def test_an_engine_that_is_killed_in_the_midst_is_loaded_from_files_when_it_is_back(
         self, bed, monkeypatch
     ):
-        hook, send, left = bed.open(), LocalGroup.send, [5]
+        hook, send, left = bed.open(), ProcessGroup.broadcast, [5]
 
-        def deadly(self, tensor):
+        def deadly(self, tensor, deadline):
             left[0] -= 1
             if left[0] == 0:
                 bed.process.kill()
-            return send(self, tensor)
+            return send(self, tensor, deadline)
 
-        monkeypatch.setattr(LocalGroup, "send", deadly)
+        monkeypatch.setattr(ProcessGroup, "broadcast", deadly)
         with pytest.raises((EngineUnreachableError, LoadFailedError)):
             hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
         with pytest.raises(EngineUnreachableError):

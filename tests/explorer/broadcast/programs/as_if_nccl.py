@@ -14,7 +14,7 @@ import sys
 import torch.distributed as dist
 
 from syncd.protocol.backend import Gpu
-from syncd.transports.broadcast import checksums, groups
+from syncd.transports.broadcast import checksums, process_group
 
 LOOPBACK = "127.0.0.1"
 
@@ -42,8 +42,8 @@ class OverGloo:
 def install(failing):
     OverGloo.failing = failing
     dist.ProcessGroupNCCL = OverGloo
-    groups.gpu_of = lambda torch, device: Gpu(f"gpu-{os.getpid()}", "2.27")
-    checksums.make_checksum = checksums.Words
+    process_group.gpu_of = lambda device: Gpu(f"gpu-{os.getpid()}", "2.27")
+    checksums.make_checksum = checksums.WordChecksum
 
 
 def main(side, failing, *rest):

@@ -9,20 +9,20 @@ import sys
 
 from transformers import AutoModelForCausalLM
 
-from explorer_hooks.engine_push.group import LocalGroup
 from explorer_hooks.finding import open_hook
+from syncd.transports.broadcast.process_group import ProcessGroup
 
 
 def main(kind, address, directory, send):
-    left, real = [int(send)], LocalGroup.send
+    left, real = [int(send)], ProcessGroup.broadcast
 
-    def counted(self, tensor):
+    def counted(self, tensor, deadline):
         left[0] -= 1
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, tensor)
+        return real(self, tensor, deadline)
 
-    LocalGroup.send = counted
+    ProcessGroup.broadcast = counted
     hook = open_hook(f"{kind}={address}", timeout=20.0)
     hook.take("1.2+a", AutoModelForCausalLM.from_pretrained(directory).state_dict())
 

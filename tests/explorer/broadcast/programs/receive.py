@@ -22,7 +22,8 @@ from tiny import Bigram
 
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import receive, receive_group
+from syncd.transports.broadcast import receive
+from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import Received, Receiver
 
 LONG = 120.0
@@ -80,9 +81,9 @@ def arm(text):
     if fault.phase == "asked":
         fault.before(receive.Receiver, "_receive")
     elif fault.phase == "joined":
-        fault.before(receive.Member, "__init__")
+        fault.before(ProcessGroup, "join")
     elif fault.phase == "bucket":
-        fault.midst(receive_group.Member, "receive", BUCKETS)
+        fault.midst(ProcessGroup, "broadcast", BUCKETS)
     elif fault.phase == "confirming":
         fault.before(Synchronizer, "acknowledge_round")
     elif fault.phase == "shape":

@@ -15,7 +15,7 @@ from trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
 from syncd.transports.broadcast import send as sending
-from syncd.transports.broadcast import send_group
+from syncd.transports.broadcast.process_group import ProcessGroup
 
 LONG = 120.0
 
@@ -28,7 +28,7 @@ def arm(text):
     elif fault.phase == "joined":
         fault.before(sending.Broadcaster, "_form")
     elif fault.phase == "bucket":
-        fault.midst(send_group.Root, "send", BUCKETS)
+        fault.midst(ProcessGroup, "broadcast", BUCKETS)
     elif fault.phase == "confirming":
         fault.before(Synchronizer, "end_round")
     else:
