@@ -22,6 +22,9 @@ code  meaning
 
 from typing import ClassVar
 
+DOCS = "https://github.com/syncd-project/syncd/blob/main/docs"
+"""The address of the documentation, without a slash at the end: messages and `--help` link to its pages."""
+
 
 class SyncdError(Exception):
     """Anything a user can meet. `str()` gives one line: what, and where.

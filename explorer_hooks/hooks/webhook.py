@@ -12,7 +12,14 @@ from explorer_hooks.hook import Hook, HookOptions, Running
 from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.http_client import Reply, Server
-from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.errors import (
+    DOCS,
+    ConfigError,
+    EngineDeadError,
+    EngineUnreachableError,
+    LoadFailedError,
+    RefusedError,
+)
 from syncd.protocol.label import UNKNOWN
 from syncd.transports.base import WeightDirectory
 
@@ -25,7 +32,7 @@ _LATER = frozenset({408, 425, 429})
 _NO_GET = frozenset({404, 405, 501})
 _ASK_TIMEOUT = 10.0
 _RESTART = "restart the engine"
-_HINT = "docs/hooks.md has a receiver in a few lines"
+_HINT = f"a receiver in a few lines: {DOCS}/hooks.md"
 
 
 class WebhookHook(Hook):

@@ -8,6 +8,7 @@ import click
 
 from syncd import console
 from syncd._version import __version__
+from syncd.errors import DOCS
 
 VERBS: Mapping[str, str] = {
     "watch": "Run the daemon: notice new steps, publish versions, prune.",
@@ -42,7 +43,7 @@ def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) 
     verbs=VERBS,
     others="syncd.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes and every command: docs/cli.md.",
+    epilog=f"\b\nExit codes and every command: {DOCS}/cli.md",
 )
 @click.version_option(__version__, prog_name="syncd")
 @console.debug_option

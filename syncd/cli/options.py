@@ -33,9 +33,7 @@ def state_dir_option(command: F) -> F:
 
 def json_option(command: F) -> F:
     """Add `--json` as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/json.md).")(
-        command
-    )
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
 
 
 def json_text(document: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from syncd.errors import ConfigError, storage_error
+from syncd.errors import DOCS, ConfigError, storage_error
 from syncd.jobfile.keys import Key
 from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import STATE
@@ -19,7 +19,8 @@ from trainer.config.model import JobConfig
 from trainer.config.text import plain, to_toml
 
 _HEAD = f"""{FIRST_LINE}
-# `syncd watch` reads its [daemon] table here. Later starts must agree with it: docs/configuration.md says how.
+# `syncd watch` reads its [daemon] table here. Later starts must agree with it:
+# {DOCS}/configuration.md
 
 """
 

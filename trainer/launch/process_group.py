@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distributed, for type checkers
 from torch.distributed.rendezvous import rendezvous
 
-from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError
+from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError
 from syncd.transports.ranks import Alone, Group, Ranks
 from trainer.launch.rank_env import Place
 from trainer.launch.supervisor import LISTENING
@@ -99,5 +99,5 @@ def _unmet(place: Place, error: RuntimeError) -> SyncdError:
         )
     return TimedOutError(
         f"rank {place.rank} of {place.world_size} has not met the others at {where}: {said}",
-        hint="all ranks must start within ten minutes and reach MASTER_ADDR:MASTER_PORT (docs/launch.md)",
+        hint=f"all ranks must start within ten minutes and reach MASTER_ADDR:MASTER_PORT ({DOCS}/launch.md)",
     )
