@@ -1,4 +1,4 @@
-"""The options that override the `[daemon]` table, shared by the verbs that follow a policy."""
+"""The options that override the `[daemon]` table, for the daemon and the verbs that apply its retention policy."""
 
 import dataclasses
 import os
@@ -26,97 +26,69 @@ def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
         raise click.BadParameter(error.message) from error
 
 
-_POLICY = (
-    click.option(
+def _own(name: str, text: str, kind: Any = None) -> Callable[[F], F]:
+    return click.option(name, type=kind, default=None, help=text)
+
+
+def _checked(name: str, text: str, kind: Any = None) -> Callable[[F], F]:
+    return click.option(name, type=kind, callback=_in_range, help=text)
+
+
+_RETENTION = (
+    _own(
         "--config",
-        type=UncheckedPath(),
-        help="TOML file with a [daemon] table; JOB/config.toml if it is there.",
+        "Read the [daemon] table of this TOML file; default: JOB/config.toml if it exists.",
+        UncheckedPath(),
     ),
-    click.option("--keep-last", type=int, callback=_in_range, help="Newest sync steps to keep (2)."),
-    click.option(
-        "--keep-every", type=int, callback=_in_range, help="Keep every sync step that is a multiple of this."
-    ),
-    click.option(
-        "--keep-full", type=int, callback=_in_range, help="Newest full checkpoints to keep (0: all)."
-    ),
-    click.option(
+    _checked("--keep-last", "Keep this many of the newest sync steps (2).", int),
+    _checked("--keep-every", "Keep every sync step that is a multiple of this.", int),
+    _checked("--keep-full", "Keep this many of the newest full checkpoints (0: all).", int),
+    _own(
         "--keep-previous/--no-keep-previous",
-        default=None,
-        help="Whether the version before the newest stays if it is a full checkpoint beyond --keep-full (it does).",
+        "Keep the previous version even if it is a full checkpoint beyond --keep-full (keep).",
     ),
-    click.option("--max-bytes", callback=_in_range, help="Byte budget of all steps, such as 500GiB."),
-    click.option(
-        "--partial-grace",
-        type=float,
-        callback=_in_range,
-        help="Seconds after which an unfinished old step goes (3600).",
-    ),
-    click.option(
-        "--prune-foreign/--keep-foreign", default=None, help="Whether steps that others wrote may go."
-    ),
+    _checked("--max-bytes", "Keep all steps together below this size, such as 500GiB."),
+    _checked("--partial-grace", "Remove an unfinished old step after this many seconds (3600).", float),
+    _own("--prune-foreign/--keep-foreign", "Allow pruning steps that other frameworks wrote (keep)."),
 )
 
 _DAEMON = (
-    click.option("--prune/--no-prune", default=None, help="Whether anything is removed."),
-    click.option(
-        "--trash-grace", type=float, callback=_in_range, help="Seconds that removed steps stay readable (75)."
+    _own("--prune/--no-prune", "Remove the steps that retention does not keep (prune)."),
+    _checked("--trash-grace", "Keep removed steps readable for this many seconds (75).", float),
+    _checked("--poll", "Poll after this many seconds where no change events arrive (0.25).", float),
+    _checked("--reconcile", "Examine all steps again after this many seconds (60).", float),
+    _checked("--ttl", "Count an explorer as dead after this many seconds without a heartbeat (60).", float),
+    _checked(
+        "--takeover", "Take over after this many seconds without a heartbeat of the leader (15).", float
     ),
+    _own("--verify", "What to check before publishing (header).", click.Choice(CHOICES["verify"])),
+    _own("--watch", "How to detect changes (auto).", click.Choice(CHOICES["watch"])),
     click.option(
-        "--poll",
-        type=float,
-        callback=_in_range,
-        help="Seconds between two looks where no events come (0.25).",
+        "--exit-when-left", is_flag=True, default=None, help="Exit once all explorers and trainers have left."
     ),
-    click.option(
-        "--reconcile",
-        type=float,
-        callback=_in_range,
-        help="Seconds between two examinations of everything (60).",
-    ),
-    click.option(
-        "--ttl",
-        type=float,
-        callback=_in_range,
-        help="Silence in seconds after which an explorer counts as dead (60).",
-    ),
-    click.option(
-        "--takeover",
-        type=float,
-        callback=_in_range,
-        help="Silence in seconds after which a stand-by takes over (15).",
-    ),
-    click.option(
-        "--verify", type=click.Choice(CHOICES["verify"]), help="What is checked before publishing (header)."
-    ),
-    click.option("--watch", type=click.Choice(CHOICES["watch"]), help="How to notice changes (auto)."),
-    click.option(
-        "--exit-when-left", is_flag=True, default=None, help="Stop when all explorers and trainers left."
-    ),
-    click.option("--metrics-port", type=int, callback=_in_range, help="Prometheus endpoint on this port."),
-    click.option("--metrics-host", help="Address of the endpoint (127.0.0.1)."),
-    click.option("--metrics-textfile", type=UncheckedPath(), help="Prometheus textfile to keep up to date."),
-    click.option(
-        "--log-format", type=click.Choice(CHOICES["log_format"]), help="JSON unless on a terminal (auto)."
-    ),
-    click.option("--log-level", type=click.Choice(CHOICES["log_level"]), help="What is logged (info)."),
+    _checked("--metrics-port", "Serve Prometheus metrics on this port.", int),
+    _own("--metrics-host", "Serve them on this address (127.0.0.1)."),
+    _own("--metrics-textfile", "Keep this Prometheus textfile up to date.", UncheckedPath()),
+    _own("--log-format", "JSON unless on a terminal (auto).", click.Choice(CHOICES["log_format"])),
+    _own("--log-level", "Log this level and above (info).", click.Choice(CHOICES["log_level"])),
 )
 
 
 def policy_options(command: F) -> F:
     """Add the options of retention."""
-    return _with(command, _POLICY)
+    return _with(command, _RETENTION)
 
 
 def daemon_options(command: F) -> F:
     """Add all options of the daemon."""
-    return _with(_with(command, _DAEMON), _POLICY)
+    return _with(_with(command, _DAEMON), _RETENTION)
 
 
 def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
-    """Return the configuration for a job: the file, with the given options on top.
+    """Return the configuration for a job: the file, overridden by the given options.
 
     Raises:
-        ConfigError: The file or an option is not usable.
+        ConfigError: The file or an option is not valid.
     """
     values = dict(given)
     named = values.pop("config", None)
@@ -128,16 +100,16 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
 
 
 def _is_own(path: str) -> bool:
-    """Say whether nobody but this user and root can have written a file."""
+    """Return whether only this user and root can have written a file."""
     found = os.stat(path)
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def with_policy(job: Job, config: DaemonConfig) -> Job:
-    """Return the job as a daemon with this configuration makes files in it, and set this process's umask to it.
+    """Return the job with the file modes of this configuration, and set the umask of this process to match.
 
     Raises:
-        ConfigError: The policy means nothing on this host, or not for this user.
+        ConfigError: This host or this user cannot apply the permissions.
     """
     modes = modes_of(config.permissions, config.group)
     if modes.exact:

@@ -11,21 +11,21 @@ from syncd._version import __version__
 from syncd.errors import DOCS
 
 VERBS: Mapping[str, str] = {
-    "watch": "Run the daemon: notice new steps, publish versions, prune.",
+    "watch": "Run the daemon: detect new steps, publish versions, prune.",
     "status": "Show what is published, who follows it, and what is wrong.",
     "serve": "Serve one live page about a job.",
-    "ls": "List the steps of a job and why each is kept.",
+    "ls": "List the steps of a job and the rule that keeps each.",
     "verify": "Check a step: structure, sizes, headers, or every byte.",
     "wait": "Wait for a version that is newer than a given one.",
-    "publish": "Make a directory of safetensors a step.",
-    "pin": "Keep a step for good.",
-    "unpin": "Leave a pinned step to retention again.",
-    "prune": "Remove what retention does not keep, once.",
-    "rollback": "Send explorers back to a good step.",
-    "doctor": "Find out whether a directory can hold jobs.",
-    "install-units": "Write the systemd units with this installation's paths.",
+    "publish": "Publish a directory of safetensors as a step.",
+    "pin": "Keep a step until it is unpinned.",
+    "unpin": "Remove the pin of a step.",
+    "prune": "Remove the steps that retention does not keep, once.",
+    "rollback": "Roll explorers back to a step.",
+    "doctor": "Check whether a directory can hold jobs, and how fast it is.",
+    "install-units": "Write systemd units for this installation.",
 }
-"""Each verb with its line of help. `syncd.cli.<verb>` has the command, under the same name, `-` as `_`."""
+"""Each verb with its line of help. The command is in `syncd.cli.<verb>` under the same name, with `_` for `-`."""
 
 _COMPLETE = "_SYNCD_COMPLETE"
 
@@ -53,7 +53,7 @@ def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) 
     expose_value=False,
     is_eager=True,
     callback=_show_completion,
-    help="Print what sets up completion in a shell.",
+    help="Print the completion script of a shell.",
 )
 def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
     r"""Sync weights from a trainer to explorers over a shared file system.

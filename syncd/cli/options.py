@@ -21,13 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def job_argument(command: F) -> F:
-    """Add the argument JOB, the job directory; `open_job` looks at it."""
+    """Add the argument JOB, the job directory; `open_job` checks it."""
     return click.argument("job", metavar="JOB", type=UncheckedPath())(command)
 
 
 def state_dir_option(command: F) -> F:
     """Add `--state-dir`."""
-    text = "Where the daemon's files are, when the job directory is not its to write; JOB/.syncd otherwise."
+    text = "Directory of the daemon's files if it does not write to the job directory; default: JOB/.syncd."
     return click.option("--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help=text)(command)
 
 
@@ -49,7 +49,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def timeout_option(default: float) -> Callable[[F], F]:
-    """Return what adds `--timeout` with a default in seconds."""
+    """Return a decorator that adds `--timeout` with a default in seconds."""
     kind = click.FloatRange(min=0)
     return click.option(
         "--timeout",
@@ -58,17 +58,17 @@ def timeout_option(default: float) -> Callable[[F], F]:
         default=default,
         show_default=True,
         metavar="S",
-        help="Seconds.",
+        help="Give up after this many seconds.",
     )
 
 
 def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
-    """Return the job; what is asked of its file system is noted.
+    """Return the job; its calls to the file system are noted.
 
     Args:
         job: The job directory, as it was given.
         state_dir: The state directory, as it was given.
-        calls: Where that is noted; by default where the command notes it.
+        calls: Where they are noted; by default where the verb that runs notes its calls.
 
     Raises:
         JobMissingError: There is no such directory.
@@ -80,12 +80,12 @@ def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
         is_there = os.path.isdir(place.root)
     if not is_there:
         hint = f"findmnt -T {job}, or for a new one: mkdir -p {job}"
-        raise JobMissingError("there is no job directory", path=job, hint=hint)
+        raise JobMissingError("the job directory does not exist", path=job, hint=hint)
     return place
 
 
 def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
-    """Return the job, which need not be there yet.
+    """Return the job, whose directory need not exist yet.
 
     Raises:
         UsageError: It is empty, or it is a step.
@@ -115,5 +115,5 @@ def check_job(value: str) -> None:
 
 def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
     if not math.isfinite(value):
-        raise click.BadParameter("every wait has an end")
+        raise click.BadParameter("must be finite")
     return value

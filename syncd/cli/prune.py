@@ -1,4 +1,4 @@
-"""`syncd prune`: what retention removes, and why; once, without a daemon."""
+"""`syncd prune`: removes what retention does not keep, once, without a daemon."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,16 +18,18 @@ from syncd.stall.verbs import MountVerb, pending_calls
 @click.command(cls=MountVerb, changes="anything was removed")
 @job_argument
 @click.option(
-    "--dry-run", is_flag=True, help="Only print what would be removed and kept, with the rule that decides."
+    "--dry-run",
+    is_flag=True,
+    help="Print which steps would be removed and kept, by which rule; remove nothing.",
 )
 @policy_options
 @state_dir_option
 @json_option
 def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **policy: Any) -> None:
-    r"""Remove what the retention policy does not keep, once; a running daemon does this by itself.
+    r"""Remove the steps that the retention policy does not keep, once; a running daemon prunes by itself.
 
-    The policy is that of the [daemon] table of the job's config.toml, or --config, with these options on top. Whoever
-    has published a presence counts as alive here: one look cannot tell.
+    The policy comes from the [daemon] table of --config or JOB/config.toml; these options override it. Every
+    explorer that has a presence file counts as alive, because one reading cannot tell.
 
     \b
     Examples:
@@ -47,12 +49,12 @@ def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **polic
 
 
 def _grace(job: Job) -> dict[str, float]:
-    """Return how long removed steps stay readable: on a network mount a late reader may still see them."""
+    """Return the grace of removed steps: none, except on a network mount, where a late reader may still need them."""
     with pending_calls()("find", job.root):
         mount = mount_of(job.root)
     if not mount.is_network:
         return {"trash_grace": 0.0}
-    click.echo(f"removed steps stay readable on {mount.type} for a while: waiting for that", err=True)
+    click.echo(f"waiting: on {mount.type} removed steps stay readable for the trash grace", err=True)
     return {}
 
 

@@ -1,4 +1,4 @@
-"""`syncd publish`: any directory of safetensors becomes a step."""
+"""`syncd publish`: publishes any directory of safetensors as a step."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,8 @@ _NAMED = 5
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @click.argument("directory", metavar="DIR", type=UncheckedPath())
-@click.option(
-    "--rewind", is_flag=True, help="The step may be lower than the newest: explorers go back to it."
-)
-@click.option("--allow-nonfinite", is_flag=True, help="Publish weights that hold NaN or infinity too.")
+@click.option("--rewind", is_flag=True, help="Allow a step lower than the newest; explorers roll back to it.")
+@click.option("--allow-nonfinite", is_flag=True, help="Publish weights even if they hold NaN or infinity.")
 @state_dir_option
 @json_option
 def publish(
@@ -32,11 +30,11 @@ def publish(
     state_dir: str | None,
     as_json: bool,
 ) -> None:
-    r"""Make the safetensors in DIR step STEP of JOB, and announce it.
+    r"""Publish the safetensors in DIR as step STEP of JOB, and announce it.
 
-    DIR must be whole: every shard and tensor that its index and its file names promise. Links to files are followed.
-    The files are copied, checked, hashed, synced and sealed; a crash at any instant leaves either no step or a whole
-    one.
+    DIR must be complete: every shard and tensor that its index and its file names promise. Links to files are
+    followed. The command copies, checks, hashes, syncs and seals the files; a crash at any instant leaves either no
+    step or a whole one.
 
     \b
     Examples:
@@ -53,12 +51,12 @@ def publish(
         more = {"shards": len(manifest.shards), "kind": manifest.kind, "skipped": export.skipped}
         print_json({**document, **more})
     else:
-        _tell_skipped(export.skipped)
+        _report_skipped(export.skipped)
         shards = f"{count} shards" if (count := len(manifest.shards)) != 1 else "1 shard"
         click.echo(f"step {step}: {shards}, {manifest.size} bytes, sealed and announced")
 
 
-def _tell_skipped(names: Sequence[str]) -> None:
+def _report_skipped(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         click.echo(plain(f"not copied: {', '.join(names[:_NAMED])}{more}"), err=True)

@@ -1,4 +1,4 @@
-"""`syncd rollback`: explorers go back to a good step, as a new generation."""
+"""`syncd rollback`: rolls explorers back to a step, as a new generation."""
 
 import time
 
@@ -22,18 +22,18 @@ from syncd.stall.verbs import MountVerb
 _POLL = 0.05
 
 
-@click.command(cls=MountVerb, changes="explorers go back to step {step}")
+@click.command(cls=MountVerb, changes="explorers roll back to step {step}")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
-@click.option("--reason", default="", help="Why, for those who read the events later.")
+@click.option("--reason", default="", help="Record why; it is shown in the events.")
 @timeout_option(30.0)
 @state_dir_option
 @json_option
 def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | None, as_json: bool) -> None:
-    r"""Make explorers go back to STEP of JOB, as a new generation.
+    r"""Roll explorers back to STEP of JOB, as a new generation.
 
-    Nothing newer is published until the trainer announces another step: by its marker or tracker, or, in a job
-    that has neither, by completing one. With no daemon running, this command does the work itself.
+    Nothing newer is published until the trainer announces another step: by its marker or tracker or, in a job
+    without either, by completing one. If no daemon runs, this command publishes the version itself.
 
     \b
     Example:
@@ -77,17 +77,21 @@ def _wait(job: Job, request: Request, timeout: float) -> Version:
         if (version := read_version(job)) and version.request == request.identity:
             return version
         if request not in read_requests(job):
-            raise TryAgainError("the daemon refused", path=job.root, hint=f"tail -3 {job.events}")
+            raise TryAgainError(
+                "the daemon refused the rollback", path=job.root, hint=f"tail -3 {job.events}"
+            )
         if candidate.holder() is None:
-            _do_it_here(job)
+            _publish_here(job)
         else:
             time.sleep(_POLL)
     raise TimedOutError(
-        f"the daemon did not answer within {timeout} s", path=job.root, hint=f"syncd status {job.root}"
+        f"timed out after {timeout:g} s waiting for the daemon",
+        path=job.root,
+        hint=f"syncd status {job.root}",
     )
 
 
-def _do_it_here(job: Job) -> None:
+def _publish_here(job: Job) -> None:
     from syncd.cli.watch import once  # noqa: PLC0415
 
     once(job, {"prune": False, "log_level": "warning"})

@@ -1,4 +1,4 @@
-"""`syncd unpin`: leave a pinned step to retention again."""
+"""`syncd unpin`: removes the pin of a step."""
 
 import click
 
@@ -12,7 +12,7 @@ from syncd.stall.verbs import MountVerb
 @click.argument("step", type=click.IntRange(min=0))
 @state_dir_option
 def unpin(job: str, step: int, state_dir: str | None) -> None:
-    r"""Leave STEP of JOB to retention again; doing it twice is no error.
+    r"""Remove the pin of STEP of JOB, so that retention decides again; a step without a pin is no error.
 
     \b
     Example:

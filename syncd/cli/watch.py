@@ -1,4 +1,4 @@
-"""`syncd watch`: the daemon."""
+"""`syncd watch`: runs the daemon."""
 
 import os
 import sys
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 @click.command(cls=MountVerb, changes="anything was published or removed", only="only_once")
 @job_argument
-@click.option("--once", "only_once", is_flag=True, help="Publish, prune and end; exit 5 when a daemon leads.")
+@click.option(
+    "--once", "only_once", is_flag=True, help="Publish, prune and exit; exit 5 if a daemon leads the job."
+)
 @daemon_options
 @state_dir_option
 def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> None:
-    r"""Watch JOB: notice new steps, verify them, publish versions to explorers, and prune.
+    r"""Watch JOB: detect new steps, verify them, publish versions to explorers, and prune.
 
-    One daemon leads a job; a second one stands by and takes over. SIGTERM finishes the step in hand and exits 0,
-    or 74 when the mount does not answer; SIGHUP reads the configuration again. Settings come from the [daemon]
-    table of --config or JOB/config.toml.
+    One daemon leads a job; a second one stands by and takes over if the leader dies. On SIGTERM the daemon finishes
+    the current step and exits 0, or 74 if the mount does not answer. On SIGHUP it reads the configuration again.
+    Settings come from the [daemon] table of --config or JOB/config.toml.
 
     \b
     Examples:
@@ -49,11 +51,11 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
 
     Args:
         job: The job.
-        given: What overrides the configuration.
-        empty_trash: Wait until what was removed is deleted.
+        given: Options that override the configuration.
+        empty_trash: Wait until removed steps are deleted.
 
     Raises:
-        LockHeldError: A daemon leads it.
+        LockHeldError: A daemon leads the job.
     """
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
@@ -96,15 +98,15 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
         run(daemon, clock, Notifier(), load, attendance, background)
 
 
-class _Heard(NamedTuple):
-    """What hears the daemon, and the part of it that has nothing on the job's mount."""
+class _DaemonObservers(NamedTuple):
+    """The observers of the daemon, and those of them that write nothing to the job's mount."""
 
     all: "Observers"
     aside: "Observers"
 
 
-def _observers(job: Job, config: DaemonConfig, attend: TrackCall = untracked) -> _Heard:
-    """Return what hears the daemon: the log on stderr, the job's journal, and metrics where they are asked for."""
+def _observers(job: Job, config: DaemonConfig, attend: TrackCall = untracked) -> _DaemonObservers:
+    """Return the observers of the daemon: the log on stderr, the job's journal, and metrics if configured."""
     from syncd.observe import log  # noqa: PLC0415
     from syncd.observe.events import Observer, Observers  # noqa: PLC0415
     from syncd.observe.journal import Journal  # noqa: PLC0415
@@ -123,4 +125,4 @@ def _observers(job: Job, config: DaemonConfig, attend: TrackCall = untracked) ->
         )
     aside = Observers(*heard)
     journal = Journal(job.events, config.events_bytes, adopt=job.disk.adopt, attend=attend)
-    return _Heard(Observers(aside, journal), aside)
+    return _DaemonObservers(Observers(aside, journal), aside)

@@ -158,7 +158,7 @@ def _lag_of(end: PeerLink, topic: str, seconds: float, one_way: float) -> float 
 
 
 def raises_events(end: PeerLink) -> bool:
-    """Say whether a file that is replaced here raises an event there."""
+    """Return whether a file that is replaced here raises an event there."""
     if not end.ask("watch", _MARGIN).flag("armed"):
         return False
     end.disk.replace(f"{end.own}/events/word", b"x")

@@ -62,7 +62,7 @@ def expectation(mount: Mount, findings: Sequence[Finding], peer: Peer | None) ->
 
 
 def wakes(mount: Mount, findings: Iterable[Finding], peer: Peer | None) -> bool:
-    """Say whether a change made by whoever writes here raises an event on this host."""
+    """Return whether a change made by whoever writes here raises an event on this host."""
     here = any(finding.name == "events" and finding.verdict == "ok" for finding in findings)
     return here and not mount.is_network and (peer is None or peer.inward.events)
 

@@ -64,7 +64,7 @@ class PeerLink:
 
     @property
     def leads(self) -> bool:
-        """Say whether this host asks first."""
+        """Return whether this host asks first."""
         return self.identity < self.partner
 
     def say(self, topic: str, number: int, value: dict[str, Any] | None = None) -> None:
@@ -179,7 +179,7 @@ def _checked(word: Fields) -> Fields:
 
 
 def _is(word: Fields, number: int, topic: str | None = None) -> bool:
-    """Say whether a word is the numbered one of a topic; without a topic, the numbered question."""
+    """Return whether a word is the numbered one of a topic; without a topic, the numbered question."""
     said = word.text("topic")
     wanted = said == topic if topic else said not in ("answer", "hello")
     return wanted and word.integer("number") == number

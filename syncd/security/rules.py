@@ -184,7 +184,7 @@ def _everybody_writes(seen: AccessSnapshot, entry: PathAccess) -> Iterator[Acces
 
 
 def _is_sticky(seen: AccessSnapshot, entry: PathAccess) -> bool:
-    """Say whether others cannot touch what leads from a directory on to the job, as in /tmp."""
+    """Return whether others cannot touch what leads from a directory on to the job, as in /tmp."""
     below = (other for other in seen.entries if other.path.rpartition("/")[0] == entry.path.rstrip("/"))
     trusted = _trusted(seen)
     return bool(entry.mode & stat.S_ISVTX) and all(

@@ -43,7 +43,7 @@ class HostFile:
 
     @property
     def is_current(self) -> bool:
-        """Say whether the daemon may still run."""
+        """Return whether the daemon may still run."""
         return not self.process.is_gone()
 
 

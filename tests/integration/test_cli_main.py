@@ -136,7 +136,7 @@ def test_an_error_is_a_line_and_a_hint(shell, tmp_path):
     assert done.code == 74
     assert done.out == ""
     assert done.err.splitlines() == [
-        f"error: there is no job directory: {tmp_path}/none",
+        f"error: the job directory does not exist: {tmp_path}/none",
         f"hint: findmnt -T {tmp_path}/none, or for a new one: mkdir -p {tmp_path}/none",
     ]
 

@@ -147,7 +147,7 @@ def test_check_before_the_first_version(shell, job):
 def test_check_of_what_is_not_there(shell, tmp_path):
     done = shell("status", tmp_path / "none", "--check")
     assert done.code == 74
-    assert done.out == f"SYNCD ERROR - there is no job directory: {tmp_path}/none\n"
+    assert done.out == f"SYNCD ERROR - the job directory does not exist: {tmp_path}/none\n"
 
 
 def test_max_age_without_check_is_usage(shell, job):

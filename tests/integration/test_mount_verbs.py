@@ -37,7 +37,7 @@ SAYS = {
     "pin": "whether step 1 is pinned",
     "unpin": "whether step 2 is still pinned",
     "prune": "whether anything was removed",
-    "rollback": "whether explorers go back to step 1",
+    "rollback": "whether explorers roll back to step 1",
 }
 
 

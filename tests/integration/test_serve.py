@@ -241,7 +241,7 @@ def test_who_never_ends_a_request_is_cut_off(still, sent):
 
 
 def test_who_says_nothing_is_cut_off_sooner(still, monkeypatch):
-    monkeypatch.setattr(dashboard_server.Handler, "timeout", 0.2)
+    monkeypatch.setattr(dashboard_server.PageHandler, "timeout", 0.2)
     server = PageServer("127.0.0.1", 0, still)
     stop = serve_in_background(server)
     try:
@@ -311,7 +311,7 @@ def test_it_ends_with_0_when_told(job, number):
 @pytest.mark.parametrize(
     ("code", "args", "said"),
     [
-        (74, ["{job}/none"], "there is no job directory"),
+        (74, ["{job}/none"], "the job directory does not exist"),
         (2, ["{job}", "--keep-last", "0"], "keep_last"),
         (78, ["{job}", "--port", "{taken}"], "no page on 127.0.0.1"),
         (2, [""], "it is empty"),
