@@ -26,8 +26,8 @@ def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
         raise click.BadParameter(error.message) from error
 
 
-def _own(name: str, text: str, kind: Any = None) -> Callable[[F], F]:
-    return click.option(name, type=kind, default=None, help=text)
+def _own(name: str, text: str, kind: Any = None, **more: Any) -> Callable[[F], F]:
+    return click.option(name, type=kind, default=None, help=text, **more)
 
 
 def _checked(name: str, text: str, kind: Any = None) -> Callable[[F], F]:
@@ -36,17 +36,12 @@ def _checked(name: str, text: str, kind: Any = None) -> Callable[[F], F]:
 
 _RETENTION = (
     _own(
-        "--config",
-        "Read the [daemon] table of this TOML file; default: JOB/config.toml if it exists.",
-        UncheckedPath(),
+        "--config", "Read the [daemon] table of this TOML file instead of JOB/config.toml.", UncheckedPath()
     ),
     _checked("--keep-last", "Keep this many of the newest sync steps (2).", int),
     _checked("--keep-every", "Keep every sync step that is a multiple of this.", int),
     _checked("--keep-full", "Keep this many of the newest full checkpoints (0: all).", int),
-    _own(
-        "--keep-previous/--no-keep-previous",
-        "Keep the previous version even if it is a full checkpoint beyond --keep-full (keep).",
-    ),
+    _own("--keep-previous/--no-keep-previous", "Keep the previous version even beyond --keep-full (keep)."),
     _checked("--max-bytes", "Keep all steps together below this size, such as 500GiB."),
     _checked("--partial-grace", "Remove an unfinished old step after this many seconds (3600).", float),
     _own("--prune-foreign/--keep-foreign", "Allow pruning steps that other frameworks wrote (keep)."),
@@ -63,9 +58,7 @@ _DAEMON = (
     ),
     _own("--verify", "What to check before publishing (header).", click.Choice(CHOICES["verify"])),
     _own("--watch", "How to detect changes (auto).", click.Choice(CHOICES["watch"])),
-    click.option(
-        "--exit-when-left", is_flag=True, default=None, help="Exit once all explorers and trainers have left."
-    ),
+    _own("--exit-when-left", "Exit once all explorers and trainers have left.", is_flag=True),
     _checked("--metrics-port", "Serve Prometheus metrics on this port.", int),
     _own("--metrics-host", "Serve them on this address (127.0.0.1)."),
     _own("--metrics-textfile", "Keep this Prometheus textfile up to date.", UncheckedPath()),

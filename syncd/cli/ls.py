@@ -31,8 +31,8 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     # Late, so that --help need not wait for it.
     from syncd.daemon.policy import policy_of  # noqa: PLC0415
     from syncd.daemon.retention import decide  # noqa: PLC0415
+    from syncd.views.data import listing  # noqa: PLC0415
     from syncd.views.job_view import JobViewer  # noqa: PLC0415
-    from syncd.views.listing import listing  # noqa: PLC0415
 
     place = open_job(job, state_dir)
     rules = policy_of(read_config(place, policy))

@@ -78,9 +78,8 @@ def serve(
     """
     from syncd.dashboard import document, hosts  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
-    from syncd.dashboard.pages import Site  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
-    from syncd.dashboard.server import PageServer, serve_in_background  # noqa: PLC0415
+    from syncd.dashboard.server import PageServer, Site, serve_in_background  # noqa: PLC0415
 
     address = hosts.address_of(host)
     if not hosts.is_loopback(address):

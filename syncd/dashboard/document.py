@@ -18,8 +18,8 @@ from syncd.observe.journal import read_events
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.views import data
+from syncd.views.data import listing
 from syncd.views.job_view import JobView, JobViewer
-from syncd.views.listing import listing
 
 Document = dict[str, Any]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
-from syncd.doctor.probe import ProbeAnswer, ProbeTarget, errno_name, milliseconds, ok, percentile, probe, warn
+from syncd.doctor.probe import Finding, ProbeTarget, errno_name, milliseconds, ok, percentile, probe, warn
 
 PATIENCE = 1.0
 """Seconds in which an event must come."""
@@ -59,7 +59,7 @@ def listening(path: str) -> Iterator[Listener]:
 
 
 @probe("events")
-def local_events(place: ProbeTarget) -> ProbeAnswer:
+def local_events(place: ProbeTarget) -> Finding:
     """Whether this host's own changes raise events here. Those of other hosts need a peer to find out."""
     try:
         delays = event_delays(place, f"{place.scratch}/file")

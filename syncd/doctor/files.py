@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from syncd.doctor.probe import (
-    ProbeAnswer,
+    Finding,
     ProbeTarget,
     errno_name,
     fail,
@@ -30,7 +30,7 @@ _SKEW = 60.0
 
 
 @probe("direct-io")
-def direct_io(place: ProbeTarget) -> ProbeAnswer:
+def direct_io(place: ProbeTarget) -> Finding:
     """O_DIRECT writes big shards without filling the page cache."""
     with _aligned() as block:
         try:
@@ -43,7 +43,7 @@ def direct_io(place: ProbeTarget) -> ProbeAnswer:
 
 
 @probe("uncached-io")
-def uncached_io(place: ProbeTarget) -> ProbeAnswer:
+def uncached_io(place: ProbeTarget) -> Finding:
     """RWF_DONTCACHE is the second choice for big shards; kernels from 6.14 have it for some file systems."""
     with _aligned() as block:
         try:
@@ -69,7 +69,7 @@ def _write(path: str, block: mmap.mmap, *, flags: int = 0, uncached: int = 0) ->
 
 
 @probe("clock")
-def clock(place: ProbeTarget) -> ProbeAnswer:
+def clock(place: ProbeTarget) -> Finding:
     """How fine the times of files are, how far from this host's clock; syncd compares neither."""
     before = time.time()
     times = [_mtime(f"{place.scratch}/{number}") for number in range(_TIMES)]
@@ -94,7 +94,7 @@ def _mtime(path: str) -> int:
 
 
 @probe("permissions")
-def permissions(place: ProbeTarget) -> ProbeAnswer:
+def permissions(place: ProbeTarget) -> Finding:
     """Whether hosts that run as other users of the group can read what is published here."""
     place.disk.replace(f"{place.scratch}/file", b"x")
     os.mkdir(f"{place.scratch}/directory")
@@ -150,7 +150,7 @@ class ReadCounts:
 
 
 @probe("replace", essential=True)
-def replace_under_reader(place: ProbeTarget) -> ProbeAnswer:
+def replace_under_reader(place: ProbeTarget) -> Finding:
     """A file replaced by a rename is always one of its contents: never missing, never a part."""
     path = f"{place.scratch}/file"
     place.disk.replace(path, b"\0" * _SIZE)
@@ -165,7 +165,7 @@ def replace_under_reader(place: ProbeTarget) -> ProbeAnswer:
     return judge_reads(counts, replaced)
 
 
-def judge_reads(counts: ReadCounts, replaced: int) -> ProbeAnswer:
+def judge_reads(counts: ReadCounts, replaced: int) -> Finding:
     """Return what a reader's experience means."""
     detail = f"{replaced} replaced, {counts.reads} reads, {counts.stale} ESTALE"
     if counts.partial or counts.missing:
@@ -188,7 +188,7 @@ def _replace_for(place: ProbeTarget, path: str, seconds: float) -> int:
 
 
 @probe("fsync", essential=True)
-def file_fsync(place: ProbeTarget) -> ProbeAnswer:
+def file_fsync(place: ProbeTarget) -> Finding:
     """How long it takes to make a small file durable: each publish takes a few of these."""
     end, samples = time.monotonic() + min(place.seconds, _HASTE), list[float]()
     while len(samples) < _SAMPLES and (time.monotonic() < end or not samples):
@@ -213,7 +213,7 @@ def _fsync_once(path: str) -> float:
 
 
 @probe("fsync-directory", essential=True)
-def directory_fsync(place: ProbeTarget) -> ProbeAnswer:
+def directory_fsync(place: ProbeTarget) -> Finding:
     """Names survive a power cut once their directory is synced."""
     descriptor = os.open(place.scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

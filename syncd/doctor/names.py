@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from syncd.doctor.probe import ProbeAnswer, ProbeTarget, errno_name, fail, ok, probe
+from syncd.doctor.probe import Finding, ProbeTarget, errno_name, fail, ok, probe
 
 _CLAIMS = 20
 _FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -22,7 +22,7 @@ _UNFIT = "do not let two daemons run here, and use another file system for jobs"
 
 
 @probe("rename-over-full", essential=True)
-def rename_over_full(place: ProbeTarget) -> ProbeAnswer:
+def rename_over_full(place: ProbeTarget) -> Finding:
     """A directory renamed over a full one must fail: a term that is taken stays taken."""
     full_directory(f"{place.scratch}/claim")
     full_directory(f"{place.scratch}/term")
@@ -36,7 +36,7 @@ def rename_over_full(place: ProbeTarget) -> ProbeAnswer:
 
 
 @probe("claim-race", essential=True)
-def claim_race(place: ProbeTarget) -> ProbeAnswer:
+def claim_race(place: ProbeTarget) -> Finding:
     """Of two that claim the same term at once exactly one wins."""
     wins = [_race(f"{place.scratch}/{number}") for number in range(_CLAIMS)]
     if all(win == 1 for win in wins):
@@ -64,7 +64,7 @@ def _race(directory: str) -> int:
 
 
 @probe("rename-to-trash", essential=True)
-def rename_to_trash(place: ProbeTarget) -> ProbeAnswer:
+def rename_to_trash(place: ProbeTarget) -> Finding:
     """A full directory moves into another directory by one rename, and never onto what is there already."""
     trash, step = f"{place.scratch}/trash", f"{place.scratch}/step"
     os.mkdir(trash)
@@ -83,7 +83,7 @@ def rename_to_trash(place: ProbeTarget) -> ProbeAnswer:
 
 
 @probe("rmdir-full", essential=True)
-def rmdir_full(place: ProbeTarget) -> ProbeAnswer:
+def rmdir_full(place: ProbeTarget) -> Finding:
     """A full directory cannot be removed: a leader is fenced only once its directory is empty and gone."""
     full_directory(f"{place.scratch}/full")
     try:
@@ -96,7 +96,7 @@ def rmdir_full(place: ProbeTarget) -> ProbeAnswer:
 
 
 @probe("create-in-removed", essential=True)
-def create_in_removed(place: ProbeTarget) -> ProbeAnswer:
+def create_in_removed(place: ProbeTarget) -> Finding:
     """Nothing can be created in a removed directory: this fences a deposed leader."""
     removed = f"{place.scratch}/removed"
     os.mkdir(removed)
@@ -128,7 +128,7 @@ def _refused(attempt: Callable[[], None]) -> str:
 
 
 @probe("exclusive-create", essential=True)
-def exclusive_create(place: ProbeTarget) -> ProbeAnswer:
+def exclusive_create(place: ProbeTarget) -> Finding:
     """Of two creations of one name the second fails: temporary files are nobody else's."""
     _create(f"{place.scratch}/file")
     try:
@@ -139,7 +139,7 @@ def exclusive_create(place: ProbeTarget) -> ProbeAnswer:
 
 
 @probe("hard-links")
-def hard_links(place: ProbeTarget) -> ProbeAnswer:
+def hard_links(place: ProbeTarget) -> Finding:
     """Hard links promote a sync step to a full one without a copy."""
     _create(f"{place.scratch}/one")
     os.link(f"{place.scratch}/one", f"{place.scratch}/two")
@@ -193,7 +193,7 @@ def try_lock(path: str, kind: Kind) -> str:
 
 
 @probe("locks")
-def local_locks(place: ProbeTarget) -> ProbeAnswer:
+def local_locks(place: ProbeTarget) -> Finding:
     """Whether flock and lockf exclude between processes of this host."""
     words = [f"{kind} {_between_processes(f'{place.scratch}/{kind}', kind)}" for kind in KINDS]
     return ok(f"on this host: {', '.join(words)} (syncd uses neither)")

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from syncd.errors import TimedOutError
 from syncd.protocol.disk import MISSING, Disk, LocalDisk, remove_tree
@@ -22,24 +22,15 @@ Figures = Mapping[str, float]
 _GRAVITY: tuple[Verdict, ...] = ("fail", "warn")
 
 
-class ProbeAnswer(NamedTuple):
-    """What the body of a probe returns: a finding that has no name yet."""
-
-    verdict: Verdict
-    detail: str
-    advice: str = ""
-    figures: Figures | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What one probe found.
 
     Args:
-        name: The probe.
-        verdict: `fail` only for what syncd rests on; `warn` for what costs speed or comfort.
+        name: The probe; empty until `Probe` fills it in.
+        verdict: `fail` only for what syncd relies on; `warn` for what costs speed or comfort.
         detail: What was seen, with figures.
-        advice: What to do about it: a command, an option; empty when there is nothing to do.
+        advice: The command or option that fixes it; empty if there is none.
         figures: The figures in `detail`, by name, for programs.
     """
 
@@ -50,29 +41,24 @@ class Finding:
     figures: Figures = field(default_factory=dict)
 
 
-def finding(name: str, answer: ProbeAnswer) -> Finding:
-    """Give an answer the name of its probe."""
-    return Finding(name, answer.verdict, answer.detail, answer.advice, answer.figures or {})
+def ok(detail: str, figures: Figures | None = None) -> Finding:
+    """Return a finding that nothing is wrong."""
+    return Finding("", "ok", detail, "", figures or {})
 
 
-def ok(detail: str, figures: Figures | None = None) -> ProbeAnswer:
-    """Return that all is well, or that it is information only."""
-    return ProbeAnswer("ok", detail, "", figures)
+def warn(detail: str, advice: str = "", figures: Figures | None = None) -> Finding:
+    """Return a finding that syncd works, but slower or less comfortably."""
+    return Finding("", "warn", detail, advice, figures or {})
 
 
-def warn(detail: str, advice: str = "", figures: Figures | None = None) -> ProbeAnswer:
-    """Return that syncd works, but worse than it could."""
-    return ProbeAnswer("warn", detail, advice, figures)
+def fail(detail: str, advice: str = "", figures: Figures | None = None) -> Finding:
+    """Return a finding that something that syncd relies on does not work."""
+    return Finding("", "fail", detail, advice, figures or {})
 
 
-def fail(detail: str, advice: str = "", figures: Figures | None = None) -> ProbeAnswer:
-    """Return that something is not there which syncd rests on."""
-    return ProbeAnswer("fail", detail, advice, figures)
-
-
-def skip(detail: str) -> ProbeAnswer:
-    """Return that it could not be looked at."""
-    return ProbeAnswer("skip", detail)
+def skip(detail: str) -> Finding:
+    """Return a finding that the probe could not run."""
+    return Finding("", "skip", detail)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
@@ -125,27 +111,26 @@ class ProbeTarget:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One question to a file system.
+    """One test of a file system.
 
     Args:
         name: What its finding is called.
-        essential: Whether syncd rests on it: an error is a failure then, otherwise a warning.
-        body: Asks it.
+        essential: Whether syncd relies on it: then an error is a failure, otherwise a warning.
+        body: Runs it.
     """
 
     name: str
     essential: bool
-    body: Callable[[ProbeTarget], ProbeAnswer]
+    body: Callable[[ProbeTarget], Finding]
 
     def __call__(self, place: ProbeTarget) -> Finding:
-        """Ask, in a new directory below the place's scratch directory."""
+        """Run it in a new directory below the scratch directory of the target."""
         scratch = f"{place.scratch}/{self.name}"
         try:
             os.mkdir(scratch)
-            answer = self.body(replace(place, scratch=scratch))
+            return replace(self.body(replace(place, scratch=scratch)), name=self.name)
         except OSError as error:
             return self.failed(place, error)
-        return finding(self.name, answer)
 
     def failed(self, place: ProbeTarget, error: OSError) -> Finding:
         """Return the finding for an error that the probe did not expect."""
@@ -154,18 +139,18 @@ class Probe:
         return Finding(self.name, verdict, detail, advice_for(error, place.directory))
 
 
-def probe(name: str, *, essential: bool = False) -> Callable[[Callable[[ProbeTarget], ProbeAnswer]], Probe]:
-    """Make a probe of a function."""
+def probe(name: str, *, essential: bool = False) -> Callable[[Callable[[ProbeTarget], Finding]], Probe]:
+    """Return a decorator that makes a function a probe."""
     return lambda body: Probe(name, essential, body)
 
 
 def advice_for(error: OSError, directory: str) -> str:
-    """Return what to do about an error."""
+    """Return what to do about an error, empty if nothing is known."""
     return _ADVICE.get(error.errno or 0, "").format(shlex.quote(directory))
 
 
 def bounded(work: Callable[[], T], seconds: float) -> T:
-    """Do something that a dead server may never finish.
+    """Return the result of work that a dead server may never finish.
 
     Raises:
         TimedOutError: It has not finished; its thread is left behind and ends with the process.
@@ -179,7 +164,7 @@ def bounded(work: Callable[[], T], seconds: float) -> T:
 
 @contextlib.contextmanager
 def scratch_directory(directory: str) -> Iterator[str]:
-    """Make a directory of a random name below `directory`, and remove it whatever happens."""
+    """Create a directory with a random name below `directory`, and remove it at the end."""
     path = f"{directory}/{SCRATCH}{uuid.uuid4().hex[:12]}"
     bounded(lambda: os.mkdir(path), STUCK)
     try:

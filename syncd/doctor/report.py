@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +23,6 @@ from syncd.doctor.probe import (
     advice_for,
     bounded,
     errno_name,
-    finding,
     milliseconds,
     scratch_directory,
     worst,
@@ -145,7 +144,7 @@ def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:
     place = ProbeTarget(directory, directory, mount)
     seen = system.mount.body(place)
     skipped = [Finding(probe.name, "skip", "nothing can be made here") for probe in PROBES]
-    return [finding("mount", seen), system.writable(error, directory), *skipped]
+    return [replace(seen, name="mount"), system.writable(error, directory), *skipped]
 
 
 def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError | None]:

@@ -5,7 +5,6 @@ from shlex import quote
 
 from syncd.doctor.probe import (
     Finding,
-    ProbeAnswer,
     ProbeTarget,
     advice_for,
     errno_name,
@@ -34,7 +33,7 @@ _TYPES = {
 
 
 @probe("mount", essential=True)
-def mount(place: ProbeTarget) -> ProbeAnswer:
+def mount(place: ProbeTarget) -> Finding:
     """Which file system it is, and options that hurt."""
     found = place.mount
     where = f"{found.type} {found.source} on {found.point} ({','.join(found.options)})"
@@ -53,7 +52,7 @@ def _complaints(found: Mount) -> list[str]:
 
 
 @probe("path")
-def path(place: ProbeTarget) -> ProbeAnswer:
+def path(place: ProbeTarget) -> Finding:
     """Whether the path itself will trouble shells and tools."""
     directory = place.directory
     if not directory.isprintable() or any(letter.isspace() for letter in directory):
@@ -63,7 +62,7 @@ def path(place: ProbeTarget) -> ProbeAnswer:
 
 
 @probe("space", essential=True)
-def space(place: ProbeTarget) -> ProbeAnswer:
+def space(place: ProbeTarget) -> Finding:
     """Free bytes and names, and whether the quota lets one megabyte through."""
     with open(f"{place.scratch}/file", "xb") as file:
         file.write(b"\0" * _WRITE)
@@ -72,7 +71,7 @@ def space(place: ProbeTarget) -> ProbeAnswer:
     return judge_space(os.statvfs(place.scratch), place.directory)
 
 
-def judge_space(found: os.statvfs_result, directory: str) -> ProbeAnswer:
+def judge_space(found: os.statvfs_result, directory: str) -> Finding:
     """Return what the free room of a file system means."""
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     # Many network and copy-on-write file systems do not count names: zero of zero.

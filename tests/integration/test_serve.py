@@ -12,8 +12,7 @@ from jobs import explorer, write_step
 from pages import TIMEOUT, served
 
 from syncd.dashboard import server as dashboard_server
-from syncd.dashboard.pages import Content
-from syncd.dashboard.server import MOST_CONNECTIONS, PageServer, serve_in_background
+from syncd.dashboard.server import MOST_CONNECTIONS, Content, PageServer, serve_in_background
 from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
 

@@ -11,7 +11,6 @@ import pytest
 from syncd.doctor.probe import (
     Finding,
     Probe,
-    ProbeAnswer,
     ProbeTarget,
     Verdict,
     bounded,
@@ -67,7 +66,7 @@ def test_a_percentile_is_one_of_the_values() -> None:
 def test_an_unexpected_error_is_a_finding_with_advice(
     tmp_path: object, essential: bool, verdict: str
 ) -> None:
-    def full(_: ProbeTarget) -> ProbeAnswer:
+    def full(_: ProbeTarget) -> Finding:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     found = Probe("full", essential, full)(ProbeTarget("/job", str(tmp_path)))
@@ -77,7 +76,7 @@ def test_an_unexpected_error_is_a_finding_with_advice(
 
 def test_a_probe_works_in_a_directory_of_its_own(tmp_path: object) -> None:
     @probe("look")
-    def look(place: ProbeTarget) -> ProbeAnswer:
+    def look(place: ProbeTarget) -> Finding:
         return ok(os.path.relpath(place.scratch, str(tmp_path)), {"entries": len(os.listdir(place.scratch))})
 
     assert look(ProbeTarget("/job", str(tmp_path))) == Finding("look", "ok", "look", "", {"entries": 0})

@@ -20,8 +20,8 @@ from syncd.protocol.process import Process
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 from syncd.views import data, table
+from syncd.views.data import listing
 from syncd.views.job_view import Heart, JobViewer
-from syncd.views.listing import listing
 
 
 @pytest.fixture
