@@ -19,8 +19,7 @@ from explorer_hooks.explorer.tasks import Task, Tasks, epochs
 from explorer_hooks.explorer.tokens import Tokens
 from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
-from syncd.protocol.label import label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, label_of
 
 MAX_FRUITLESS = 10
 """Rounds in a row in which the engine may make nothing although it says that it works."""

@@ -15,8 +15,7 @@ from explorer_hooks.explorer.weight_sinks import Taker, label_ahead
 from explorer_hooks.explorer.weight_sources import Files
 from explorer_hooks.follower.follower import Follower, Outcome
 from syncd.errors import SyncdError, TimedOutError
-from syncd.protocol.label import engine_label, label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, engine_label, label_of
 from syncd.transports.broadcast.receive import Received
 
 PIECE = 1.0

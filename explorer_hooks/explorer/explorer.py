@@ -20,7 +20,7 @@ from explorer_hooks.follower.policy import asks
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError, TimedOutError
 from syncd.jobfile.finished import finished
-from syncd.protocol.label import label_of
+from syncd.protocol.version import label_of
 
 if TYPE_CHECKING:
     from syncd.protocol.version import Pair

@@ -12,7 +12,7 @@ from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, Generator,
 from explorer_hooks.explorer.sampler import Ends, draw
 from explorer_hooks.explorer.tokens import Tokens
 from syncd.errors import ConfigError
-from syncd.protocol.label import pair_of
+from syncd.protocol.version import pair_of
 
 
 class Local(Generator):

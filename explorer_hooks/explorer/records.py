@@ -6,7 +6,8 @@ from typing import Any
 
 from syncd import jsonl
 from syncd.errors import storage_error
-from syncd.protocol.disk import Disk, LocalDisk
+from syncd.protocol.disk import Disk
+from syncd.protocol.local_disk import LocalDisk
 
 
 class Records:

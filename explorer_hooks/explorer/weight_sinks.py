@@ -9,7 +9,7 @@ from explorer_hooks.follower.follower import Follower
 from explorer_hooks.hooks.http_engine import ServedHook, UntouchedError
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import SyncdError
-from syncd.protocol.label import unpublished_label
+from syncd.protocol.version import unpublished_label
 from syncd.transports.broadcast.receive import Received, Receiver
 
 _LOG = structlog.get_logger()

@@ -20,7 +20,7 @@ from syncd.errors import (
     LoadFailedError,
     RefusedError,
 )
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
 SIGNATURE = "X-Syncd-Signature"
@@ -116,7 +116,7 @@ class WebhookHook(Hook):
         if last_good is None:
             self._attempt.require_untouched(_RESTART)
             return
-        self._label = UNKNOWN
+        self._label = UNKNOWN_LABEL
         try:
             self._tell(last_good, "abort")
         except LoadFailedError as error:

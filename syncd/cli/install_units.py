@@ -20,7 +20,7 @@ from syncd._version import __version__
 from syncd.console import UncheckedPath
 from syncd.errors import StorageError, UsageError, storage_error
 from syncd.protocol.digest import digest_bytes
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 
 OWNER = "syncd"
 """The user and group that the files name."""

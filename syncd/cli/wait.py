@@ -16,8 +16,8 @@ from syncd.cli.options import (
     timeout_option,
 )
 from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import MAX_STEP, Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import Version, read_version
 from syncd.stall.calls import MOUNT_HINT
 from syncd.stall.verbs import MountVerb, stalled

@@ -10,8 +10,8 @@ import click
 from syncd.cli.daemon_options import daemon_options, read_config, with_policy
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.config import DaemonConfig
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked, untracked
 from syncd.stall.verbs import MountVerb, pending_calls
 

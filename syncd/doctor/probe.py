@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from syncd.errors import TimedOutError
-from syncd.protocol.disk import MISSING, Disk, LocalDisk, remove_tree
-from syncd.protocol.mount import UNKNOWN, Mount
+from syncd.protocol.disk import MISSING, Disk, remove_tree
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
 from syncd.stall.worker import WorkerThread
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
@@ -101,7 +102,7 @@ class ProbeTarget:
 
     directory: str
     scratch: str
-    mount: Mount = UNKNOWN
+    mount: Mount = UNKNOWN_MOUNT
     seconds: float = 5.0
 
     @property

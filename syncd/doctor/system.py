@@ -13,7 +13,7 @@ from syncd.doctor.probe import (
     probe,
     warn,
 )
-from syncd.protocol.mount import UNKNOWN, Mount
+from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
 
 _TIGHT = 0.05
 _LITTLE = 10 << 30
@@ -25,7 +25,7 @@ _OPTIONS = {
     "noac": "noac is not needed and makes each stat a round trip",
 }
 _TYPES = {
-    UNKNOWN.type: "the kernel does not say which file system this is: findmnt -T DIR",
+    UNKNOWN_MOUNT.type: "the kernel does not say which file system this is: findmnt -T DIR",
     "tmpfs": "tmpfs is gone at the next boot, and is on no other host",
     "ramfs": "ramfs is gone at the next boot, and is on no other host",
     "overlay": "a container's own layer is gone with it, and is on no other host",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 from typing import Literal
 
-from syncd.protocol.mount import UNKNOWN, Mount
+from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
 
 Role = Literal["job", "parent", "state", "file", "step", "secret", "appended", "config"]
 """job: the job directory. parent: one above it. state: a directory of `.syncd/`. file: something in one that is read.
@@ -96,7 +96,7 @@ class AccessSnapshot:
     user: int
     umask: int
     entries: tuple[PathAccess, ...] = ()
-    mount: Mount = UNKNOWN
+    mount: Mount = UNKNOWN_MOUNT
     permissions: str = "umask"
     group: int | None = None
     policy_problem: str = ""

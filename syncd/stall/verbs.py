@@ -13,7 +13,7 @@ import click
 
 from syncd.console import tell
 from syncd.errors import StuckError, SyncdError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, PendingCalls
 from syncd.stall.worker import CallWait, WorkerThread, watch_calls
 

@@ -12,9 +12,9 @@ from jobs import explorer, write_step
 from pages import TIMEOUT, served
 
 from syncd.dashboard import server as dashboard_server
-from syncd.dashboard.server import MOST_CONNECTIONS, Content, PageServer, serve_in_background
-from syncd.protocol.disk import SystemClock
+from syncd.dashboard.server import MOST_CONNECTIONS, PageContent, PageServer, serve_in_background
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ class Still:
 
     def at(self, path):
         assert self.go.wait(TIMEOUT)
-        return Content(b"x", "text/plain")
+        return PageContent(b"x", "text/plain")
 
 
 @pytest.fixture

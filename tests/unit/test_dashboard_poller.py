@@ -8,7 +8,7 @@ import pytest
 from syncd.dashboard import poller
 from syncd.dashboard.poller import PollState, SharedPoll
 from syncd.errors import StorageError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 
 LONG = 60.0
 

@@ -9,7 +9,7 @@ import pytest
 from cli import environment
 from jobs import ManualClock
 
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.stall.calls import SLOWEST, DiskCall, PendingCalls, TrackedDisk
 from syncd.stall.verbs import MountVerb
 from syncd.stall.worker import CallWait, WorkerThread, watch_calls
