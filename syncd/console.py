@@ -127,17 +127,13 @@ def _first_line(module: str) -> str:
 
     try:
         spec = find_spec(module)
-        source = _parsed(spec.origin) if spec and spec.origin else None
+        with open(spec.origin if spec and spec.origin else os.devnull, "rb") as file:
+            text = ast.get_docstring(ast.parse(file.read())) or ""
     except (ImportError, OSError, SyntaxError):
-        source = None
-    line = (ast.get_docstring(source) or "").partition("\n")[0] if source else ""
-    text = line.partition(": ")[2] or line
-    return text[:1].upper() + text[1:]
-
-
-def _parsed(path: str) -> ast.Module:
-    with open(path, "rb") as file:
-        return ast.parse(file.read())
+        text = ""
+    line = text.partition("\n")[0]
+    line = line.partition(": ")[2] or line
+    return line[:1].upper() + line[1:]
 
 
 def unescape(command: click.Command) -> click.Command:

@@ -1,24 +1,16 @@
-"""`syncd doctor`: is this mount safe, and what to expect of it."""
+"""`syncd doctor`: checks whether a mount is safe for jobs, and how fast it is."""
 
-import contextlib
 import json
-import signal
-import sys
-from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
 
 import click
 
-from syncd.cli.options import state_dir_option
+from syncd.cli.options import exit_on_sigterm, state_dir_option
 from syncd.console import UncheckedPath
 from syncd.errors import StorageError, TooOpenError
 
-_TERMINATED = 128 + signal.SIGTERM
-
 
 @click.command(
-    epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd rests on does not work, "
+    epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd relies on does not work, "
     "77 something is too open (--security).",
 )
 @click.argument("directory", metavar="DIR", type=UncheckedPath())
@@ -29,7 +21,7 @@ _TERMINATED = 128 + signal.SIGTERM
     default=60.0,
     show_default=True,
     metavar="S",
-    help="With --peer: seconds to wait for the second host.",
+    help="With --peer: wait this many seconds for the second host.",
 )
 @click.option(
     "--seconds",
@@ -37,10 +29,10 @@ _TERMINATED = 128 + signal.SIGTERM
     default=5.0,
     show_default=True,
     metavar="S",
-    help="How long one measurement may take; 40 shows how long NFS caches an absent name.",
+    help="Limit each measurement to this many seconds; 40 shows how long NFS caches an absent name.",
 )
 @click.option(
-    "--security", is_flag=True, help="Report who may do more than need be with the job DIR; changes nothing."
+    "--security", is_flag=True, help="Report permissions of the job DIR that are too open; change nothing."
 )
 @click.option(
     "--token-file",
@@ -48,7 +40,7 @@ _TERMINATED = 128 + signal.SIGTERM
     multiple=True,
     type=UncheckedPath(),
     metavar="FILE",
-    help="With --security: a file that holds a secret.",
+    help="With --security: check this file, which holds a secret, too.",
 )
 @state_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -63,12 +55,12 @@ def doctor(
     state_dir: str | None,
     as_json: bool,
 ) -> None:
-    r"""Find out whether DIR can hold jobs: what its file system gives and how fast.
+    r"""Check whether DIR can hold jobs: which guarantees its file system gives, and how fast it is.
 
-    With --security it says instead who may read and change what around the job DIR, and how to mend it.
+    All probes run in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer), which is removed
+    at the end.
 
-    Everything else happens in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer),
-    which is removed at the end.
+    With --security, find permissions of the job DIR that are too open instead, and print the command that fixes each.
 
     \b
     Examples:
@@ -80,13 +72,12 @@ def doctor(
     if security:
         _secure(directory, state_dir, secrets, as_json=as_json)
         return
-    # Late, so that other commands and --help need not wait for it.
     from syncd.doctor.report import examine  # noqa: PLC0415
 
     if peer:
         click.echo(f"waiting for: syncd doctor {directory} --peer   (on the other host)", err=True)
-    with _terminable():
-        report = examine(directory, seconds, wait if peer else None)
+    exit_on_sigterm()
+    report = examine(directory, seconds, wait if peer else None)
     if as_json:
         click.echo(json.dumps(report.document(), indent=2))
     else:
@@ -108,17 +99,3 @@ def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, 
     click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
     if report.verdict == "fail":
         click.get_current_context().exit(TooOpenError.exit_code)
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the command as an exception, so that it cleans up behind itself."""
-
-    def end(_: int, __: FrameType | None) -> NoReturn:
-        sys.exit(_TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

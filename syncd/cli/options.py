@@ -2,6 +2,8 @@
 
 import math
 import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -46,6 +48,11 @@ def json_text(document: Mapping[str, Any]) -> str:
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a document as one line of JSON."""
     click.echo(json_text(document))
+
+
+def exit_on_sigterm() -> None:
+    """Exit on SIGTERM through `sys.exit`, so that the command cleans up and restores the terminal."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def timeout_option(default: float) -> Callable[[F], F]:

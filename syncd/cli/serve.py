@@ -96,7 +96,6 @@ def serve(
     click.echo(hosts.url(address, server.server_port, socket.gethostname()))
     sys.stdout.flush()
     _wait_for_signal()
-    poll.close()
     stop()
 
 
@@ -130,7 +129,6 @@ def _poll_once(poll: "SharedPoll") -> None:
     Raises:
         SyncdError: The job is not there, or its configuration is wrong.
     """
-    poll.start()
     known = poll.current(_FIRST_POLL)
     if known.error is not None:
         raise known.error

@@ -2,13 +2,19 @@
 
 import contextlib
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
+from syncd.cli.options import (
+    exit_on_sigterm,
+    job_argument,
+    json_option,
+    open_job,
+    print_json,
+    state_dir_option,
+)
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, PendingCalls
@@ -18,7 +24,6 @@ if TYPE_CHECKING:
 
     from syncd.views.job_view import JobViewer
 
-_TERMINATED = 128 + signal.SIGTERM
 _OTHER_LINES = 16
 
 
@@ -171,8 +176,7 @@ def _print(document: dict[str, Any], kind: Literal["status", "known"], *, as_jso
 
 
 def _watch(source: _StatusSource, interval: float, *, as_json: bool) -> None:
-    # The terminal must be put right again, whoever ends this.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    exit_on_sigterm()
     try:
         if as_json:
             _watch_json(source, interval)

@@ -2,17 +2,16 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from syncd.errors import SyncdError, storage_error
 from syncd.protocol.disk import Clock
 from syncd.stall.calls import STUCK_AFTER
+from syncd.stall.worker import WorkerThread
 
 Document = Mapping[str, Any]
-
-_IDLE = 60.0
 
 
 class PollState(StrEnum):
@@ -57,31 +56,20 @@ class PollResult:
 
 
 class SharedPoll:
-    """Polls from one thread while somebody asks, and lets everybody who asks share the result.
+    """Polls while somebody asks, one poll at a time, and lets everybody who asks share the result.
 
     Args:
         read: Reads the job and returns a document.
         clock: This host's clock.
-        every: Seconds between two polls at least.
+        every: Seconds from the end of one poll to the next at least, however many ask.
     """
 
     def __init__(self, read: Callable[[], Document], clock: Clock, every: float) -> None:
-        self._read, self._clock, self.every = read, clock, every
-        self._changed = threading.Condition()
-        self._wanted = self._closed = False
-        self._known = PollResult()
-        self._began: float | None = None
-        self._seen: float | None = None
-
-    def start(self) -> None:
-        """Begin; the thread never keeps the process from ending."""
-        threading.Thread(target=self._run, name="poll", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop polling; a poll that has begun is not waited for."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._read, self._clock, self._every = read, clock, every
+        self._lock = threading.Lock()
+        self._result = PollResult()
+        self._work: WorkerThread[None] | None = None
+        self._began = self._due = self._seen = float("-inf")
 
     def current(self, patience: float) -> PollResult:
         """Return the latest result, after waiting a moment for a poll that is due.
@@ -89,58 +77,35 @@ class SharedPoll:
         Args:
             patience: Seconds to wait for it at most.
         """
-        with self._changed:
-            if not self._is_due() or self._now().state is PollState.STUCK:
-                return self._now()
-            self._wanted = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._wanted, patience)
-            return self._now()
-
-    def _is_due(self) -> bool:
-        return self._seen is None or self._clock.monotonic() - self._seen >= self.every
+        with self._lock:
+            if self._work is None and self._clock.monotonic() >= self._due:
+                self._began = self._clock.monotonic()
+                self._work = WorkerThread(self._poll, "poll")
+                self._work.start()
+            work = self._work
+        if work is not None and self._now().state is not PollState.STUCK:
+            work.wait(patience)
+        return self._now()
 
     def _now(self) -> PollResult:
-        now, known = self._clock.monotonic(), self._known
-        age = None if self._seen is None or known.document is None else now - self._seen
-        looking_for = None if self._began is None else now - self._began
-        return PollResult(known.document, known.at, age, looking_for, known.error)
+        with self._lock:
+            now, known = self._clock.monotonic(), self._result
+            age = None if known.document is None else now - self._seen
+            return replace(known, age=age, looking_for=None if self._work is None else now - self._began)
 
-    def _run(self) -> None:
-        while self._is_asked():
-            began, at = self._begin()
-            try:
-                found = self._read()
-            except SyncdError as error:
-                self._fail(error)
-            except OSError as error:
-                self._fail(storage_error(error, None))
-            except Exception as error:  # noqa: BLE001 - the page shows it, and the next poll may succeed
-                self._fail(SyncdError(f"a bug in syncd: {type(error).__name__}: {error}"))
+    def _poll(self) -> None:
+        at, error, document = self._clock.time(), None, None
+        try:
+            document = self._read()
+        except SyncdError as known:
+            error = known
+        except OSError as failure:
+            error = storage_error(failure, None)
+        except Exception as bug:  # noqa: BLE001 - the page shows it, and the next poll may succeed
+            error = SyncdError(f"a bug in syncd: {type(bug).__name__}: {bug}")
+        with self._lock:
+            if document is not None:
+                self._result, self._seen = PollResult(document, at), self._began
             else:
-                self._end(PollResult(found, at), began)
-            self._rest()
-
-    def _is_asked(self) -> bool:
-        with self._changed:
-            while not (self._wanted or self._closed):
-                self._changed.wait(_IDLE)
-            return not self._closed
-
-    def _begin(self) -> tuple[float, float]:
-        with self._changed:
-            self._began = self._clock.monotonic()
-            return self._began, self._clock.time()
-
-    def _fail(self, error: SyncdError) -> None:
-        self._end(PollResult(self._known.document, self._known.at, error=error), self._seen)
-
-    def _end(self, known: PollResult, seen: float | None) -> None:
-        with self._changed:
-            self._known, self._seen, self._began, self._wanted = known, seen, None, False
-            self._changed.notify_all()
-
-    def _rest(self) -> None:
-        """Leave the mount alone between two polls, however many ask."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, self.every)
+                self._result = replace(self._result, error=error)
+            self._work, self._due = None, self._clock.monotonic() + self._every

@@ -5,6 +5,7 @@ the partner needs to see a change is the time until its answer, less one way of 
 """
 
 import contextlib
+import dataclasses
 import os
 import socket
 import time
@@ -250,24 +251,17 @@ class PeerObserver:
 
 
 def direction_from(fields: Fields) -> Direction:
-    """Return what the partner found, from its words."""
+    """Return what the partner found, from its message."""
+    readers: dict[Any, Callable[[str], Any]] = {
+        float: fields.number,
+        int: fields.integer,
+        bool: fields.flag,
+        str: fields.text,
+        float | None: lambda key: None if fields.document.get(key) is None else fields.number(key),
+    }
     return Direction(
-        bound_s=fields.number("bound_s"),
-        rounds=fields.integer("rounds"),
-        round_trip_p50_ms=fields.number("round_trip_p50_ms"),
-        round_trip_p99_ms=fields.number("round_trip_p99_ms"),
-        round_trip_max_ms=fields.number("round_trip_max_ms"),
-        write_p50_ms=fields.number("write_p50_ms"),
-        stat_ms=_optional(fields, "stat_ms"),
-        new_name_ms=_optional(fields, "new_name_ms"),
-        events=fields.flag("events"),
-        flock=fields.text("flock"),
-        lockf=fields.text("lockf"),
+        **{field.name: readers[field.type](field.name) for field in dataclasses.fields(Direction)}
     )
-
-
-def _optional(fields: Fields, key: str) -> float | None:
-    return None if fields.document.get(key) is None else fields.number(key)
 
 
 def _ms(seconds: float) -> float:

@@ -24,15 +24,11 @@ _UNFIT = "do not let two daemons run here, and use another file system for jobs"
 @probe("rename-over-full", essential=True)
 def rename_over_full(place: ProbeTarget) -> Finding:
     """A directory renamed over a full one must fail: a term that is taken stays taken."""
-    full_directory(f"{place.scratch}/claim")
-    full_directory(f"{place.scratch}/term")
-    try:
-        os.rename(f"{place.scratch}/claim", f"{place.scratch}/term")
-    except OSError as error:
-        if error.errno in _FULL:
-            return ok(f"refused ({errno_name(error)})")
-        raise
-    return fail("a directory replaced a full one: two daemons could lead", _UNFIT)
+    claim, term = f"{place.scratch}/claim", f"{place.scratch}/term"
+    full_directory(claim)
+    full_directory(term)
+    refusal = _refusal(lambda: os.rename(claim, term), _FULL)
+    return _refused(refusal, "a directory replaced a full one: two daemons could lead")
 
 
 @probe("claim-race", essential=True)
@@ -73,12 +69,8 @@ def rename_to_trash(place: ProbeTarget) -> Finding:
     if os.path.lexists(step) or os.listdir(f"{trash}/step") != ["file"]:
         return fail("a directory that was moved is not whole", _UNFIT)
     full_directory(step)
-    try:
-        os.rename(step, f"{trash}/step")
-    except OSError as error:
-        if error.errno in _FULL:
-            return ok("one rename; an entry of the trash is never replaced")
-        raise
+    if _refusal(lambda: os.rename(step, f"{trash}/step"), _FULL):
+        return ok("one rename; an entry of the trash is never replaced")
     return fail("an entry of the trash was replaced", _UNFIT)
 
 
@@ -86,13 +78,9 @@ def rename_to_trash(place: ProbeTarget) -> Finding:
 def rmdir_full(place: ProbeTarget) -> Finding:
     """A full directory cannot be removed: a leader is fenced only once its directory is empty and gone."""
     full_directory(f"{place.scratch}/full")
-    try:
-        os.rmdir(f"{place.scratch}/full")
-    except OSError as error:
-        if error.errno in _FULL:
-            return ok(f"refused ({errno_name(error)})")
-        raise
-    return fail("a full directory was removed", _UNFIT)
+    return _refused(
+        _refusal(lambda: os.rmdir(f"{place.scratch}/full"), _FULL), "a full directory was removed"
+    )
 
 
 @probe("create-in-removed", essential=True)
@@ -105,37 +93,37 @@ def create_in_removed(place: ProbeTarget) -> Finding:
     try:
         os.rmdir(removed)
         attempts = (
-            _refused(lambda: _create(f"{removed}/file")),
-            _refused(lambda: _create("file", descriptor)),
-            _refused(lambda: os.rename(f"{place.scratch}/staged", f"{removed}/file")),
+            _refusal(lambda: _create(f"{removed}/file"), _GONE),
+            _refusal(lambda: _create("file", descriptor), _GONE),
+            _refusal(lambda: os.rename(f"{place.scratch}/staged", f"{removed}/file"), _GONE),
         )
     finally:
         os.close(descriptor)
-    if all(attempts):
-        return ok(f"refused ({', '.join(dict.fromkeys(attempts))})")
-    return fail("a file was created in a removed directory", _UNFIT)
-
-
-def _refused(attempt: Callable[[], None]) -> str:
-    """Return why an attempt was refused, the empty string if it was not."""
-    try:
-        attempt()
-    except OSError as error:
-        if error.errno in _GONE:
-            return errno_name(error)
-        raise
-    return ""
+    refusal = ", ".join(dict.fromkeys(attempts)) if all(attempts) else ""
+    return _refused(refusal, "a file was created in a removed directory")
 
 
 @probe("exclusive-create", essential=True)
 def exclusive_create(place: ProbeTarget) -> Finding:
     """Of two creations of one name the second fails: temporary files are nobody else's."""
     _create(f"{place.scratch}/file")
+    refusal = _refusal(lambda: _create(f"{place.scratch}/file"), frozenset({errno.EEXIST}))
+    return _refused(refusal, "O_EXCL created a file that exists")
+
+
+def _refusal(attempt: Callable[[], None], numbers: frozenset[int]) -> str:
+    """Return the error with which an attempt was refused, empty if it succeeded; raise any other error."""
     try:
-        _create(f"{place.scratch}/file")
-    except FileExistsError:
-        return ok("refused (EEXIST)")
-    return fail("O_EXCL created a file that was there", _UNFIT)
+        attempt()
+    except OSError as error:
+        if error.errno in numbers:
+            return errno_name(error)
+        raise
+    return ""
+
+
+def _refused(refusal: str, otherwise: str) -> Finding:
+    return ok(f"refused ({refusal})") if refusal else fail(otherwise, _UNFIT)
 
 
 @probe("hard-links")

@@ -1,4 +1,4 @@
-"""One look at a time for everybody who asks; a look that never comes back holds nobody up."""
+"""One poll at a time for everybody who asks; a poll that never returns blocks nobody."""
 
 import threading
 import time
@@ -52,16 +52,7 @@ def clock():
 
 @pytest.fixture
 def watch(looks, clock):
-    made = []
-
-    def start(every=0.001):
-        made.append(SharedPoll(looks, clock, every))
-        made[-1].start()
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
+    yield lambda every=0.001: SharedPoll(looks, clock, every)
     looks.go.release(100)
 
 

@@ -103,7 +103,7 @@ def test_one_look_cannot_tell_who_lives(job, clock):
     clock.at += 12
     text = shown(table.status(data.status(JobViewer(job, clock).read())))
     assert "~ 12 s ago" in text
-    assert "one look cannot tell" in text
+    assert "one reading cannot tell" in text
 
 
 def test_a_heartbeat_that_changes_is_life_and_silence_is_death(job, clock):
