@@ -1,6 +1,6 @@
-"""What every command line of this project shares: lazy verbs, and whatever goes wrong as one line and an exit code.
+"""What all command lines share: verbs that are imported on use, and errors as one line and an exit code.
 
-Nothing but click is imported before a verb is chosen, so that help and completion are instant.
+Before a verb is chosen only click is imported, so that help and completion are fast.
 """
 
 import ast
@@ -30,7 +30,7 @@ _USAGE = 2
 _LAYOUT = "\n\t"
 _MOST = 1 << 53
 _MOST_SECONDS = 1e9
-"""Every number with a fraction is one of seconds."""
+"""The limit of numbers with a fraction: all of them are seconds."""
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "findmnt -T {path}"}
@@ -38,11 +38,11 @@ _HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "
 debug_option = click.option(
     "--debug", is_flag=True, help="Show a traceback when something fails; the same as SYNCD_DEBUG=1."
 )
-"""Read before anything is parsed, by `run`."""
+"""`run` reads it before anything is parsed."""
 
 
 class UncheckedPath(click.Path):
-    """A path that nobody looks at while the command line is read: its mount may not answer."""
+    """A path that is not accessed while the command line is parsed: its mount may not answer."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
         """Return the path as it was given."""
@@ -50,10 +50,10 @@ class UncheckedPath(click.Path):
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are chosen.
+    """A group that imports a command when it is chosen.
 
     Args:
-        package: Where the commands are: `<package>.<verb>` has the command, under the same name, `-` as `_`.
+        package: The package of the commands: `<package>.<verb>` has one under its name, with `_` for `-`.
         verbs: Each verb with its line of help.
         others: The group of entry points by which other packages add verbs: name and command.
         **options: As click takes them.
@@ -105,16 +105,16 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or name the nearest one."""
+        """Return the verb, or fail and suggest the closest one."""
         name = args[0]
-        # Looking for verbs of other packages takes longer than anything else here.
+        # Finding the verbs of other packages takes longer than anything else here.
         if (
             name not in self.own
             and name not in self.verbs
             and not name.startswith("-")
             and not ctx.resilient_parsing
         ):
-            import difflib  # noqa: PLC0415 - nobody waits for it who types rightly
+            import difflib  # noqa: PLC0415 - only a misspelt verb needs it
 
             near = difflib.get_close_matches(name, self.verbs, 1)
             ctx.fail(f"there is no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
@@ -122,7 +122,7 @@ class LazyGroup(click.Group):
 
 
 def _first_line(module: str) -> str:
-    """Return what a module's docstring says after its name and a colon, without importing the module."""
+    """Return what follows the colon in the first line of a module's docstring, without importing the module."""
     from importlib.util import find_spec  # noqa: PLC0415
 
     try:
@@ -137,23 +137,23 @@ def _first_line(module: str) -> str:
 
 
 def unescape(command: click.Command) -> click.Command:
-    """Return a command whose raw docstring keeps click from wrapping: its mark arrived as two characters."""
+    """Return a command with click's mark against wrapping restored: in a raw docstring it is two characters."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
     return command
 
 
 class Guard:
-    """The callback of a parameter that refuses values that no command can mean, whatever their type lets through.
+    """The callback of a parameter that refuses values that are invalid for every command.
 
     Args:
-        callback: What the parameter called before.
+        callback: The previous callback of the parameter.
     """
 
     def __init__(self, callback: Callable[[click.Context, click.Parameter, Any], Any] | None) -> None:
         self._callback = callback
 
     def __call__(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        """Return the value that the parameter has."""
+        """Return the value of the parameter."""
         for one in value if isinstance(value, tuple) else (value,):
             if problem := _problem(one, is_path=isinstance(param.type, click.Path)):
                 raise click.BadParameter(problem, ctx, param)
@@ -161,7 +161,7 @@ class Guard:
 
 
 def guard(command: click.Command) -> click.Command:
-    """Return a command that refuses hostile values of all its parameters as wrong usage."""
+    """Return a command that refuses invalid values of all its parameters as wrong usage."""
     for param in command.params:
         if not isinstance(param.callback, Guard):
             param.callback = Guard(param.callback)
@@ -169,7 +169,7 @@ def guard(command: click.Command) -> click.Command:
 
 
 def _problem(value: object, *, is_path: bool) -> str:
-    """Return why no command can mean a value, empty where one may."""
+    """Return why a value is invalid for every command, empty if it is not."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} is not a finite number"
     if isinstance(value, float | int) and abs(value) > (_MOST_SECONDS if type(value) is float else _MOST):
@@ -204,7 +204,7 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
         code = _invoke(group, program, list(args))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read has gone, as `head` does: no error of ours, and the flush at exit must not fail either.
+        # The reader has gone, as `head` does. That is no error, and the flush at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except (KeyboardInterrupt, click.Abort):
@@ -218,9 +218,9 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Give this process the streams that it was started without: a command works without anybody to read it.
+    """Open the standard streams that this process was started without, on /dev/null.
 
-    Their numbers are taken too, so that no file of a job is ever opened as the standard output of a child.
+    Their descriptors must be taken, so that no file of a job becomes the standard output of a child process.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
@@ -263,8 +263,8 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
 
 
 def tell(error: SyncdError) -> None:
-    """Say what went wrong, on stderr."""
-    # The disk that is full may be the log's own: the exit code must still be the documented one.
+    """Print an error and its hint to stderr."""
+    # The disk of the log may be full: the exit code must still be the documented one.
     with contextlib.suppress(OSError):
         click.echo(f"error: {plain(str(error), _LAYOUT)}", err=True)
         if error.hint:

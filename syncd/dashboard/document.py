@@ -92,9 +92,9 @@ def found(
 
     Args:
         look: The view of the job.
-        decisions: What retention decides of each step.
-        policy: By which policy.
-        events: The newest of the daemon's journal, oldest first.
+        decisions: What retention decides for each step.
+        policy: The policy by which it decides.
+        events: The newest events of the daemon's journal, oldest first.
     """
     status, steps = data.status(look), listing(look, decisions, policy)
     left_out = {
@@ -119,7 +119,7 @@ def answer(known: PollResult, every: float) -> Document:
 
     Args:
         known: The result of the latest poll.
-        every: Seconds after which it is worth asking again.
+        every: Seconds after which the page should ask again.
     """
     serving = {
         "syncd": __version__,
@@ -152,7 +152,7 @@ def _beyond(rows: Sequence[object]) -> int:
 
 
 def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
-    """Return how many steps, and bytes, each rule keeps or removes; of all steps, shown or not."""
+    """Return how many steps and bytes each rule keeps or removes, counting the steps that are not shown too."""
     sums: dict[tuple[bool, str], Document] = {}
     for row in rows:
         key = (row["keep"], row["rule"])

@@ -1,7 +1,7 @@
 """Measurements between two hosts without synchronised clocks: one asks, the other answers, then they swap.
 
-What a question and its answer take together is measured on one clock; one way is taken to be half of it. What
-the partner needs to see a change is the time until its answer, less one way of the answer.
+A question and its answer are timed together, on one clock; one way counts as half of that. The time until the partner
+sees a change is the time until its answer, minus one way.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ class Direction:
 
     Args:
         bound_s: How long each single measurement was allowed to take.
-        rounds: Questions that were asked and answered, each found by a tick.
-        round_trip_p50_ms: Of a replaced file and the answer to it, writing and syncing both included.
+        rounds: Questions that were asked and answered; a tick finds each.
+        round_trip_p50_ms: Time to replace a file and get the answer, including writing and syncing both.
         round_trip_p99_ms: The same.
         round_trip_max_ms: The same.
-        write_p50_ms: How much of the way there it took to write and sync the file.
-        stat_ms: Until a stat alone shows that a file was replaced; None: not within the bound.
-        new_name_ms: Until a name is found that was asked for before it existed; None: not within the bound.
+        write_p50_ms: The part of it that writing and syncing the file took.
+        stat_ms: Time until a stat alone shows a replaced file; None: not within the bound.
+        new_name_ms: Time until a name is found that was looked up before it existed; None: not within the bound.
         events: Whether a change raises an event on the other host.
         flock: What a flock that one host holds does to the other: `excludes`, `both acquire` or an errno.
         lockf: The same for lockf.
@@ -61,12 +61,12 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What two hosts found out about each other.
+    """What two hosts measured together.
 
     Args:
         host: The other host.
-        outward: How the other host sees what this one does.
-        inward: How this host sees what the other one does.
+        outward: How the other host sees the changes of this one.
+        inward: How this host sees the changes of the other one.
     """
 
     host: str
@@ -99,7 +99,7 @@ def converse(end: PeerLink, seconds: float) -> Peer:
 
 
 def lead(end: PeerLink, seconds: float) -> Direction:
-    """Ask: make changes, and measure how soon the partner answers that it saw them."""
+    """Make changes, and measure how soon the partner answers that it saw them."""
     trips, writes = round_trips(end, seconds)
     one_way = percentile(trips, 50) / 2
     found = Direction(
@@ -120,14 +120,14 @@ def lead(end: PeerLink, seconds: float) -> Direction:
 
 
 def round_trips(end: PeerLink, seconds: float) -> tuple[list[float], list[float]]:
-    """Return how long each of some questions took to be answered, and how much of that it took to ask it."""
+    """Return the seconds until each question was answered, and those that asking it took."""
     until, trips, writes = time.monotonic() + seconds, list[float](), list[float]()
     while len(trips) < ROUNDS and (time.monotonic() < until or not trips):
         began = time.monotonic()
         end.ask("ping", seconds + _MARGIN)
         trips.append(time.monotonic() - began)
         writes.append(end.wrote)
-    # The first one finds caches cold and the partner still busy with settling in.
+    # During the first one caches are cold and the partner may still be starting.
     return trips[1:] or trips, writes
 
 
@@ -145,7 +145,7 @@ def stat_lag(end: PeerLink, seconds: float, one_way: float) -> float | None:
 
 
 def new_name_lag(end: PeerLink, seconds: float, one_way: float) -> float | None:
-    """Return the milliseconds until the partner finds a name for which it asked before it was there."""
+    """Return the milliseconds until the partner finds a name that it looked up before it existed."""
     end.ask("name-before", _MARGIN)
     os.close(os.open(f"{end.own}/names/new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     lag = _lag_of(end, "name-after", seconds, one_way)
@@ -167,9 +167,9 @@ def raises_events(end: PeerLink) -> bool:
 
 
 def lock_scope(end: PeerLink, kind: Kind) -> str:
-    """Return what becomes of a lock that the partner tries while this host holds it.
+    """Return how a lock ends that the partner tries while this host holds it.
 
-    Each kind has its own file: NFS makes one kind of lock of both, and lets go of the first one when it likes.
+    Each kind has its own file: NFS makes one kind of both, and may release the first.
     """
     try:
         with lock_held(f"{end.own}/locks/{kind}", kind):
@@ -190,11 +190,11 @@ def serve(end: PeerLink) -> tuple[Direction, str]:
 
 
 class PeerObserver:
-    """Looks at what the partner does, in the ways that programs do.
+    """Observes the changes of the partner in the ways in which programs do.
 
     Args:
         other: The partner's directory.
-        stack: Ends what is still watched at the end.
+        stack: Closes what it still watches at the end.
     """
 
     def __init__(self, other: str, stack: contextlib.ExitStack) -> None:
@@ -203,7 +203,7 @@ class PeerObserver:
         self._listener: Listener | None = None
 
     def answer(self, topic: str, value: Fields) -> Value:
-        """Return the answer to a question; to one that is not known, that nothing was seen."""
+        """Return the answer to a question; to an unknown one, that nothing was seen."""
         answers: dict[str, Callable[[Fields], Value]] = {
             "stat-before": self._stat_before,
             "stat-after": lambda value: self._wait(value, lambda: self._stat() != self._before),

@@ -18,7 +18,7 @@ _ROUNDS = 5
 
 
 class Listener(FileSystemEventHandler):
-    """Wakes whoever waits when a change of one path is reported.
+    """Wakes a waiting thread when a change of one path is reported.
 
     Args:
         path: The file that is watched.
@@ -33,7 +33,7 @@ class Listener(FileSystemEventHandler):
             self._heard.set()
 
     def arm(self) -> None:
-        """Forget what was heard."""
+        """Forget earlier changes."""
         self._heard.clear()
 
     def wait(self, seconds: float = PATIENCE) -> bool:
@@ -60,7 +60,7 @@ def listening(path: str) -> Iterator[Listener]:
 
 @probe("events")
 def local_events(place: ProbeTarget) -> Finding:
-    """Whether this host's own changes raise events here. Those of other hosts need a peer to find out."""
+    """Whether changes of this host raise events here; only a second host can tell whether its own do."""
     try:
         delays = event_delays(place, f"{place.scratch}/file")
     except OSError as error:

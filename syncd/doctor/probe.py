@@ -74,7 +74,7 @@ SCRATCH = ".syncd-doctor-"
 """What the names of scratch directories begin with; a random part follows."""
 
 STUCK = 30.0
-"""Seconds after which an operation is taken to be stuck on the mount."""
+"""Seconds after which an operation on the mount counts as stuck."""
 
 _ADVICE = {
     errno.ENOSPC: "free some space: df -h {0}; df -i {0}",
@@ -94,7 +94,7 @@ class ProbeTarget:
     """Where a probe works.
 
     Args:
-        directory: The directory that is examined, absolute; nothing is written into it itself.
+        directory: The directory that is examined, absolute; nothing is written to it directly.
         scratch: A directory below it that is the probe's own.
         mount: The mount that holds it.
         seconds: How long one measurement may take.
@@ -176,7 +176,7 @@ def scratch_directory(directory: str) -> Iterator[str]:
 
 
 def sweep(path: str) -> bool:
-    """Remove a tree in which an interrupted probe may still be writing; say whether it is gone.
+    """Remove a tree to which an interrupted probe may still write; return whether it is gone.
 
     NFS keeps a removed file that is still open as `.nfs*`, so a directory may be full for a moment longer.
     """

@@ -49,14 +49,14 @@ Ways = tuple[tuple[str, Direction], ...]
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What the doctor says of a directory.
+    """What the doctor found about a directory.
 
     Args:
         directory: The directory, absolute.
         findings: One for each probe.
         peer: What two hosts measured together, if they did.
-        expect: What follows.
-        missed: Why there is no peer although one was waited for.
+        expect: What to expect and which settings to use.
+        missed: Why there is no peer, if one was waited for.
     """
 
     directory: str
@@ -70,7 +70,7 @@ class DoctorReport:
         return worst(self.findings)
 
     def document(self) -> dict[str, Any]:
-        """Return the report as the JSON output has it."""
+        """Return the document of `--json`."""
         return {
             "schema_version": SCHEMA,
             "protocol": PROTOCOL,
@@ -83,10 +83,10 @@ class DoctorReport:
 
 
 def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> DoctorReport:
-    """Examine a directory, with a second host if `wait` says how many seconds to wait for one.
+    """Examine a directory, together with a second host if `wait` is the seconds to wait for one.
 
     Raises:
-        JobMissingError: It is not there, or its server does not answer.
+        JobMissingError: It does not exist, or its server does not answer.
     """
     directory, mount = _find(directory)
     try:
@@ -104,7 +104,7 @@ def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> 
 
 
 def _left_behind(scratch: str) -> list[Finding]:
-    # A file that a stuck probe still has open keeps its directory full on NFS until this process ends.
+    # On NFS a file that a stuck probe still has open keeps its directory until this process ends.
     if not bounded(lambda: os.path.lexists(scratch), STUCK):
         return []
     return [Finding("scratch", "warn", f"not removed yet: {scratch}", f"rm -r {shlex.quote(scratch)}")]
@@ -123,7 +123,7 @@ def _find(directory: str) -> tuple[str, Mount]:
 
 
 def probe_all(probes: tuple[Probe, ...], place: ProbeTarget) -> Iterator[Finding]:
-    """Ask one after another; once the file system no longer answers what is essential, ask nothing more."""
+    """Run one probe after another; once an essential one gets no answer, skip the rest."""
     stuck = False
     for probe in probes:
         if stuck:
@@ -143,7 +143,7 @@ def _ask(probe: Probe, place: ProbeTarget) -> Finding:
 def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:
     place = ProbeTarget(directory, directory, mount)
     seen = system.mount.body(place)
-    skipped = [Finding(probe.name, "skip", "nothing can be made here") for probe in PROBES]
+    skipped = [Finding(probe.name, "skip", "cannot write here") for probe in PROBES]
     return [replace(seen, name="mount"), system.writable(error, directory), *skipped]
 
 
@@ -155,32 +155,32 @@ def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError
         error.hint = f"at the same time on the other host: syncd doctor {shlex.quote(place.directory)} --peer"
         return None, error
     except OSError as error:
-        broken = f"the conversation with the peer broke ({errno_name(error)})"
+        broken = f"the exchange with the second host failed ({errno_name(error)})"
         return None, StorageError(
             broken, path=place.directory, hint=advice_for(error, place.directory) or None
         )
 
 
 def peer_findings(peer: Peer) -> list[Finding]:
-    """Return what two hosts measured as findings. Only the tick is one that syncd rests on."""
+    """Return what two hosts measured as findings. syncd relies only on the tick."""
     ways = (("this host's", peer.outward), (f"{peer.host}'s", peer.inward))
     late = max(direction.round_trip_max_ms for _, direction in ways) / 2 > _LATE
     advice = "the server or the network stalls: look at their load" if late else ""
-    words: dict[str, Callable[[Direction], str]] = {
+    texts: dict[str, Callable[[Direction], str]] = {
         "peer-stat": lambda way: _within(way.stat_ms, way.bound_s),
         "peer-new-name": lambda way: _within(way.new_name_ms, way.bound_s),
         "peer-events": lambda way: "raise events" if way.events else "none in 1 s",
         "peer-locks": lambda way: f"flock {way.flock}, lockf {way.lockf}",
     }
     tick = Finding("peer-tick", "warn" if late else "ok", _both(ways, _tick), advice)
-    return [tick, *(Finding(name, "ok", _both(ways, word)) for name, word in words.items())]
+    return [tick, *(Finding(name, "ok", _both(ways, word)) for name, word in texts.items())]
 
 
 def _both(ways: Ways, words: Callable[[Direction], str]) -> str:
-    told = [words(direction) for _, direction in ways]
-    if told[0] == told[1]:
-        return f"both ways: {told[0]}"
-    return "; ".join(f"{whose} changes: {text}" for (whose, _), text in zip(ways, told, strict=True))
+    shown = [words(direction) for _, direction in ways]
+    if shown[0] == shown[1]:
+        return f"both ways: {shown[0]}"
+    return "; ".join(f"{whose} changes: {text}" for (whose, _), text in zip(ways, shown, strict=True))
 
 
 def _tick(way: Direction) -> str:
@@ -224,20 +224,20 @@ def _table(findings: tuple[Finding, ...]) -> Table:
 
 
 def expectations(expect: Expectation) -> list[tuple[str, str]]:
-    """Return what to expect and to set, as labelled lines."""
+    """Return what to expect and which settings to use, as labelled lines."""
     means = "events (inotify)" if expect.wake == "inotify" else f"a tick each {expect.poll:g} s"
     latency = f"{expect.latency_p50_ms:g} ms (p50), {expect.latency_p99_ms:g} ms (p99)"
     settings = f"poll = {expect.poll:g}, trash_grace = {expect.trash_grace:g}"
-    cache = f"this host may believe for {expect.attribute_cache:g} s what is no longer so"
+    cache = f"this host may see attributes that are up to {expect.attribute_cache:g} s old"
     return [
-        ("expect", f"a new version is seen {latency} after its publishing began, by {means}"),
+        ("expect", f"a new version is seen {latency} after publishing began, by {means}"),
         ("set", f"{settings} ({cache})"),
         *(("mount options", text) for text in expect.advice),
     ]
 
 
 def verdict_line(report: DoctorReport) -> str:
-    """Return the verdict in one line, with the probes that made it."""
+    """Return the verdict in one line, with the probes that decided it."""
     names = ", ".join(finding.name for finding in report.findings if finding.verdict == report.verdict)
     because = f" ({names})" if report.verdict in ("warn", "fail") else ""
     return f"{report.directory}: {_VERDICTS[report.verdict]}{because}"

@@ -1,4 +1,4 @@
-"""Probes of the mount and its room, which need no more than a look."""
+"""Probes of the mount, the path, free space and write permission."""
 
 import os
 from shlex import quote
@@ -72,7 +72,7 @@ def space(place: ProbeTarget) -> Finding:
 
 
 def judge_space(found: os.statvfs_result, directory: str) -> Finding:
-    """Return what the free room of a file system means."""
+    """Return what the free space of a file system means."""
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     # Many network and copy-on-write file systems do not count names: zero of zero.
     names = f"{found.f_favail:,} names" if found.f_files else "names not counted"
@@ -89,7 +89,7 @@ def _gigabytes(count: float) -> str:
 
 
 def writable(error: OSError | None, directory: str) -> Finding:
-    """Return whether anything can be made here at all."""
+    """Return whether this user can write here."""
     if error is None:
         return Finding("writable", "ok", f"by user {os.geteuid()}")
     advice = advice_for(error, directory) or f"ls -ld {quote(directory)}"

@@ -1,4 +1,4 @@
-"""Takes the snapshot: stats, access control lists, mount, configuration and units. Nothing is opened for writing."""
+"""Collects the snapshot: modes, access control lists, mount, configuration, units. Opens nothing for writing."""
 
 import contextlib
 import glob
@@ -18,7 +18,7 @@ from syncd.protocol.permissions import modes_of, parse_config, policy_in
 from syncd.security.rules import AccessSnapshot, AclEntry, PathAccess, Role, SystemdUnit
 
 ENTRIES = 2000
-"""Names that are looked at in one directory at most: a job may have millions of files."""
+"""The most names that are checked in one directory: a job may have millions of files."""
 
 _UNITS = ("/etc/systemd/system/syncd*.service", "~/.config/systemd/user/syncd*.service")
 _SECRETS = ("/etc/syncd/*.env", "/etc/credstore/hook-token*", "~/.config/syncd/*.env")
@@ -28,8 +28,8 @@ _ACLS = (("system.posix_acl_access", False), ("system.posix_acl_default", True))
 _USER, _GROUP, _MASK = 0x02, 0x08, 0x10
 
 
-def look(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessSnapshot:
-    """Look at a job.
+def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessSnapshot:
+    """Return who may do what around a job.
 
     Args:
         directory: The job directory.
@@ -81,7 +81,7 @@ def _below(path: str, unread: dict[str, str], depth: int) -> Iterator[tuple[str,
     for name, is_directory in _names(path, unread) if depth else ():
         child = f"{path}/{name}"
         if is_directory:
-            # What lies in the trash is about to go; only its directory decides who can put things there.
+            # What is in the trash is removed soon; the mode of its directory decides who can add to it.
             yield from _below(child, unread, 0 if name == "trash" else depth - 1)
         elif name == "offer.json":
             yield child, "secret"
@@ -96,7 +96,7 @@ def _names(path: str, unread: dict[str, str]) -> list[tuple[str, bool]]:
         unread[path] = error.strerror or str(error)
         return []
     if len(entries) > ENTRIES:
-        unread[path] = f"only {ENTRIES} of {len(entries)} names were looked at"
+        unread[path] = f"only {ENTRIES} of {len(entries)} names were checked"
     return [(entry.name, entry.kind == "directory") for entry in sorted(entries)[:ENTRIES]]
 
 

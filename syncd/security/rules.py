@@ -1,4 +1,4 @@
-"""What a snapshot means: findings, by rules that know nothing but the snapshot."""
+"""Rules that find permissions that are too open in a snapshot; pure functions of the snapshot."""
 
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,11 +32,11 @@ class AclEntry:
 
 @dataclass(frozen=True, slots=True)
 class PathAccess:
-    """One name and who may do what with it.
+    """A path and who may do what with it.
 
     Args:
         path: Absolute.
-        role: What it is to the job.
+        role: Its role in the job.
         mode: As `lstat` has it, with the kind.
         uid: Its owner.
         gid: Its group.
@@ -76,20 +76,20 @@ class SystemdUnit:
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """A snapshot of who may do what.
+    """Who may do what around a job.
 
     Args:
         directory: The job directory, absolute.
-        user: Number of the user that looks.
+        user: Number of the user that runs the check.
         umask: Its umask.
-        entries: Everything that was looked at.
+        entries: Every path that was checked.
         mount: The mount that holds the job.
         permissions: The policy of the job's configuration.
-        group: Number of the policy's group, None where there is none.
-        policy_problem: Why the policy cannot be told, empty when it can.
+        group: Number of the policy's group, None if it has none.
+        policy_problem: Why the policy cannot be read, empty if it can.
         secrets: Keys in `config.toml` that hold what looks like a secret.
         units: The units of this host.
-        unread: Paths that could not be looked at, each with the reason.
+        unread: Paths that could not be checked, each with the reason.
     """
 
     directory: str
@@ -106,7 +106,7 @@ class AccessSnapshot:
 
 
 Severity = Literal["fail", "warn", "info"]
-"""fail: others can change what explorers load, or read a secret. warn: more open than need be. info: good to know."""
+"""fail: others can change what explorers load, or read a secret. warn: more open than needed. info: good to know."""
 
 _READ, _WRITE = 4, 2
 _ROOT = 0
@@ -115,14 +115,14 @@ _OWN = ("state", "file", "step", "appended", "config", "secret")
 
 @dataclass(frozen=True, slots=True)
 class AccessFinding:
-    """One thing that is too open, or worth knowing.
+    """One permission that is too open, or a fact worth knowing.
 
     Args:
         name: The rule, a stable word.
         severity: How much it matters.
-        what: What was seen and what follows from it.
+        what: What was found, and its consequence.
         where: A path, or what else it is about.
-        mend: The command that mends it; empty where there is none.
+        mend: The command that fixes it; empty if there is none.
     """
 
     name: str
@@ -133,7 +133,7 @@ class AccessFinding:
 
 
 def judge(seen: AccessSnapshot) -> tuple[AccessFinding, ...]:
-    """Return all findings, the gravest first."""
+    """Return all findings, the most severe first."""
     found = [finding for entry in seen.entries for rule in _RULES for finding in rule(seen, entry)]
     found += [*_process(seen), *_policy(seen), *_mount(seen)]
     found += [finding for unit in seen.units for finding in _unit(unit)]
@@ -143,14 +143,14 @@ def judge(seen: AccessSnapshot) -> tuple[AccessFinding, ...]:
 
 
 def verdict(findings: Iterable[AccessFinding]) -> str:
-    """Return `fail`, `warn` or `ok`: the gravest of all; what is good to know changes nothing."""
+    """Return the most severe of `fail`, `warn` and `ok`; findings of severity info do not count."""
     found = {finding.severity for finding in findings}
     return "fail" if "fail" in found else "warn" if "warn" in found else "ok"
 
 
 def _link(_: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     if entry.is_link and entry.role not in ("parent", "config"):
-        what = "a symbolic link in the place of what the job owns: nothing is written through it"
+        what = "a symbolic link in place of a file of the job: nothing is written through it"
         yield AccessFinding("link", "fail", what, entry.path, f"rm {quote(entry.path)}")
 
 
@@ -193,7 +193,7 @@ def _is_sticky(seen: AccessSnapshot, entry: PathAccess) -> bool:
 
 
 def _trusted(seen: AccessSnapshot) -> set[int]:
-    """Return the users who can change the job anyway."""
+    """Return the users who may change the job."""
     return {_ROOT, seen.user, *(entry.uid for entry in seen.entries if entry.role == "job")}
 
 

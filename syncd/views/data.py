@@ -20,7 +20,7 @@ from syncd.views.job_view import Heart, JobView
 Document = dict[str, Any]
 
 _LONGEST = 4096
-"""Characters of what a presence says that are shown."""
+"""The most characters of a text in a presence file that are shown."""
 
 
 def status(look: JobView) -> Document:
@@ -57,7 +57,7 @@ def newest_complete(snapshot: Snapshot) -> int | None:
 
 
 def problems(look: JobView) -> list[tuple[str, str]]:
-    """Return what is wrong with the job: a stable name, and what it is."""
+    """Return what is wrong with the job: a stable name and a text for each problem."""
     found = list(symptoms(look.snapshot))
     found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(look.snapshot)]
     found += list(look.problems.items())
@@ -70,10 +70,10 @@ def problems(look: JobView) -> list[tuple[str, str]]:
 
 
 def known(found: HostFile | None, root: str, at: float) -> Document:
-    """Return what is known of a job whose mount does not answer: what a daemon of this host has said at last.
+    """Return what is known of a job whose mount does not answer: what a daemon of this host reported last.
 
     Args:
-        found: What it has said, None when there is none.
+        found: What it reported, None if none did.
         root: The job directory.
         at: Now, seconds since the epoch.
     """
@@ -85,7 +85,7 @@ def known(found: HostFile | None, root: str, at: float) -> Document:
 
 
 def _mount_trouble(known: HostFile | None) -> str:
-    """Return what a daemon of this host says is wrong with the mount, empty when it says nothing."""
+    """Return what a daemon of this host reports about the mount, empty if nothing is wrong."""
     mount = known.document.get("mount") if known is not None and known.is_current else None
     if not isinstance(mount, dict) or mount.get("state") == MountState.OK:
         return ""
@@ -124,7 +124,7 @@ def _place(look: JobView, version: Version) -> str:
 
 
 def _age(look: JobView, at: float) -> float:
-    """Return how long ago a date of another host was, as far as the two clocks agree."""
+    """Return the age of a time that another host noted, as far as the two clocks agree."""
     return round(max(look.at - at, 0.0), 3)
 
 
@@ -184,7 +184,7 @@ def _trainer(look: JobView, name: str) -> Document:
 
 
 def _waiting(trainer: Presence) -> Document | None:
-    """Return what a trainer says it waits for, None where it says nothing usable."""
+    """Return what a trainer reports that it waits for, None if it reports nothing usable."""
     told = trainer.info.get("waiting")
     if trainer.status is RunningStatus.STOPPED or not isinstance(told, Mapping):
         return None
@@ -221,9 +221,9 @@ def listing(look: JobView, decisions: Iterable[Decision], policy: Policy) -> Doc
     """Return everything that `syncd ls` shows.
 
     Args:
-        look: The look.
-        decisions: What retention decides of each step.
-        policy: By which policy.
+        look: The view of the job.
+        decisions: What retention decides for each step.
+        policy: The policy by which it decides.
     """
     snapshot = look.snapshot
     decided = {decision.step: decision for decision in decisions}

@@ -1,4 +1,4 @@
-"""Tables for people: the documents of `views.data` as rich renderables."""
+"""Tables: the documents of `views.data` as rich renderables."""
 
 import sys
 from collections.abc import Iterable, Mapping

@@ -438,4 +438,4 @@ def test_pinning_what_is_being_removed(shell, published, monkeypatch):
     monkeypatch.setattr("syncd.cli.pin.write_pin", lambda job, pin: shutil.rmtree(job.step(pin.step)))
     done = shell("pin", published.root, 1)
     assert done.code == 75
-    assert "being removed" in done.err
+    assert "was removed while it was being pinned" in done.err

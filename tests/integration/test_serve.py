@@ -312,7 +312,7 @@ def test_it_ends_with_0_when_told(job, number):
     [
         (74, ["{job}/none"], "the job directory does not exist"),
         (2, ["{job}", "--keep-last", "0"], "keep_last"),
-        (78, ["{job}", "--port", "{taken}"], "no page on 127.0.0.1"),
+        (78, ["{job}", "--port", "{taken}"], "cannot listen on 127.0.0.1"),
         (2, [""], "it is empty"),
         (2, ["{job}/global_step_2"], "is a step"),
         (2, ["{job}", "--host", "0.0.0.0"], "no password"),

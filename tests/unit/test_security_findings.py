@@ -11,7 +11,7 @@ from cli import Shell
 from hostile import build, fingerprint
 
 from syncd.protocol.mount import Mount
-from syncd.security.collect import look, rights_in, secret_keys, service_settings
+from syncd.security.collect import collect, rights_in, secret_keys, service_settings
 from syncd.security.report import examine
 from syncd.security.rules import AccessSnapshot, AclEntry, PathAccess, SystemdUnit, judge, verdict
 
@@ -162,7 +162,7 @@ def test_a_real_job_is_looked_at_and_not_changed(job, tmp_path):
     report = examine(job.root)
     assert fingerprint(tmp_path) == before
     assert report.verdict in ("ok", "warn")
-    roles = {entry.role for entry in look(job.root).entries}
+    roles = {entry.role for entry in collect(job.root).entries}
     assert {"job", "parent", "state", "file", "step"} <= roles
 
 
