@@ -4,11 +4,13 @@ What a key means is said once, in its description: schemas and the pages of all 
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
-from typing import Annotated, Any, Literal
+import os
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from syncd.client.sync_policy import SyncMethod, SyncStyle
+from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
 from syncd.protocol.permissions import Permissions
 
 FIXED: dict[str, Any] = {"fixed": True}
@@ -25,6 +27,25 @@ NoneText = Annotated[
     WithJsonSchema({"const": "none"}),
 ]
 """TOML has no word for nothing: `"none"` is one."""
+
+
+def sync_methods() -> tuple[str, ...]:
+    """Return all values of `sync.method`: syncd's own, and the transports that installed packages register."""
+    own = tuple(method.value for method in SyncMethod)
+    installed = {point.name for point in entry_points(group=TRANSPORTS)}
+    return (*own, *sorted(installed - set(own)))
+
+
+def _sync_method(value: object) -> str:
+    """Return the name of a method. Those of syncd are accepted in any case and by their older names."""
+    if value in sync_methods():
+        return str(value)
+    return SyncMethod(str(value)).value
+
+
+MethodName = Annotated[
+    str, BeforeValidator(_sync_method), WithJsonSchema({"type": "string", "enum": list(sync_methods())})
+]
 
 
 class Section(BaseModel):
@@ -100,6 +121,10 @@ class DataSection(Section):
     """What happens to older ones."""
     decay: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, json_schema_extra=FIXED)
     """With beyond = "weight": the factor for each version too old."""
+    strategy: str = Field(default="", json_schema_extra=FIXED)
+    """A sample strategy registered under the entry point `trainer.sample_strategies`; else other keys choose."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """What the strategy takes, by its own names; fifo, replay, mix and sft take nothing here."""
     replay: ReplaySection = ReplaySection()
     """Old groups, drawn again."""
     sft_path: str = Field(default="", json_schema_extra=FIXED)
@@ -123,7 +148,7 @@ class DataSection(Section):
 class SyncSection(Section):
     """How weights reach explorers."""
 
-    method: SyncMethod = Field(default=SyncMethod.CHECKPOINT, strict=False)
+    method: MethodName = SyncMethod.CHECKPOINT.value
     """checkpoint (files), nccl (a broadcast), memory (of its host), each with files underneath; auto: the fastest."""
     style: SyncStyle = Field(default=SyncStyle.FIXED, strict=False)
     """Who decides: fixed, trainer_driven, explorer_driven, fully_async."""
@@ -159,3 +184,17 @@ class SyncSection(Section):
     """memory: a directory of the trainer's host that is kept in memory (tmpfs)."""
     memory_mib: Count = 0
     """memory: MiB that copies may take together; 0 for half of what that file system can take."""
+
+
+class JobFile(Section):
+    """What every reader of the file knows of it."""
+
+    job: JobSection
+    """The run itself."""
+    model: ModelSection
+    """What is trained."""
+
+    def with_source(self, path: str) -> Self:
+        """Return the file with the path that it was read from."""
+        job = self.job.model_copy(update={"source": os.path.abspath(path)})
+        return self.model_copy(update={"job": job})

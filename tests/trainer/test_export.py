@@ -22,7 +22,7 @@ from syncd.errors import (  # noqa: E402
     UsageError,
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
-from syncd.transports.filesystem.layout import Spec  # noqa: E402
+from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
 from syncd.transports.filesystem.save import StepSaver  # noqa: E402
 from trainer.export import export, run, target  # noqa: E402
 from trainer.export.target import split  # noqa: E402
@@ -191,7 +191,7 @@ class TestRefused:
     @pytest.mark.parametrize("dtype", [None, "float32"])
     @pytest.mark.parametrize("gone", ["step", "shard"])
     def test_step_that_is_removed_meanwhile(self, job, out, monkeypatch, dtype, gone):
-        find = run.find
+        find = run.find_source
 
         def find_and_remove(*arguments, **options):
             found = find(*arguments, **options)
@@ -199,7 +199,7 @@ class TestRefused:
             return found
 
         shard = f"{job.step(7)}/actor/model-00001-of-00001.safetensors"
-        monkeypatch.setattr(run, "find", find_and_remove)
+        monkeypatch.setattr(run, "find_source", find_and_remove)
         with pytest.raises(TryAgainError, match="removed") as caught:
             export(job.root, 7, out, dtype)
         assert "syncd pin" in caught.value.hint
@@ -225,7 +225,9 @@ class TestRefused:
 
 class TestSplit:
     def test_files_keep_order_and_limit(self):
-        specs = [Spec(str(number), "U8", (size,), size) for number, size in enumerate([4, 5, 1, 20, 3, 3, 4])]
+        specs = [
+            TensorSpec(str(number), "U8", (size,), size) for number, size in enumerate([4, 5, 1, 20, 3, 3, 4])
+        ]
         groups = split(specs, 10)
         assert [[spec.size for spec in group] for group in groups] == [[4, 5, 1], [20], [3, 3, 4]]
         assert [spec for group in groups for spec in group] == specs
