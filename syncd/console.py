@@ -258,11 +258,11 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
 
         traceback.print_exception(error)
     known = _known(error, program, args)
-    tell(known)
+    print_error(known)
     return known.exit_code
 
 
-def tell(error: SyncdError) -> None:
+def print_error(error: SyncdError) -> None:
     """Print an error and its hint to stderr."""
     # The disk of the log may be full: the exit code must still be the documented one.
     with contextlib.suppress(OSError):

@@ -8,18 +8,9 @@ import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.load_state import Attempt, require_loadable
-from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.http_client import Reply, Server
-from syncd.errors import (
-    DOCS,
-    ConfigError,
-    EngineDeadError,
-    EngineUnreachableError,
-    LoadFailedError,
-    RefusedError,
-)
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from explorer_hooks.http_client import HttpClient, Reply
+from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 

@@ -64,15 +64,15 @@ class PageReader:
         """Read the job once, and return the data of the page.
 
         Raises:
-            SyncdError: The job is not there, cannot be read, or at the first look its configuration is wrong.
+            SyncdError: The job is not there, cannot be read, or at the first view its configuration is wrong.
         """
         if self._job is None:
             self._job = self._open()
             self._looker = JobViewer(self._job, self._clock)
-        look, policy = self._looker.read(), self._read_policy(self._job)
+        view, policy = self._looker.read(), self._read_policy(self._job)
         if self._policy_problem:
-            look = replace(look, problems={**look.problems, "config": self._policy_problem})
-        return found(look, decide(look.scanned, policy), policy, read_events(self._job.events, _MOST_READ))
+            view = replace(view, problems={**view.problems, "config": self._policy_problem})
+        return found(view, decide(view.scanned, policy), policy, read_events(self._job.events, _MOST_READ))
 
     def _read_policy(self, job: Job) -> Policy:
         """Return the policy; if it has become unreadable, show that as a problem and keep the last one."""
@@ -86,17 +86,17 @@ class PageReader:
 
 
 def found(
-    look: JobView, decisions: Sequence[Decision], policy: Policy, events: Iterable[Mapping[str, Any]]
+    view: JobView, decisions: Sequence[Decision], policy: Policy, events: Iterable[Mapping[str, Any]]
 ) -> Document:
     """Return the data of one view of the job.
 
     Args:
-        look: The view of the job.
+        view: The view of the job.
         decisions: What retention decides for each step.
         policy: The policy by which it decides.
         events: The newest events of the daemon's journal, oldest first.
     """
-    status, steps = data.status(look), listing(look, decisions, policy)
+    status, steps = data.status(view), listing(view, decisions, policy)
     left_out = {
         "steps": _beyond(steps["steps"]),
         "explorers": _beyond(status["explorers"]),

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from syncd.console import tell
+from syncd.console import print_error
 from syncd.errors import StuckError, SyncdError
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, PendingCalls
@@ -140,7 +140,7 @@ def _leave(error: SyncdError, code: int) -> NoReturn:
     """Print an error and end the process, whatever its threads wait for."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    tell(error)
+    print_error(error)
     sys.stderr.flush()
     os._exit(code)
 

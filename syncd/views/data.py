@@ -23,14 +23,14 @@ _LONGEST = 4096
 """The most characters of a text in a presence file that are shown."""
 
 
-def status(look: JobView) -> Document:
+def status(view: JobView) -> Document:
     """Return everything that `syncd status` shows."""
-    snapshot = look.snapshot
+    snapshot = view.snapshot
     return {
-        "job": look.job.root,
-        "state_dir": look.job.state,
-        "at": look.at,
-        "version": _version(look),
+        "job": view.job.root,
+        "state_dir": view.job.state,
+        "at": view.at,
+        "version": _version(view),
         "marker": {
             "step": snapshot.marker.step,
             "text": snapshot.marker.text,
@@ -39,14 +39,14 @@ def status(look: JobView) -> Document:
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
         "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
-        "explorers": [_explorer(look, name) for name in sorted(snapshot.explorers)],
-        "trainers": [_trainer(look, name) for name in sorted(snapshot.trainers)],
-        "daemon": _daemon(look),
-        "disk": _disk(look),
+        "explorers": [_explorer(view, name) for name in sorted(snapshot.explorers)],
+        "trainers": [_trainer(view, name) for name in sorted(snapshot.trainers)],
+        "daemon": _daemon(view),
+        "disk": _disk(view),
         "requests": [
             {"kind": item.kind, "step": item.step, "reason": item.reason} for item in snapshot.requests
         ],
-        "problems": [{"name": name, "detail": detail} for name, detail in problems(look)],
+        "problems": [{"name": name, "detail": detail} for name, detail in problems(view)],
     }
 
 
@@ -56,14 +56,14 @@ def newest_complete(snapshot: Snapshot) -> int | None:
     return max(complete, default=None)
 
 
-def problems(look: JobView) -> list[tuple[str, str]]:
+def problems(view: JobView) -> list[tuple[str, str]]:
     """Return what is wrong with the job: a stable name and a text for each problem."""
-    found = list(symptoms(look.snapshot))
-    found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(look.snapshot)]
-    found += list(look.problems.items())
-    found += [("dead", name) for name, heart in sorted(look.hearts.items()) if heart is Heart.DEAD]
-    found += [("mount", trouble)] if (trouble := _mount_trouble(look.known)) else []
-    heart = look.lead.heart if look.lead else Heart.LEFT
+    found = list(symptoms(view.snapshot))
+    found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(view.snapshot)]
+    found += list(view.problems.items())
+    found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
+    found += [("mount", trouble)] if (trouble := _mount_trouble(view.known)) else []
+    heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         found.append(("daemon", "no daemon leads this job"))
     return found
@@ -100,32 +100,32 @@ def _by_step(snapshot: Snapshot) -> list[Step]:
     return [snapshot.steps[number] for number in sorted(snapshot.steps)]
 
 
-def _version(look: JobView) -> Document | None:
-    version = look.snapshot.version
+def _version(view: JobView) -> Document | None:
+    version = view.snapshot.version
     if version is None:
         return None
     return {
         "generation": version.generation,
         "step": version.step,
         "kind": version.kind,
-        "path": _place(look, version),
+        "path": _place(view, version),
         "layout": version.layout,
         "digest": version.digest,
         "published_at": version.published_at,
-        "age": _age(look, version.published_at),
+        "age": _age(view, version.published_at),
         "previous": pair_document(version.previous),
-        "held": version.held_marker is not None and version.held_marker == look.snapshot.marker.text,
+        "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
         "term": version.term,
     }
 
 
-def _place(look: JobView, version: Version) -> str:
-    return version.path if version.kind == "remote" else f"{look.job.root}/{version.path}"
+def _place(view: JobView, version: Version) -> str:
+    return version.path if version.kind == "remote" else f"{view.job.root}/{version.path}"
 
 
-def _age(look: JobView, at: float) -> float:
+def _age(view: JobView, at: float) -> float:
     """Return the age of a time that another host noted, as far as the two clocks agree."""
-    return round(max(look.at - at, 0.0), 3)
+    return round(max(view.at - at, 0.0), 3)
 
 
 def _counts(snapshot: Snapshot) -> Document:
@@ -149,35 +149,35 @@ def _filling(step: Step) -> Document:
     }
 
 
-def _module(look: JobView, module: Module, heart: Heart) -> Document:
+def _module(view: JobView, module: Module, heart: Heart) -> Document:
     presence = module.presence
     return {
         "id": presence.identity,
         "status": presence.status.value,
         "heart": heart.value,
         "alive": {Heart.ALIVE: True, Heart.UNKNOWN: None}.get(heart, False),
-        "beat_age": _age(look, presence.updated_at),
+        "beat_age": _age(view, presence.updated_at),
         "host": presence.host,
         "pid": presence.pid,
     }
 
 
-def _explorer(look: JobView, name: str) -> Document:
-    module = look.snapshot.explorers[name]
+def _explorer(view: JobView, name: str) -> Document:
+    module = view.snapshot.explorers[name]
     presence = module.presence
     return {
-        **_module(look, module, look.hearts[f"explorer/{name}"]),
+        **_module(view, module, view.hearts[f"explorer/{name}"]),
         "applied": pair_document(presence.applied),
         "loading": pair_document(presence.loading),
-        "lag": lag_of(look.snapshot, module),
+        "lag": lag_of(view.snapshot, module),
         "leases": list(presence.leases),
     }
 
 
-def _trainer(look: JobView, name: str) -> Document:
-    module = look.snapshot.trainers[name]
+def _trainer(view: JobView, name: str) -> Document:
+    module = view.snapshot.trainers[name]
     return {
-        **_module(look, module, look.hearts[f"trainer/{name}"]),
+        **_module(view, module, view.hearts[f"trainer/{name}"]),
         "step": module.presence.step,
         "waiting": _waiting(module.presence),
     }
@@ -194,43 +194,43 @@ def _waiting(trainer: Presence) -> Document | None:
     return {"for": what[:_LONGEST], "path": path[:_LONGEST], "since": float(since)}
 
 
-def _daemon(look: JobView) -> Document | None:
-    if look.lead is None:
+def _daemon(view: JobView) -> Document | None:
+    if view.lead is None:
         return None
-    leader = look.lead.leader
+    leader = view.lead.leader
     return {
-        "heart": look.lead.heart.value,
-        "term": look.lead.term,
+        "heart": view.lead.heart.value,
+        "term": view.lead.term,
         "host": leader.host if leader else None,
         "pid": leader.process.pid if leader else None,
     }
 
 
-def _disk(look: JobView) -> Document:
-    mount = look.mount
+def _disk(view: JobView) -> Document:
+    mount = view.mount
     return {
-        "free": look.snapshot.free,
-        "job_bytes": look.snapshot.job_size,
+        "free": view.snapshot.free,
+        "job_bytes": view.snapshot.job_size,
         "mount": mount.point,
         "type": mount.type,
         "network": mount.is_network,
     }
 
 
-def listing(look: JobView, decisions: Iterable[Decision], policy: Policy) -> Document:
+def listing(view: JobView, decisions: Iterable[Decision], policy: Policy) -> Document:
     """Return everything that `syncd ls` shows.
 
     Args:
-        look: The view of the job.
+        view: The view of the job.
         decisions: What retention decides for each step.
         policy: The policy by which it decides.
     """
-    snapshot = look.snapshot
+    snapshot = view.snapshot
     decided = {decision.step: decision for decision in decisions}
     rows = [_row(snapshot, snapshot.steps[number], decided[number]) for number in sorted(snapshot.steps)]
     return {
-        "job": look.job.root,
-        "at": look.at,
+        "job": view.job.root,
+        "at": view.at,
         "policy": {**asdict(policy.retention), "prune": policy.prune, "prune_foreign": policy.prune_foreign},
         "steps": rows,
     }

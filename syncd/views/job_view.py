@@ -117,11 +117,11 @@ class JobViewer:
 
     def read_until_known(self, seconds: float) -> JobView:
         """Read until it is known of every module whether it is alive, for `seconds` at most."""
-        ends, look = self._clock.monotonic() + seconds, self.read()
-        while _is_open(look) and (left := ends - self._clock.monotonic()) > 0:
+        ends, view = self._clock.monotonic() + seconds, self.read()
+        while _is_open(view) and (left := ends - self._clock.monotonic()) > 0:
             self._clock.sleep(min(_STEP, left))
-            look = self.read()
-        return look
+            view = self.read()
+        return view
 
     def _read(self) -> JobView:
         self._scanner.check_root()
@@ -224,9 +224,9 @@ def _heart_of(leader: Leader, seen: Heart) -> Heart:
     return Heart.ALIVE if same_host and seen is Heart.UNKNOWN else seen
 
 
-def _is_open(look: JobView) -> bool:
-    lead = look.lead.heart if look.lead else Heart.LEFT
-    return Heart.UNKNOWN in (lead, *look.hearts.values())
+def _is_open(view: JobView) -> bool:
+    lead = view.lead.heart if view.lead else Heart.LEFT
+    return Heart.UNKNOWN in (lead, *view.hearts.values())
 
 
 def _problems(kind: str, unreadable: Mapping[str, Presence]) -> dict[str, str]:

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distributed, for type checkers
 from torch.distributed.rendezvous import rendezvous
 
-from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError
-from syncd.transports.ranks import Alone, Group, Ranks
-from trainer.launch.rank_env import Place
-from trainer.launch.supervisor import LISTENING
+from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError, storage_error
+from syncd.transports.ranks import Alone, RankGroup, Ranks
+from trainer.config import job_config
+from trainer.config.model import JobConfig
+from trainer.launch.rank_env import LISTENING, RankEnv
 
 MEETING = 600.0
 """Seconds for all ranks to join: importing torch from a shared file system is slow on many nodes at once."""
@@ -101,7 +102,7 @@ def _not_met(place: RankEnv, error: RuntimeError) -> SyncdError:
             f"rank 0 cannot listen at {where}: another process does", hint="MASTER_PORT=<a free port>"
         )
     return TimedOutError(
-        f"rank {place.rank} of {place.world_size} has not met the others at {where}: {said}",
+        f"rank {place.rank} of {place.world_size} did not reach the others at {where}: {reason}",
         hint=f"all ranks must start within ten minutes and reach MASTER_ADDR:MASTER_PORT ({DOCS}/launch.md)",
     )
 
