@@ -19,7 +19,7 @@ from explorer_hooks.follower.follower import TurnOutcome
 from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError, TimedOutError
-from syncd.jobfile.finished import finished
+from syncd.jobfile.records import read_end
 from syncd.protocol.version import label_of
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class Explorer:
         now = time.monotonic()
         if now - self._asked_end < TURN:
             return ""
-        self._asked_end, end = now, finished(self._source.sync.job)
+        self._asked_end, end = now, read_end(self._source.sync.job)
         if end is None:
             self._end_since = None
             return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from explorer_hooks.explorer.config import EngineSection
+from explorer_hooks.explorer.config import InferenceSection
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, Generator, Made, Rollout
 from explorer_hooks.explorer.sampler import Ends, draw
 from explorer_hooks.explorer.tokens import Tokens
@@ -86,7 +86,7 @@ class Local(Generator):
         return self._tokens.decode(tokens[:-1] if ended else tokens)
 
 
-def load_model(directory: str, section: EngineSection, *, trust_remote_code: bool) -> Any:
+def load_model(directory: str, section: InferenceSection, *, trust_remote_code: bool) -> Any:
     """Return the model of a directory, ready to generate.
 
     Raises:
