@@ -17,7 +17,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.protocol.obstacle import Obstacle
-from syncd.worker_thread import Work
+from syncd.stall.worker import WorkerThread
 
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
@@ -96,7 +96,7 @@ def run(
     reported, woken = WakePipe(), WakePipe()
     signals = Signals(reported, woken)
     loop = _Loop(daemon, clock, manager, load, watchdog, signals)
-    worker = Work(lambda: loop.run(woken, background), "daemon", reported.ring)
+    worker = WorkerThread(lambda: loop.run(woken, background), "daemon", reported.ring)
     manager.ready("starting")
     worker.start()
     _watch_over(daemon, clock, manager, watchdog, worker, signals, reported)
@@ -109,13 +109,13 @@ def _watch_over(
     clock: Clock,
     manager: ServiceManager,
     watchdog: Watchdog,
-    worker: Work[None],
+    worker: WorkerThread[None],
     signals: Signals,
     reported: WakePipe,
 ) -> None:
     """Report until the work has ended, or must be abandoned."""
     asked: float | None = None
-    while worker.goes_on:
+    while worker.is_running:
         reported.wait(watchdog.every)
         stuck = watchdog.check(daemon, status_line(daemon))
         if signals.stop and asked is None:
@@ -233,7 +233,7 @@ class _Loop:
         self._mode = ""
 
     def run(self, pipe: WakePipe, background: Background | None) -> None:
-        """Work until the end, then release the lead.
+        """WorkerThread until the end, then release the lead.
 
         Args:
             pipe: What wakes it.
