@@ -93,10 +93,12 @@ def read_version(job: Job) -> Version | None:
 
 
 def read_version_or_none(job: Job) -> Version | None:
-    """Return the published version, None if there is none or its file is damaged.
+    """Return the published version, None before the first or while the file is damaged.
+
+    The daemon replaces a damaged file at its next publish, so callers that poll read it again.
 
     Raises:
-        ProtocolTooNewError: A later protocol wrote it.
+        ProtocolTooNewError: A newer major version of the protocol wrote the file.
     """
     try:
         return read_version(job)
