@@ -153,7 +153,7 @@ def _of_manifest(manifest: Manifest, wrong: list[str], *, full: bool) -> Step:
     )
 
 
-class Verification(StrEnum):
+class VerifyLevel(StrEnum):
     """How closely a step is verified before it is published.
 
     size: every file is there with its size. header: every safetensors header parses and accounts for every byte of
@@ -166,7 +166,7 @@ class Verification(StrEnum):
 
 
 def problems_of(
-    job: Job, step: Step, level: Verification, progress: Callable[[], None] = lambda: None
+    job: Job, step: Step, level: VerifyLevel, progress: Callable[[], None] = lambda: None
 ) -> list[str]:
     """Return what is wrong with a complete step, nothing when it is good.
 
@@ -178,14 +178,14 @@ def problems_of(
         level: How closely to verify.
         progress: Called again and again during the work.
     """
-    if level is Verification.SIZE or not step.is_native or step.kind == "remote":
+    if level is VerifyLevel.SIZE or not step.is_native or step.kind == "remote":
         return []
     path = job.step(step.step)
     try:
         manifest = read_manifest(job.disk, path)
         wrong = _headers(job, path, manifest, progress)
         return wrong or (
-            damaged_files(job.disk, path, manifest, progress) if level is Verification.CONTENT else []
+            damaged_files(job.disk, path, manifest, progress) if level is VerifyLevel.CONTENT else []
         )
     except (*MISSING, CorruptDataError) as error:
         return [str(error)]

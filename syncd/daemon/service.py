@@ -11,7 +11,7 @@ from typing import Any
 
 from syncd.config import DaemonConfig
 from syncd.daemon.act import Actor
-from syncd.daemon.examine import Verification, problems_of
+from syncd.daemon.examine import VerifyLevel, problems_of
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.plan import Plan, plan, still_holds
 from syncd.daemon.removals import Removals
@@ -266,7 +266,7 @@ class Daemon:
 
     def _verified_plan(self, policy: Policy) -> Plan:
         """Plan, and plan again without each step that turns out to be damaged."""
-        level = Verification(self.config.verify)
+        level = VerifyLevel(self.config.verify)
         decided = plan(self.snapshot, policy)
         for _ in range(_VERIFY_ROUNDS):
             version = decided.publish
@@ -278,7 +278,7 @@ class Daemon:
             decided = plan(self.snapshot, policy)
         return replace(decided, publish=None, reason="")
 
-    def _rejected(self, step: Step, level: Verification) -> Step | None:
+    def _rejected(self, step: Step, level: VerifyLevel) -> Step | None:
         """Verify a step before it is published; return it as damaged, None when it is good."""
         path, progress = f"{self.job.root}/{step.directory}", self._leader.progress
         try:
