@@ -106,7 +106,7 @@ def _loss(job: Job, step: "Step", version: Version | None) -> str:
 
 
 def _problems(job: Job, step: "Step", level: str) -> list[str]:
-    from syncd.daemon.examine import VerifyLevel, problems_of
+    from syncd.daemon.examine import VerifyLevel, problems_of  # noqa: PLC0415
 
     if step.state is StepState.DAMAGED:
         return _missing(job, step) or [step.problem]
