@@ -15,11 +15,11 @@ from trainer.config.algorithms import (
     ALGORITHMS,
     KL_TYPES,
     LACKING,
-    LOSSES,
     SFT,
     VERL,
     clip_bounds,
     estimator_and_loss,
+    loss_names,
     unread,
     with_published,
 )
@@ -178,7 +178,7 @@ def _verl(config: JobConfig) -> Iterator[Problem]:
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
     yield from _one_of("algorithm.name", section.name, ALGORITHMS)
     if section.loss:
-        yield from _one_of("algorithm.loss", section.loss, LOSSES)
+        yield from _one_of("algorithm.loss", section.loss, loss_names())
     if section.advantage in LACKING:
         why = LACKING[section.advantage]
         yield Problem(

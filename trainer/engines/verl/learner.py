@@ -15,7 +15,7 @@ from trainer.engines.verl import figures, state
 from trainer.engines.verl.advantages import advantages, check_estimator
 from trainer.engines.verl.batches import Found, MicroBatch, forward
 from trainer.engines.verl.checks import resolve
-from trainer.engines.verl.losses import correction_weights, measure_difference
+from trainer.engines.verl.losses import correction_weights, measure_difference, register_own_loss
 from trainer.engines.verl.models import Model, build_model
 from trainer.engines.verl.rows import (
     Columns,
@@ -53,6 +53,7 @@ class Learner:
         policy = self._algorithm.name != SFT
         if policy:
             check_estimator(self._algorithm.advantage)
+            register_own_loss(self._algorithm.loss)
             actor_config(config, self._algorithm, 1)
         _seed(config.job.seed)
         self.model = build_model(config, device.type)

@@ -15,13 +15,13 @@ from verl.workers.config import (
 )
 
 from syncd.errors import ConfigError
-from trainer.config.algorithms import AGGREGATIONS, LOSSES, clip_bounds
+from trainer.config.algorithms import AGGREGATIONS, Loss, clip_bounds, find_loss, loss_names
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.engines.verl.checks import known, refuse_first, schedule_steps
 
 _KL_TYPES = ("low_var_kl", "kl", "abs", "mse", "k1", "k2", "k3", "k1+", "k3+")
-_OTHERS = {
+_UNSUPPORTED = {
     "geo_mean": "geo_mean would depend on how rows are dealt to ranks",
     "bypass_mode": 'bypass_mode is algorithm.old_logprobs = "rollout" with another loss',
 }
@@ -99,8 +99,7 @@ def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -
         ConfigError: verl has no such loss, or `algorithm.options` has what verl has not.
     """
     _check_kl_type(algorithm.kl_type)
-    _check_loss(algorithm.loss)
-    mode = algorithm.loss_agg_mode or LOSSES[algorithm.loss].mode
+    mode = algorithm.loss_agg_mode or _loss_of(algorithm.loss).mode
     _check_mode(mode)
     refuse_first(algorithm_problems(algorithm))
     options = dict(algorithm.options)
@@ -129,11 +128,16 @@ def entropy_in_updates(algorithm: AlgorithmSection) -> bool:
     return algorithm.entropy_coeff != 0 or bool(algorithm.options.get("calculate_entropy"))
 
 
-def _check_loss(loss: str) -> None:
-    if loss in _OTHERS:
-        raise ConfigError(_OTHERS[loss], hint=f"algorithm.loss is one of {', '.join(LOSSES)}")
-    if loss not in LOSSES:
-        raise ConfigError(f"no policy loss is called {loss!r}", hint=known("algorithm.loss", loss, LOSSES))
+def _loss_of(name: str) -> Loss:
+    if name in _UNSUPPORTED:
+        raise ConfigError(
+            _UNSUPPORTED[name], hint=f"algorithm.loss is one of {', '.join(sorted(loss_names()))}"
+        )
+    loss = find_loss(name)
+    if loss is None:
+        hint = known("algorithm.loss", name, sorted(loss_names()))
+        raise ConfigError(f"no policy loss is called {name!r}", hint=hint)
+    return loss
 
 
 def _policy_loss(loss: str, options: Mapping[str, Any]) -> PolicyLossConfig:
