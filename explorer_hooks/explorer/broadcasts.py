@@ -13,7 +13,7 @@ import structlog
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.explorer.weight_sinks import Taker, label_ahead
 from explorer_hooks.explorer.weight_sources import Files
-from explorer_hooks.follower.follower import Follower, Outcome
+from explorer_hooks.follower.follower import Follower, TurnOutcome
 from syncd.errors import SyncdError, TimedOutError
 from syncd.protocol.version import Pair, engine_label, label_of
 from syncd.transports.broadcast.receive import Received
@@ -76,7 +76,7 @@ class Broadcasts(Files):
         """Return the newest version that there is, the one that runs here before it is published too."""
         return self._ahead or super().newest()
 
-    def turn(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def turn(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Take part in a broadcast, or load a version from files.
 
         The trainer counts on an ask of each member in every style, so there is always one. In a turn of no time it
@@ -117,9 +117,9 @@ class Broadcasts(Files):
             came = self._receiver.turn(self._follower.met, PIECE)
         return came if isinstance(came, Received) else None
 
-    def _taken(self, received: Received) -> Outcome:
+    def _taken(self, received: Received) -> TurnOutcome:
         pair = received.round.pair
-        self._follower.know(label_ahead(received))
+        self._follower.add_label(label_ahead(received))
         try:
             self._taker.take(received)
         except SyncdError as error:
@@ -129,7 +129,7 @@ class Broadcasts(Files):
         self._ahead, self._since = pair, time.monotonic()
         self._seen, self._failures = self._since, 0
         _LOG.info("broadcast_received", version=label_of(pair))
-        return Outcome("applied", pair)
+        return TurnOutcome("applied", pair)
 
     def _begin_rest(self) -> None:
         """Take no part for a while: nobody is to send what the engine does not take."""
@@ -137,7 +137,7 @@ class Broadcasts(Files):
         self._rest = min(2 ** (self._failures - 1), _LONGEST_REST)
         self._receiver.leave()
 
-    def _rested(self, outcome: Outcome) -> Outcome:
+    def _rested(self, outcome: TurnOutcome) -> TurnOutcome:
         """Count a version that came through files."""
         if outcome.kind == "applied":
             self._rest -= 1
@@ -147,27 +147,27 @@ class Broadcasts(Files):
 
     # --- what becomes of it -----------------------------------------------------------------------------------
 
-    def _settled(self, timeout: float) -> Outcome:
+    def _settled(self, timeout: float) -> TurnOutcome:
         """Wait for what becomes of what runs: published, it is the version; void, files are loaded."""
         pair = self._ahead
         assert pair is not None
         try:
             self.sync.wait_for(self._is_decided, timeout)
         except TimedOutError:
-            return Outcome("nothing", reason="what runs is not published yet")
+            return TurnOutcome("nothing", reason="what runs is not published yet")
         self._ahead = None
         if self._receiver.confirm_published() and self.sync.confirmed == pair:
             label = engine_label(pair, self.sync.confirmed_digest)
-            self._follower.know(label)
+            self._follower.add_label(label)
             self._taker.own(label)
             self._follower.adopt(pair)
-            return Outcome("applied", pair)
+            return TurnOutcome("applied", pair)
         _LOG.warning("broadcast_discarded", version=label_of(pair), reason="it was not published")
         # Until files are loaded nobody can name what the engine runs, so it is given no work. What was begun with the
         # start model may have been ended by what overwrote it.
         self._void |= {pair, BEFORE_THE_FIRST}
         self._taker.disown()
-        self._follower.disown()
+        self._follower.confirm_none()
         return super().turn(0.0)
 
     def _is_decided(self) -> bool:

@@ -15,8 +15,8 @@ from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.explorer.pacing import Allowance, Next, Situation
 from explorer_hooks.explorer.records import Records
 from explorer_hooks.explorer.weight_sources import Source
-from explorer_hooks.follower.follower import Outcome
-from explorer_hooks.follower.policy import asks
+from explorer_hooks.follower.follower import TurnOutcome
+from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError, TimedOutError
 from syncd.jobfile.records import read_end
@@ -208,7 +208,7 @@ class Explorer:
     def _wait(self, *, is_due: bool) -> None:
         """Wait a little for a version; while one is due or there is no room, nothing is under way."""
         begin = time.monotonic()
-        outcome = self._noted(self._source.turn(TURN, ask=asks(self._rules.style)))
+        outcome = self._noted(self._source.turn(TURN, ask=asks_trainer(self._rules.style)))
         took = time.monotonic() - begin
         self._waited += took
         answered = outcome.kind == "nothing" and took < TURN
@@ -292,7 +292,7 @@ class Explorer:
 
     # --- what is told -----------------------------------------------------------------------------------------
 
-    def _noted(self, outcome: Outcome, *, evaluate: bool = True) -> Outcome:
+    def _noted(self, outcome: TurnOutcome, *, evaluate: bool = True) -> TurnOutcome:
         if outcome.kind == "applied":
             self._synced_at = self._ledger.cursor.batches
             self._look()
@@ -342,7 +342,7 @@ class Explorer:
             "explorer_finished", batches=self._ledger.cursor.batches, version=label_of(runs) if runs else None
         )
 
-    def _last(self) -> Outcome:
+    def _last(self) -> TurnOutcome:
         outcome, end = self._source.turn(0.0), time.monotonic() + _LAST
         while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
             time.sleep(_LOOK)

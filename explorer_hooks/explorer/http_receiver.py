@@ -1,6 +1,6 @@
 """Weights in by a broadcast for an engine in another process: received here, and handed on once they count."""
 
-from explorer_hooks.hooks.http_engine import ServedHook
+from explorer_hooks.hooks.http_engine import HttpEngineHook
 from syncd.protocol.buckets import Plan
 from syncd.synchronizer import Synchronizer
 from syncd.transports.broadcast.receive import Receiver
@@ -15,7 +15,7 @@ class ServedReceiver(Receiver):
         hook: Knows what the engine holds.
     """
 
-    def __init__(self, sync: Synchronizer, hook: ServedHook) -> None:
+    def __init__(self, sync: Synchronizer, hook: HttpEngineHook) -> None:
         self._hook = hook
         super().__init__(sync, {})
 

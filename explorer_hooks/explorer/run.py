@@ -27,8 +27,8 @@ from explorer_hooks.explorer.tokens import Tokens, quiet, tokens_of
 from explorer_hooks.explorer.weight_sources import Files, Source
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
-from explorer_hooks.hooks.http_engine import ServedHook
-from explorer_hooks.http_client import Server
+from explorer_hooks.hooks.http_engine import HttpEngineHook
+from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
@@ -156,7 +156,7 @@ class _Engine:
         if self._section.kind == "transformers":
             return self._local(seed)
         section = self._section
-        server = Server(
+        server = HttpClient(
             section.address,
             token=self._token,
             timeout=section.timeout,
@@ -192,7 +192,7 @@ class _Engine:
             )
 
     def _takes_broadcasts(self) -> bool:
-        if not isinstance(self.hook, ServedHook):
+        if not isinstance(self.hook, HttpEngineHook):
             return True
         reason = "torch is not installed" if find_spec("torch") is None else self.hook.no_broadcasts()
         if reason:
@@ -204,7 +204,7 @@ class _Engine:
         from explorer_hooks.explorer.weight_sinks import IntoModel, IntoServer  # noqa: PLC0415 - torch
         from syncd.transports.broadcast.receive import Receiver  # noqa: PLC0415 - torch
 
-        if isinstance(self.hook, ServedHook):
+        if isinstance(self.hook, HttpEngineHook):
             return IntoServer(ServedReceiver(follower.sync, self.hook), self.hook, follower)
         receiver = Receiver(follower.sync, self._model.state_dict())
         return IntoModel(receiver, self.hook)  # type: ignore[arg-type] # it is a TransformersHook
@@ -248,7 +248,7 @@ def _follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
         file.explorer.name or None,
         options,
         engine=engine.name,
-        tell=_tell,
+        listener=_tell,
         stop=stop,
     )
 

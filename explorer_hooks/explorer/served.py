@@ -20,7 +20,7 @@ from explorer_hooks.explorer.generation import (
     version_of,
 )
 from explorer_hooks.hook import Running
-from explorer_hooks.http_client import Reply, Server
+from explorer_hooks.http_client import HttpClient, Reply
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 
 TICK = 0.05
@@ -48,7 +48,7 @@ class Calls:
         settle: Seconds that a group waits for an engine that is being loaded.
     """
 
-    server: Server
+    server: HttpClient
     model: str
     running: Callable[[], Running]
     retries: int = 4
@@ -161,7 +161,7 @@ class Served(Generator):
         raise AssertionError("the loop returns or raises")
 
     def _answer(self, body: dict[str, object]) -> "dict[str, object] | None":
-        reply = self._calls.server.tried(completions.PATH, body)
+        reply = self._calls.server.post_any(completions.PATH, body)
         if is_passing(reply):
             raise EngineUnreachableError(self._calls.server.complaint(reply))
         if reply.is_error:
@@ -183,14 +183,14 @@ def pause(attempt: int) -> float:
     return min(_BACKOFF * 2.0 ** (attempt - 1), _LONGEST) * random.uniform(0.8, 1.2)  # noqa: S311
 
 
-def served_model(server: Server) -> str:
+def served_model(server: HttpClient) -> str:
     """Return what a server calls its first model.
 
     Raises:
         ConfigError: It names none.
         EngineUnreachableError: It does not answer.
     """
-    found = server.ask_json("/v1/models").get("data")
+    found = server.get_json("/v1/models").get("data")
     first = found[0] if isinstance(found, list) and found else None
     name = first.get("id") if isinstance(first, dict) else None
     if not isinstance(name, str) or not name:

@@ -6,7 +6,7 @@ import structlog
 
 from explorer_hooks.explorer.http_receiver import ServedReceiver
 from explorer_hooks.follower.follower import Follower
-from explorer_hooks.hooks.http_engine import ServedHook, UntouchedError
+from explorer_hooks.hooks.http_engine import HttpEngineHook, UntouchedError
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import SyncdError
 from syncd.protocol.version import unpublished_label
@@ -51,15 +51,15 @@ class IntoModel(Taker):
 
     def take(self, received: Received) -> None:
         """Copy what was received into the parameters, between two generations."""
-        self._hook.take(label_ahead(received), lambda: self.receiver.load(received))
+        self._hook.load_tensors(label_ahead(received), lambda: self.receiver.load(received))
 
     def own(self, label: str) -> None:
         """Have the model called what all others call it."""
-        self._hook.own(label)
+        self._hook.set_label(label)
 
     def disown(self) -> None:
         """Say that nobody can name what the model is."""
-        self._hook.disown()
+        self._hook.drop_label()
 
 
 class IntoServer(Taker):
@@ -71,13 +71,13 @@ class IntoServer(Taker):
         follower: Brings it back.
     """
 
-    def __init__(self, receiver: ServedReceiver, hook: ServedHook, follower: Follower) -> None:
+    def __init__(self, receiver: ServedReceiver, hook: HttpEngineHook, follower: Follower) -> None:
         self.receiver, self._hook, self._follower = receiver, hook, follower
 
     def take(self, received: Received) -> None:
         """Hand what was received to the server; one that is left in pieces is brought back at once."""
         try:
-            self._hook.take(label_ahead(received), received.tensors)
+            self._hook.load_tensors(label_ahead(received), received.tensors)
         except UntouchedError:
             raise
         except SyncdError:
@@ -88,14 +88,14 @@ class IntoServer(Taker):
     def own(self, label: str) -> None:
         """Have the server say what it runs as all others do."""
         try:
-            self._hook.own(label)
+            self._hook.set_label(label)
         except SyncdError as error:
             # This process knows it in any case; another one loads the files, which are the same.
             _LOG.warning("version_report_failed", reason=str(error))
 
     def disown(self) -> None:
         """Forget what the server calls what it has taken."""
-        self._hook.disown()
+        self._hook.drop_label()
 
 
 def label_ahead(received: Received) -> str:

@@ -4,7 +4,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from explorer_hooks.follower.follower import Follower, Outcome
+from explorer_hooks.follower.follower import Follower, TurnOutcome
 from syncd.errors import CorruptDataError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Source(ABC):
         """Say whether the engine is to be given work."""
 
     @abstractmethod
-    def turn(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def turn(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Wait for weights that are due, and take them.
 
         Args:
@@ -101,7 +101,7 @@ class Files(Source):
         """Say whether the engine answers, and is not too far behind."""
         return self._follower.may_work()
 
-    def turn(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def turn(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Wait for a version, and load it."""
         return self._follower.turn(timeout, ask=ask)
 

@@ -28,8 +28,8 @@ from syncd.protocol.version import Version
 from syncd.synchronizer import Synchronizer
 from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
-from syncd.transports.filesystem.read_targets import DTYPES, held
-from syncd.transports.tensors import TensorMeta, fit, require
+from syncd.transports.filesystem.read_targets import DTYPES, target_tensors
+from syncd.transports.tensors import TensorMeta, compare, require_fit
 
 BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU says beside it that it could take NCCL."""
@@ -142,9 +142,9 @@ class Receiver:
         Raises:
             RefusedError: It does not fit.
         """
-        model = held(self._parameters)
+        model = target_tensors(self._parameters)
         offered = {place.name: TensorMeta(place.dtype, place.shape) for place in plan.places}
-        require(fit(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
+        require_fit(compare(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
 
     def _receive(self, told: Round) -> Received | None:
         deadline = Deadline(self._clock, told.timeout)

@@ -8,16 +8,18 @@ All ranks make the same calls; rank 0 alone sends. docs/broadcast.md has the pro
 """
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import structlog
 import torch
 
 from syncd.client.peers import is_here
 from syncd.client.wait import Deadline
-from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError
+from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError, UsageError
 from syncd.protocol.backend import GLOO, NCCL, Chosen, choose, gpu_in
 from syncd.protocol.buckets import Plan, make_plan
 from syncd.protocol.local_disk import SystemClock
@@ -25,10 +27,12 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
 from syncd.synchronizer import Synchronizer
+from syncd.transports.base import Export, SendContext, Sent, WeightSender
 from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU, ProcessGroup
-from syncd.transports.filesystem.export_walk import Export, Walk
+from syncd.transports.filesystem.export_walk import AnyExport, ExportWalk
+from syncd.transports.filesystem.send import DTYPES
 from syncd.transports.ranks import Ranks
 
 BACKEND = GLOO
@@ -106,7 +110,7 @@ class Broadcaster:
             sync.end_group()  # what an earlier start left
             sync.take_part(BACKEND)
 
-    def send(self, step: int, attempt: str, export: Export) -> bool:
+    def send(self, step: int, attempt: str, export: AnyExport) -> bool:
         """Send a step to the explorers that take part, and say whether all of them have it.
 
         Args:
@@ -122,7 +126,7 @@ class Broadcaster:
         opened = self._open(step, attempt, plan) if self._sync is not None else None
         if not self._ranks.broadcast(opened is not None):
             return False
-        walk = Walk(export, 0, 1, self._dtype, self._tied)
+        walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
         sent = False
         if opened is not None:
             sent = self._carry_out(opened, walk)
@@ -149,10 +153,10 @@ class Broadcaster:
         if self._sync is not None:
             self._sync.end_group()
 
-    def _planned(self, export: Export) -> Plan:
+    def _planned(self, export: AnyExport) -> Plan:
         """Return the layout of the weights, made once by a walk that looks at none of them."""
         if self._plan is None:
-            walk = Walk(export, 0, 1, self._dtype, self._tied)
+            walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
             walk.plan()
             metas = [(spec.name, spec.dtype, spec.shape) for spec in walk.specs]
             self._plan, self._device = make_plan(metas, self._options.bucket), walk.device
@@ -259,7 +263,7 @@ class Broadcaster:
             "explorers on other hosts cannot take part", hint="sync.address is the trainer's for them"
         )
 
-    def _carry_out(self, opened: tuple[Round, Deadline], walk: Walk) -> bool:
+    def _carry_out(self, opened: tuple[Round, Deadline], walk: ExportWalk) -> bool:
         told, deadline = opened
         sync, group = self._sync, self._group
         assert sync is not None
@@ -274,7 +278,7 @@ class Broadcaster:
         self._failures, self._sent = 0, told
         return True
 
-    def _pour(self, group: _Group, walk: Walk, deadline: Deadline) -> str:
+    def _pour(self, group: _Group, walk: ExportWalk, deadline: Deadline) -> str:
         """Send all buckets, each packed while the one before it is under way; return their checksum."""
         root, pending = group.process_group, None
         checksum = checksums.make_checksum(root.device)
@@ -310,6 +314,89 @@ class Broadcaster:
         group, self._group = self._group, None
         if group is not None:
             group.process_group.abort()
+
+
+class BroadcastSender(WeightSender):
+    """Broadcasts each step to the explorers that take part, then sends it through files too.
+
+    Args:
+        files: Writes the steps.
+        broadcaster: Sends to explorers.
+        sync: The trainer's synchronizer; None on all ranks but the first.
+    """
+
+    name = "nccl"
+
+    def __init__(self, files: WeightSender, broadcaster: Broadcaster, sync: Synchronizer | None) -> None:
+        self._files, self._broadcaster, self._sync = files, broadcaster, sync
+        self._attempt = ""
+        self._sent: Sent | None = None
+
+    @classmethod
+    def open(cls, context: SendContext) -> Self:
+        """Return a sender; its group is formed by the first send."""
+        settings, sync = context.settings, context.client
+        if context.files is None:
+            raise UsageError("transport nccl needs the sender of transport checkpoint")
+        assert sync is None or isinstance(sync, Synchronizer)
+        options = Options(
+            settings.address, settings.bucket_mib << 20, settings.ready_timeout, settings.broadcast_timeout
+        )
+        broadcaster = Broadcaster(
+            context.ranks,
+            sync,
+            options,
+            dtype=DTYPES[settings.dtype],
+            tied=context.tied,
+            check_finite=settings.check_finite,
+        )
+        return cls(context.files, broadcaster, sync)
+
+    def prepare(self, export: Export) -> None:
+        """Prepare the sender through files."""
+        self._files.prepare(export)
+
+    def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
+        """Broadcast a step, then begin to write it. If the broadcast fails, the step goes out through files alone."""
+        self._attempt, start = attempt, time.perf_counter()
+        is_done = self._broadcaster.send(step, attempt, export)
+        seconds, size = time.perf_counter() - start, self._broadcaster.size
+        self._sent = Sent(self.name, step, size, seconds, is_done, is_received=True)
+        try:
+            self._files.send(step, attempt, export, files)
+        except SyncdError:
+            self._broadcaster.withdraw(attempt)
+            raise
+
+    def wait(self) -> None:
+        """Return once the step is whole and announced; if it fails, tell explorers that have its weights."""
+        try:
+            self._files.wait()
+        except SyncdError:
+            self._broadcaster.withdraw(self._attempt)
+            raise
+
+    @property
+    def sent(self) -> Sent | None:
+        """Return the result of the last broadcast."""
+        return self._sent
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether this rank's part of the save in flight has failed."""
+        return self._files.has_failed
+
+    def unavailable(self) -> str:
+        """Return why nobody would receive a broadcast."""
+        is_expected = self._sync is not None and self._sync.broadcast_members(BACKEND)
+        return "" if is_expected else "no explorer takes part"
+
+    def close(self) -> None:
+        """End the group, and finish the save in flight."""
+        try:
+            self._broadcaster.close()
+        finally:
+            self._files.close()
 
 
 def _asks(explorer: Presence) -> bool:
