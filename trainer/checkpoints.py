@@ -1,9 +1,9 @@
-"""How a step becomes a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
+"""Makes a step a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
 
 The engine's ranks write the training state into a directory of this save inside the sealed step, `.training.SAVE`.
-One rename makes it `training/`; then comes `actor/huggingface/` where it is asked for; then `.full_checkpoint`: now
-the checkpoint counts; last the tracker and a copy of the state in the job directory. What a rank of an earlier start
-writes late goes into a directory that is no longer there.
+One rename makes it `training/`; then comes `actor/huggingface/` if asked for; then `.full_checkpoint`, with which
+the checkpoint is complete; last the tracker and a copy of the state in the job directory. If a rank of an earlier
+start writes late, its directory no longer exists.
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def complete(
 
 
 def _become_training(disk: Disk, path: str, staged: str) -> None:
-    """Give the training state its name; what a save before it left there unmarked goes."""
+    """Rename the training state to its name, and remove an unfinished one."""
     target = f"{path}/{TRAINING}"
     aside = f"{path}/{_STAGED}replaced-{uuid.uuid4().hex}"
     with contextlib.suppress(*MISSING):
@@ -159,7 +159,7 @@ def _become_training(disk: Disk, path: str, staged: str) -> None:
 
 
 def has_huggingface(job: Job, step: int) -> bool:
-    """Say whether a step has a Hugging Face directory that stands for itself."""
+    """Return whether a step has a complete Hugging Face directory."""
     return HUGGINGFACE in {entry.name for entry in list_if_there(job.disk, f"{job.step(step)}/{ACTOR}")}
 
 
@@ -223,7 +223,7 @@ def _is_full(job: Job, step: int) -> bool:
 
 
 def _link_huggingface(disk: Disk, actor: str) -> None:
-    """Make `huggingface/` of links to what is beside it, whole or not at all; copies where there are no links."""
+    """Make `huggingface/` of links to the files beside it, whole or not at all; of copies without hard links."""
     target = f"{actor}/{HUGGINGFACE}"
     if os.path.isdir(target):
         return

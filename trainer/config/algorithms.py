@@ -1,4 +1,4 @@
-"""The algorithms by name, and which of verl's estimators and losses an experience has enough for. No torch here."""
+"""The algorithms by name, and the estimators and losses of verl that experiences suffice for. No torch here."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ SFT = "sft"
 
 
 class Algorithm(NamedTuple):
-    """What a name stands for.
+    """The estimator and the loss of a name.
 
     Args:
         advantage: verl's advantage estimator, empty for sft.
@@ -67,7 +67,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     ),
     "grpo_passk": Algorithm("grpo_passk", "vanilla", "only the best of a group, against the second best"),
 }
-"""Each name with its pair. Dr. GRPO is a setting of grpo, no name of its own: see docs/configuration.md."""
+"""Each name with its pair. Dr. GRPO is a setting of grpo, not a name: see docs/configuration.md."""
 
 
 class Loss(NamedTuple):
@@ -143,6 +143,12 @@ LACKING: Mapping[str, str] = {
     "tir_optimal_token_baseline": "it needs sums over the whole vocabulary",
 }
 """verl's other estimators, and why they are not supported."""
+
+LACKING_LOSSES: Mapping[str, str] = {
+    "geo_mean": "it would depend on how rows are split over ranks",
+    "bypass_mode": 'it is algorithm.old_logprobs = "rollout" with another loss',
+}
+"""verl's other policy losses, and why they are not supported."""
 
 AGGREGATIONS = frozenset(
     {

@@ -1,4 +1,4 @@
-"""Which options go through to verl, and why others do not. Pure functions over a configuration, no torch.
+"""Checks the options that are passed to verl. Pure functions over a configuration, no torch.
 
 An option is accepted where it changes what is computed; `tests/trainer/engines/test_verl_options.py` compares these
 tables with verl itself.
@@ -105,7 +105,7 @@ def _wrapping(*names: str) -> Accept:
 
 
 def is_threshold(value: Any) -> bool:
-    """Say whether a value is a bound of rollout correction: a number, or `"lower_upper"`."""
+    """Return whether a value is a bound of rollout correction: a number, or `"lower_upper"`."""
     if not isinstance(value, str):
         return _number(0)(value)
     try:
