@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import structlog
+import tomli_w
 
 from syncd.errors import ConfigError, storage_error
 from syncd.jobfile.keys import Key
@@ -14,7 +15,7 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
 from trainer.config.changes import Contradiction, check_allowed, flags, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
-from trainer.config.model import KEYS, JobConfig, plain, to_toml
+from trainer.config.model import KEYS, JobConfig, plain
 
 _HEAD = f"""{FIRST_LINE}
 # `syncd watch` reads its [daemon] table here. Later starts must agree with it: docs/configuration.md says how.
@@ -156,6 +157,11 @@ def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
             _disk(config).replace(path, after)
     except OSError as error:
         raise storage_error(error, path) from error
+
+
+def to_toml(config: JobConfig) -> str:
+    """Return the configuration as TOML, with all keys; it reads as the same configuration."""
+    return tomli_w.dumps(plain(config))
 
 
 def _suffixes() -> Iterator[str]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-import tomli_w
 from pydantic import ConfigDict, Field
 
 from syncd.jobfile.keys import Keys
@@ -194,11 +193,6 @@ def plain(config: JobConfig) -> dict[str, Any]:
         del table["stages"]
     table["daemon"] = {_KEEP_FULL: config.trainer.max_checkpoints_to_keep, **table["daemon"]}
     return table
-
-
-def to_toml(config: JobConfig) -> str:
-    """Return the configuration as TOML, with all keys; it reads as the same configuration."""
-    return tomli_w.dumps(plain(config))
 
 
 def json_schema() -> str:
