@@ -175,6 +175,6 @@ class Broadcasts(Files):
 
     def _is_overdue(self) -> bool:
         now = time.monotonic()
-        if self.sync.sender_is_here():
+        if self._receiver.sender_is_here():
             self._seen = now
         return now - self._seen > _GONE or now - self._since > self._patience

@@ -10,8 +10,8 @@ from syncd.errors import CorruptDataError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from syncd.client.client import Client
     from syncd.protocol.version import Pair
-    from syncd.synchronizer import Synchronizer
 
 
 class Source(ABC):
@@ -19,7 +19,7 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def sync(self) -> "Synchronizer":
+    def sync(self) -> "Client":
         """Return the connection to the job."""
 
     @property
@@ -67,7 +67,7 @@ class Source(ABC):
             SyncdError: The job cannot be read.
         """
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
-            version = self.sync.get_latest_version()
+            version = self.sync.latest_version()
             return version.pair if version else None
         return None
 
@@ -83,7 +83,7 @@ class Files(Source):
         self._follower = follower
 
     @property
-    def sync(self) -> "Synchronizer":
+    def sync(self) -> "Client":
         """Return the connection to the job."""
         return self._follower.sync
 

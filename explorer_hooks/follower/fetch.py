@@ -5,15 +5,17 @@ from collections.abc import Callable
 
 from explorer_hooks.follower.policy import FollowOptions
 from explorer_hooks.hook import Hook
+from syncd.client.client import Client
+from syncd.client.lease import Leased
 from syncd.errors import ConfigError, SyncdError
 from syncd.protocol.version import Pair, Version
-from syncd.synchronizer import Leased, Synchronizer
 from syncd.transports.filesystem.directory import FoundDirectory, HeldDirectory, LoadTimings
 from syncd.transports.filesystem.receive import (
     DirectoryOptions,
     FilesystemReceiver,
     ReportEvent,
     Verification,
+    refuse_damage,
 )
 from syncd.transports.filesystem.stage import HostStage
 from syncd.transports.memory.receive import MemoryReceiver
@@ -35,7 +37,7 @@ class Fetcher:
 
     def __init__(
         self,
-        sync: Synchronizer,
+        sync: Client,
         hook: Hook,
         options: FollowOptions,
         stop: Callable[[], bool],
@@ -61,7 +63,7 @@ class Fetcher:
             SyncdError: The file system failed.
             OSError: The same.
         """
-        with contextlib.ExitStack() as lease:
+        with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._sync.lease(wanted))
             return HeldDirectory(self._find(leased, timings), lease.pop_all())
 

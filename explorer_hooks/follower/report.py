@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from explorer_hooks.follower.policy import EventListener
+from syncd.client.client import Client
 from syncd.errors import StorageError
-from syncd.protocol.version import Pair, label_of
-from syncd.synchronizer import Synchronizer
+from syncd.protocol.version import Pair
 
 
 class Reporter:
@@ -22,7 +22,7 @@ class Reporter:
         ready: The ready file.
     """
 
-    def __init__(self, sync: Synchronizer, listener: EventListener | None, ready: "ReadyFile") -> None:
+    def __init__(self, sync: Client, listener: EventListener | None, ready: "ReadyFile") -> None:
         self._sync, self._listener, self.ready = sync, listener, ready
         self.state = ""
         self.applied: Pair | None = None
@@ -86,8 +86,3 @@ class ReadyFile:
         if self._path is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
-
-
-def problem_record(pair: Pair, reason: str) -> dict[str, str]:
-    """Return a version and its problem, for the presence."""
-    return {"version": label_of(pair), "reason": reason}

@@ -17,6 +17,7 @@ from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
+from syncd.transports.broadcast.control import BroadcastControl  # noqa: E402
 from syncd.transports.broadcast.receive import Received, Receiver  # noqa: E402
 
 START = (1, 0)
@@ -44,7 +45,7 @@ class Bed:
     def send(self, step, attempt, *, generation=1):
         """Have a broadcast of a step come, and take part in it."""
         told = Round(step, attempt, generation, 1, "", 1.0, {"e0": 1}, COMMITTED, "sum")
-        self.trainer.open_round(told)
+        BroadcastControl(self.trainer).open_round(told)
         self.coming.append(Received(told, state(step)))
         assert self.source.turn(0.01).kind == "applied"
         return told
@@ -150,7 +151,7 @@ def test_a_later_step_through_files_is_followed(bed):
 
 
 def withdrawn(bed, told):
-    bed.trainer.end_round(told, None)
+    BroadcastControl(bed.trainer).end_round(told, None)
 
 
 def gone(bed, told):
@@ -181,7 +182,7 @@ def test_what_is_never_published_is_given_up_for_what_is(bed, monkeypatch, why):
 def test_without_anything_published_it_is_work_of_no_version(bed):
     """The start model was overwritten: what the engine makes now is not work of it."""
     told = bed.send(1, "a", generation=0)
-    bed.trainer.end_round(told, None)
+    BroadcastControl(bed.trainer).end_round(told, None)
     bed.source.settle()
     assert bed.source.runs is None
     assert bed.source.newest() is None

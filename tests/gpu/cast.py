@@ -16,6 +16,7 @@ import torch
 import xxhash
 
 from syncd.synchronizer import Synchronizer
+from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import Received, Receiver
 from syncd.transports.broadcast.send import Broadcaster, Options
@@ -54,7 +55,7 @@ def send(job, device, steps, timeout):
         Synchronizer.open(job, "trainer", timeout=LONG) as sync,
         closing(Broadcaster(Alone(), sync, options, dtype=None)) as broadcaster,
     ):
-        sync.wait_for(lambda: sync.broadcast_members("gloo"))
+        sync.wait_for(lambda: BroadcastControl(sync).members("gloo"))
         for step in range(1, int(steps) + 1):
             state = weights(step, device)
             ends.append(broadcaster.send(step, f"attempt-{step}", state.items))

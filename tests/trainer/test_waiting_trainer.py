@@ -108,9 +108,9 @@ def test_a_step_ends_the_wait_in_the_presence(tmp_path):
     with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
         made, shown = make_trainer(small_config(tmp_path, trainer={"total_steps": 2}), sync)
         made.prepare()
-        made._carry_out(made.next_action())
+        made._do(made.next_action())
         assert [note[:23] for note in shown.notes] == ["waiting for experiences"]
-        assert sync._member.presence.info["waiting"]["path"] == f"{tmp_path}/experiences"
+        assert sync.own("trainer", "info").info["waiting"]["path"] == f"{tmp_path}/experiences"
         write_experiences(tmp_path, 2)
         assert made.train() == 0
-        assert "waiting" not in sync._member.presence.info
+        assert "waiting" not in sync.own("trainer", "info").info

@@ -8,22 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 
+from syncd.client.client import Client
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.layout import Job
-from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Sent, WeightSender
 from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.experience.limits import UNLIMITED, Limits
-
-GROUP = "trainer.engines"
-_INSTALL = "pip install 'syncd[trainer]'"
+from trainer.plugins import ENGINES
 
 Metrics = dict[str, float]
 """Figures of a step by name, such as `actor/pg_loss`; the same on all ranks, or rank 0's count."""
@@ -39,7 +36,7 @@ class EngineContext:
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
         lease: Keeps a step from being removed while files are added to it.
-        sync: The trainer's synchronizer; None on all ranks but the first.
+        sync: The trainer's connection to the job; None on all ranks but the first.
         fence: The directory through which this trainer seals and announces; it is removed when another takes over.
     """
 
@@ -48,7 +45,7 @@ class EngineContext:
     ranks: Ranks
     device: torch.device
     lease: Callable[[int], AbstractContextManager[object]] = nullcontext
-    sync: Synchronizer | None = None
+    sync: Client | None = None
     fence: str = ""
 
 
@@ -173,18 +170,9 @@ def make_engine(context: EngineContext) -> TrainEngineWrapper:
         ConfigError: There is none of this name, or it cannot be imported.
     """
     name = context.config.engine.name
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in found:
-        raise ConfigError(
-            f"no engine is called {name!r}", hint=f"engine.name is one of {', '.join(sorted(found))}"
-        )
-    try:
-        factory = found[name].load()
-    except ImportError as error:
-        raise ConfigError(f"engine {name!r} cannot be imported: {error}", hint=_INSTALL) from error
-    engine = factory(context)
+    engine = ENGINES.get(name)(context)
     if not isinstance(engine, TrainEngineWrapper):
-        raise ConfigError(f"entry point {name!r} of {GROUP} makes no TrainEngineWrapper")
+        raise ConfigError(f"entry point {name!r} of {ENGINES.group} makes no TrainEngineWrapper")
     return engine
 
 

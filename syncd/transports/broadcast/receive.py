@@ -17,18 +17,20 @@ from dataclasses import dataclass, field
 import structlog
 import torch
 
+from syncd.client.client import Client
 from syncd.client.wait import Deadline
 from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.protocol.backend import GLOO, NCCL
-from syncd.protocol.buckets import Plan, make_plan
+from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
-from syncd.synchronizer import Synchronizer
 from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
-from syncd.transports.filesystem.read_targets import DTYPES, target_tensors
+from syncd.transports.dtypes import TO_TORCH
+from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.tensors import TensorMeta, compare, require_fit
 
 BACKEND = GLOO
@@ -57,21 +59,22 @@ class Receiver:
     """An explorer's side of broadcasts. While it is open, the trainer counts on its turns.
 
     Args:
-        sync: The explorer's synchronizer.
+        client: The explorer's connection to the job.
         parameters: What the model holds by name: `model.state_dict()`; several names may share memory.
     """
 
     def __init__(
         self,
-        sync: Synchronizer,
+        client: Client,
         parameters: Mapping[str, torch.Tensor],
     ) -> None:
-        self._sync, self._parameters = sync, dict(parameters)
+        self._identity, self._parameters = client.identity or "", dict(parameters)
+        self._membership = BroadcastMembership(client)
         self._clock = SystemClock()
         self._log = structlog.get_logger()
         self._member: ProcessGroup | None = None
         self._offer: Offer | None = None
-        self._plan: Plan | None = None
+        self._plan: BucketPlan | None = None
         self._memory: torch.Tensor | None = None
         self._device = _device_of(self._parameters)
         self.join()
@@ -91,7 +94,7 @@ class Receiver:
         """
         deadline = Deadline(self._clock, timeout)
         while True:
-            came = self._sync.wait_for_round_or_version(current, max(deadline.left(), 0.0))
+            came = self._membership.wait_for_weights(current, max(deadline.left(), 0.0))
             if not isinstance(came, Round):
                 return came
             received = self._receive(came) if came.state == OPEN else None
@@ -100,7 +103,7 @@ class Receiver:
 
     def wanted(self) -> bool:
         """Say whether the trainer waits for this explorer's turn."""
-        return self._sync.broadcast_wanted()
+        return self._membership.is_wanted()
 
     def load(self, received: Received) -> None:
         """Copy what was received into the parameters, and say in the presence that this is what runs."""
@@ -111,23 +114,27 @@ class Receiver:
 
     def tell(self, received: Received) -> None:
         """Say in the presence that what was received is what runs."""
-        self._sync.set_ahead(received.round)
+        self._membership.set_ahead(received.round)
+
+    def sender_is_here(self) -> bool:
+        """Return whether the trainer that sent what runs lives, and has sent nothing since."""
+        return self._membership.sender_is_here()
 
     def confirm_published(self) -> bool:
         """Confirm what a broadcast has brought once it is published; say whether nothing is left to confirm."""
-        return self._sync.confirm_published()
+        return self._membership.confirm_published()
 
     def is_void(self) -> bool:
         """Say whether what a broadcast has brought will not be published, so that files are to be loaded."""
-        return self._sync.ahead_is_void()
+        return self._membership.ahead_is_void()
 
     def join(self) -> None:
         """Take part, from the beginning on or after `leave`."""
-        self._sync.take_part(BACKEND, process_group.gpu_of(self._device))
+        self._membership.take_part(BACKEND, process_group.gpu_of(self._device))
 
     def leave(self) -> None:
         """Take part no more, until `join`; the trainer waits for this explorer no longer. The group is kept."""
-        self._sync.take_part(None)
+        self._membership.take_part(None)
 
     def close(self) -> None:
         """Take part no more, and leave the group."""
@@ -136,14 +143,14 @@ class Receiver:
         with contextlib.suppress(SyncdError):
             self.leave()
 
-    def check_fit(self, plan: Plan) -> None:
+    def check_fit(self, plan: BucketPlan) -> None:
         """Compare what is offered with the model.
 
         Raises:
             RefusedError: It does not fit.
         """
         model = target_tensors(self._parameters)
-        offered = {place.name: TensorMeta(place.dtype, place.shape) for place in plan.places}
+        offered = {place.name: TensorMeta(place.dtype, place.shape) for place in plan.slots}
         require_fit(compare(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
 
     def _receive(self, told: Round) -> Received | None:
@@ -152,8 +159,8 @@ class Receiver:
             member = self._joined(told, deadline)
             tensors, checksum = self._pour(member, told, deadline)
             assert self._offer is not None
-            self._sync.acknowledge_round(self._offer, told, checksum)
-            if not self._sync.follow_round(told, max(deadline.left(), 0.0)):
+            self._membership.acknowledge(self._offer, told, checksum)
+            if not self._membership.wait_for_end(told, max(deadline.left(), 0.0)):
                 raise TryAgainError("the trainer has given the broadcast up, or says nothing")  # noqa: TRY301
             return Received(told, tensors)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step comes through files
@@ -164,28 +171,28 @@ class Receiver:
         """Return this explorer's place in the group of a round."""
         if self._member is None or self._offer is None or self._offer.epoch != told.epoch:
             self._drop()
-            offer = self._sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
+            offer = self._membership.join_group(max(deadline.left(), 0.0))
             if offer.epoch != told.epoch:
                 raise TryAgainError("the trainer offers another group by now")
             self._offer, self._plan = offer, self._fitting(offer, told)
             device = self._device if offer.backend == NCCL else CPU
             self._member = ProcessGroup.join(
-                offer, self._sync.identity or "", deadline, device, lambda: self._sync.round_goes_on(told)
+                offer, self._identity, deadline, device, lambda: self._membership.is_open(told)
             )
         if self._plan is None or self._plan.digest != told.digest:
             raise RefusedError("the round has other tensors than its group")
         return self._member
 
-    def _fitting(self, offer: Offer, told: Round) -> Plan:
+    def _fitting(self, offer: Offer, told: Round) -> BucketPlan:
         """Return the layout of what is offered, once it fits the model.
 
         Raises:
             RefusedError: It does not.
         """
-        plan = make_plan(offer.tensors, offer.bucket)
+        plan = plan_buckets(offer.tensors, offer.bucket)
         if plan.digest != told.digest:
             raise RefusedError("the round has other tensors than its group")
-        if unknown := [place.name for place in plan.places if place.dtype not in DTYPES]:
+        if unknown := [place.name for place in plan.slots if place.dtype not in TO_TORCH]:
             raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
         self.check_fit(plan)
         return plan
@@ -196,7 +203,7 @@ class Receiver:
         """Receive all buckets; return views of the tensors and the checksum of all bytes."""
         assert self._plan is not None
         plan, memory = self._plan, self._room(self._plan.total, member.device)
-        goes_on = lambda: self._sync.round_goes_on(told)  # noqa: E731
+        goes_on = lambda: self._membership.is_open(told)  # noqa: E731
         checksum, under_way = checksums.make_checksum(member.device), []
         with member.aborted_at(deadline):
             for start, end in plan.buckets():
@@ -210,8 +217,8 @@ class Receiver:
                 checksum.add(bucket)
             found = checksum.text()
         views = {
-            place.name: memory[place.start : place.end].view(DTYPES[place.dtype]).view(place.shape)
-            for place in plan.places
+            place.name: memory[place.start : place.end].view(TO_TORCH[place.dtype]).view(place.shape)
+            for place in plan.slots
         }
         return views, found
 
@@ -228,7 +235,7 @@ class Receiver:
         self._drop()
         self._memory = None  # a device may write into it until the group has ended
         with contextlib.suppress(SyncdError):
-            self._sync.refuse_round(told, reason)
+            self._membership.refuse(told, reason)
 
     def _drop(self) -> None:
         member, self._member = self._member, None

@@ -1,6 +1,6 @@
 """Weights out by a broadcast to the explorers that take part; the step goes out through files all the same.
 
-    broadcaster = Broadcaster(ranks, synchronizer, options, dtype=torch.bfloat16)
+    broadcaster = Broadcaster(ranks, client, options, dtype=torch.bfloat16)
     broadcaster.send(step, attempt, engine.export)      # True: every member has it; never raises for a member's sake
     saver.save(step, attempt, engine.export, ...)       # the same attempt
 
@@ -17,18 +17,19 @@ from typing import Self
 import structlog
 import torch
 
+from syncd.client.client import Client
 from syncd.client.peers import is_here
 from syncd.client.wait import Deadline
 from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError, UsageError
-from syncd.protocol.backend import GLOO, NCCL, Chosen, choose, gpu_in
-from syncd.protocol.buckets import Plan, make_plan
+from syncd.protocol.backend import GLOO, NCCL, BackendChoice, choose_backend, gpu_in
+from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
-from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Export, SendContext, Sent, WeightSender
 from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU, ProcessGroup
 from syncd.transports.filesystem.export_walk import AnyExport, ExportWalk
@@ -69,7 +70,7 @@ class _Group:
 
     process_group: ProcessGroup
     offer: Offer
-    plan: Plan
+    plan: BucketPlan
     members: Members
 
 
@@ -78,7 +79,7 @@ class Broadcaster:
 
     Args:
         ranks: The trainer's ranks.
-        sync: The trainer's synchronizer; None on the other ranks.
+        client: The trainer's connection to the job; None on the other ranks.
         options: How.
         dtype: What floating-point tensors are cast to; None keeps each as it is.
         tied: Names of tensors to leave out.
@@ -88,27 +89,28 @@ class Broadcaster:
     def __init__(
         self,
         ranks: Ranks,
-        sync: Synchronizer | None,
+        client: Client | None,
         options: Options,
         *,
         dtype: torch.dtype | None = torch.bfloat16,
         tied: Collection[str] = (),
         check_finite: bool = True,
     ) -> None:
-        self._ranks, self._sync, self._options = ranks, sync, options
+        self._ranks, self._client, self._options = ranks, client, options
+        self._control = BroadcastControl(client) if client is not None else None
         self._dtype, self._tied = dtype, tied
         self._clock, self._log = SystemClock(), structlog.get_logger()
         self._packer = Packer(check_finite=check_finite)
-        self._plan: Plan | None = None
+        self._plan: BucketPlan | None = None
         self._device = CPU
         self._group: _Group | None = None
         self._without_nccl: deque[Members] = deque(maxlen=_REMEMBERED)
         self._failures = self._skip = 0
         self._late: set[str] = set()
         self._sent: Round | None = None
-        if sync is not None:
-            sync.end_group()  # what an earlier start left
-            sync.take_part(BACKEND)
+        if self._control is not None:
+            self._control.drop_group()  # what an earlier start left
+            self._control.take_part(BACKEND)
 
     def send(self, step: int, attempt: str, export: AnyExport) -> bool:
         """Send a step to the explorers that take part, and say whether all of them have it.
@@ -123,7 +125,7 @@ class Broadcaster:
         except CorruptDataError as error:  # on all ranks
             self._log.warning("broadcast_skipped", step=step, reason=str(error))
             return False
-        opened = self._open(step, attempt, plan) if self._sync is not None else None
+        opened = self._open(step, attempt, plan) if self._control is not None else None
         if not self._ranks.broadcast(opened is not None):
             return False
         walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
@@ -144,80 +146,82 @@ class Broadcaster:
     def withdraw(self, attempt: str) -> None:
         """Tell members that hold a step already that the files of that attempt have failed; rank 0 does."""
         sent, self._sent = self._sent, None
-        if self._sync is not None and sent is not None and sent.attempt == attempt:
-            self._sync.end_round(sent, None)
+        if self._control is not None and sent is not None and sent.attempt == attempt:
+            self._control.end_round(sent, None)
 
     def close(self) -> None:
         """End the group."""
         self._drop()
-        if self._sync is not None:
-            self._sync.end_group()
+        if self._control is not None:
+            self._control.drop_group()
 
-    def _planned(self, export: AnyExport) -> Plan:
+    def _planned(self, export: AnyExport) -> BucketPlan:
         """Return the layout of the weights, made once by a walk that looks at none of them."""
         if self._plan is None:
             walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
             walk.plan()
             metas = [(spec.name, spec.dtype, spec.shape) for spec in walk.specs]
-            self._plan, self._device = make_plan(metas, self._options.bucket), walk.device
+            self._plan, self._device = plan_buckets(metas, self._options.bucket), walk.device
         return self._plan
 
-    def _open(self, step: int, attempt: str, plan: Plan) -> tuple[Round, Deadline] | None:
+    def _open(self, step: int, attempt: str, plan: BucketPlan) -> tuple[Round, Deadline] | None:
         """Agree with the members on a round and form their group; None where there will be none."""
-        assert self._sync is not None
+        assert self._control is not None
         if self._skip:
             self._skip -= 1
             return None
         opened: list[Round] = []
         try:
-            return self._begin(self._sync, step, attempt, plan, opened)
+            return self._begin(self._control, step, attempt, plan, opened)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step goes out through files
             self._fail(step, opened[0] if opened else None, error)
             return None
 
     def _begin(
-        self, sync: Synchronizer, step: int, attempt: str, plan: Plan, opened: list[Round]
+        self, control: BroadcastControl, step: int, attempt: str, plan: BucketPlan, opened: list[Round]
     ) -> tuple[Round, Deadline] | None:
-        members = self._expected(sync)
+        members = self._expected(control)
         if not members:
             self._drop()
             return None
         address, wait = self._address(members), self._options.ready_timeout
-        if sync.ready_to_nccl_sync("trainer", step, wait, members=set(members)) is None:
-            self._late = {name for name, one in self._living(sync).items() if not _asks(one)}
+        asks = control.agree(step, wait, members=set(members))
+        if not asks:
+            self._late = {name for name, one in self._living(control).items() if not _asks(one)}
             self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
             return None
-        asks, deadline = sync.agreed_members(), Deadline(self._clock, self._options.timeout)
+        deadline = Deadline(self._clock, self._options.timeout)
         agreed = {name: members[name] for name in asks}
         chosen = self._chosen(agreed)
         kept = self._keeps(asks, plan, chosen.backend)
         if not kept:
-            self._offer(sync, agreed, plan, address, chosen)
+            self._offer(control, agreed, plan, address, chosen)
         assert self._group is not None
-        version, epoch = sync.get_latest_version(), self._group.offer.epoch
+        assert self._client is not None
+        version, epoch = self._client.latest_version(), self._group.offer.epoch
         generation = version.generation if version else 0
         opened.append(Round(step, attempt, generation, epoch, plan.digest, self._options.timeout, asks))
-        sync.open_round(opened[0])
+        control.open_round(opened[0])
         if not kept:
-            self._form(sync, self._group, deadline)
+            self._form(control, self._group, deadline)
         return opened[0], deadline
 
-    def _living(self, sync: Synchronizer) -> dict[str, Presence]:
-        return sync.broadcast_members(BACKEND)
+    def _living(self, control: BroadcastControl) -> dict[str, Presence]:
+        return control.members(BACKEND)
 
-    def _expected(self, sync: Synchronizer) -> dict[str, Presence]:
+    def _expected(self, control: BroadcastControl) -> dict[str, Presence]:
         """Return the explorers that are waited for: not those that were late, until they ask."""
-        living = self._living(sync)
+        living = self._living(control)
         self._late = {name for name in self._late if name in living and not _asks(living[name])}
         return {name: one for name, one in living.items() if name not in self._late}
 
-    def _chosen(self, members: Mapping[str, Presence]) -> Chosen:
+    def _chosen(self, members: Mapping[str, Presence]) -> BackendChoice:
         """Return what carries a broadcast to members."""
         gpus = {name: gpu_in(one.info) for name, one in members.items()}
         has_failed = _members(members) in self._without_nccl
-        return choose(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
+        return choose_backend(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
-    def _keeps(self, asks: Mapping[str, int], plan: Plan, backend: str) -> bool:
+    def _keeps(self, asks: Mapping[str, int], plan: BucketPlan, backend: str) -> bool:
         group = self._group
         return (
             group is not None
@@ -227,7 +231,12 @@ class Broadcaster:
         )
 
     def _offer(
-        self, sync: Synchronizer, members: Mapping[str, Presence], plan: Plan, address: str, chosen: Chosen
+        self,
+        control: BroadcastControl,
+        members: Mapping[str, Presence],
+        plan: BucketPlan,
+        address: str,
+        chosen: BackendChoice,
     ) -> None:
         self._drop()
         self._log.info(
@@ -235,8 +244,8 @@ class Broadcaster:
         )
         device = self._device if chosen.backend == NCCL else CPU
         root, secret = ProcessGroup.listen(address, self._options.timeout, device), secrets.token_hex(16)
-        metas = [(place.name, place.dtype, place.shape) for place in plan.places]
-        offer = sync.setup_weight_sync_group(
+        metas = [(place.name, place.dtype, place.shape) for place in plan.slots]
+        offer = control.offer_group(
             address,
             root.port,
             metas,
@@ -249,8 +258,8 @@ class Broadcaster:
         if set(offer.members) != set(members):
             raise TryAgainError("an explorer has gone")
 
-    def _form(self, sync: Synchronizer, group: _Group, deadline: Deadline) -> None:
-        sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
+    def _form(self, control: BroadcastControl, group: _Group, deadline: Deadline) -> None:
+        control.wait_joined(max(deadline.left(), 0.0))
         offer = group.offer
         group.process_group.connect([offer.secret], offer.world_size, deadline, offer.backend)
 
@@ -265,13 +274,13 @@ class Broadcaster:
 
     def _carry_out(self, opened: tuple[Round, Deadline], walk: ExportWalk) -> bool:
         told, deadline = opened
-        sync, group = self._sync, self._group
-        assert sync is not None
+        control, group = self._control, self._group
+        assert control is not None
         assert group is not None
         try:
             checksum = self._pour(group, walk, deadline)
-            sync.confirm_received(told, group.offer, checksum, max(deadline.left(), 0.0))
-            sync.end_round(told, checksum)
+            control.wait_received(told, group.offer, checksum, max(deadline.left(), 0.0))
+            control.end_round(told, checksum)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step goes out through files
             self._fail(told.step, told, error)
             return False
@@ -294,7 +303,7 @@ class Broadcaster:
 
     def _fail(self, step: int, told: Round | None, error: BaseException) -> None:
         """Give the group up, tell the members, and leave the fast path alone for a while."""
-        assert self._sync is not None
+        assert self._control is not None
         self._failures += 1
         self._skip = min(2 ** (self._failures - 1) - 1, MOST_SKIPPED)
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
@@ -305,8 +314,8 @@ class Broadcaster:
         self._packer.drop()
         try:
             if told is not None:
-                self._sync.end_round(told, None)
-            self._sync.end_group()
+                self._control.end_round(told, None)
+            self._control.drop_group()
         except SyncdError as worse:
             self._log.warning("broadcast_end_failed", step=step, reason=str(worse))
 
@@ -322,12 +331,12 @@ class BroadcastSender(WeightSender):
     Args:
         files: Writes the steps.
         broadcaster: Sends to explorers.
-        sync: The trainer's synchronizer; None on all ranks but the first.
+        sync: The trainer's connection to the job; None on all ranks but the first.
     """
 
     name = "nccl"
 
-    def __init__(self, files: WeightSender, broadcaster: Broadcaster, sync: Synchronizer | None) -> None:
+    def __init__(self, files: WeightSender, broadcaster: Broadcaster, sync: Client | None) -> None:
         self._files, self._broadcaster, self._sync = files, broadcaster, sync
         self._attempt = ""
         self._sent: Sent | None = None
@@ -338,7 +347,7 @@ class BroadcastSender(WeightSender):
         settings, sync = context.settings, context.client
         if context.files is None:
             raise UsageError("transport nccl needs the sender of transport checkpoint")
-        assert sync is None or isinstance(sync, Synchronizer)
+        assert sync is None or isinstance(sync, Client)
         options = Options(
             settings.address, settings.bucket_mib << 20, settings.ready_timeout, settings.broadcast_timeout
         )
@@ -388,7 +397,7 @@ class BroadcastSender(WeightSender):
 
     def unavailable(self) -> str:
         """Return why nobody would receive a broadcast."""
-        is_expected = self._sync is not None and self._sync.broadcast_members(BACKEND)
+        is_expected = self._sync is not None and BroadcastControl(self._sync).members(BACKEND)
         return "" if is_expected else "no explorer takes part"
 
     def close(self) -> None:
