@@ -106,7 +106,7 @@ class Rank0:
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
         roll_back_explorers(self.sync, state.step, self.config.model.path)
-        self.sync.set_trainer_status(RunningStatus.RUNNING)
+        self.sync.set_status(RunningStatus.RUNNING)
 
     def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""

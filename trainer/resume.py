@@ -39,11 +39,11 @@ def find_state(job: Job) -> TrainerState:
     return FRESH
 
 
-def roll_back_explorers(sync: Synchronizer, step: int, base: str) -> None:
+def roll_back_explorers(sync: Client, step: int, base: str) -> None:
     """Roll back explorers that are ahead of the step; the generation grows.
 
     Args:
-        sync: The trainer's synchronizer.
+        sync: The trainer's connection to the job.
         step: The step that the run resumes from.
         base: Where the weights of step 0 are, for a run that starts without a checkpoint.
 
