@@ -15,7 +15,7 @@ from syncd.errors import SyncdError
 from syncd.protocol.presence import Presence
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast.send import BACKEND
+from syncd.transports.broadcast.broadcaster import BACKEND
 from trainer.engines.base import Sent
 from trainer.method_choice import Measured, Measurements, choose
 

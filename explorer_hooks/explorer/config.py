@@ -20,7 +20,7 @@ from syncd.jobfile.sections import (
 )
 
 
-class EngineSection(Section):
+class ExplorerEngineSection(Section):
     """What generates."""
 
     kind: Literal["transformers", "vllm", "sglang"] = "transformers"
@@ -120,7 +120,7 @@ class ExplorerSection(Section):
     """Seconds without a version after which a trainer that lives is given further batches all the same."""
     log: Literal["debug", "info", "warning", "error"] = "info"
     """What is logged."""
-    engine: EngineSection = EngineSection()
+    engine: ExplorerEngineSection = ExplorerEngineSection()
     """What generates."""
     follow: FollowSection = FollowSection()
     """How versions are taken."""

@@ -15,7 +15,7 @@ import torch
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.writer import StepWriter
-from syncd.transports.broadcast.send import Broadcaster, Options
+from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
 from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.memory.save import Copy
 from trainer.checkpoints import (
@@ -246,7 +246,7 @@ class FileEngine(TrainEngineWrapper):
 
     def _made_broadcaster(self) -> Broadcaster:
         context, sync = self.context, self.context.config.sync
-        options = Options(
+        options = BroadcastOptions(
             sync.address,
             sync.bucket_mib << 20,
             sync.ready_timeout,
