@@ -7,7 +7,7 @@ The trainer and the receivers are processes of this host, all over gloo on loopb
 run; each round begins with another one, and ratios are taken within a round. What counts is the time from the
 trainer's call until the last receiver has the new weights in its parameters:
 
-    broadcast         Broadcaster and BroadcastReceiver: agreement, buckets, checksum, confirmation, copy into the parameters
+    broadcast         Broadcaster, BroadcastReceiver: agreement, buckets, checksum, confirmation, copy into parameters
     files             StepSaver without an arena, `syncd watch`, followers that read through the page cache
     tensor by tensor  torch.distributed.broadcast of each parameter, in place: no agreement, checksum or way back
     one buffer        torch.distributed.broadcast of one buffer, until as many bytes went: what the link carries

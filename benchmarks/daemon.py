@@ -314,7 +314,7 @@ def _presences(path: Path, count: int, seconds: float) -> dict[str, float]:
     daemon.reload(replace(daemon.config, prune=True))
     started = time.process_time()
     daemon.tick()
-    spent, removed = time.process_time() - started, len(heard.of("step_removed"))
+    spent, removed = time.process_time() - started, len(heard.of("step_pruned"))
     daemon.close()
     with _daemon(job, "--keep-last", "1") as process, ThreadPoolExecutor(1) as beaters:
         beating = beaters.submit(_beat_for, job, count, seconds + 6)

@@ -112,8 +112,8 @@ def _events() -> list[dict[str, Any]]:
 def _summary(explorers: dict[str, Path]) -> int:
     events = _events()
     published = [event for event in events if event["event"] == "version_published"]
-    pruned = Counter(event["rule"] for event in events if event["event"] == "step_removed")
-    freed = sum(event["bytes"] for event in events if event["event"] == "step_removed")
+    pruned = Counter(event["rule"] for event in events if event["event"] == "step_pruned")
+    freed = sum(event["bytes"] for event in events if event["event"] == "step_pruned")
     latencies = sorted(event["latency"] * 1e3 for event in published if "latency" in event)
     pairs = [(event["generation"], event["step"]) for event in published]
     print(f"\nversions published    {len(published)}, the last is step {published[-1]['step']}")

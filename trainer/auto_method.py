@@ -63,7 +63,7 @@ class Chooser:
         try:
             return self._choose(methods, sent)
         except (SyncdError, OSError) as error:
-            self._log.warning("way_not_chosen", way=SyncMethod.CHECKPOINT.value, reason=str(error))
+            self._log.warning("method_choice_failed", way=SyncMethod.CHECKPOINT.value, reason=str(error))
             return SyncMethod.CHECKPOINT
 
     def _choose(self, methods: Collection[SyncMethod], sent: Sent | None) -> SyncMethod:
@@ -78,7 +78,7 @@ class Chooser:
         found = choose(Measurements(self._number, self._size, dict(self._ways), lacking, self._present))
         if not found.is_trial:
             self._present = found.method
-        self._log.info("way_chosen", way=found.method.value, reason=found.reason, trial=found.is_trial)
+        self._log.info("method_chosen", way=found.method.value, reason=found.reason, trial=found.is_trial)
         return found.method
 
     def _take_in(self, living: Mapping[str, Presence]) -> None:

@@ -69,7 +69,7 @@ class Trainer:
         if state.step:
             self.engine.load_checkpoint(state.step)
             self._saved_as_hf = has_huggingface(self._context.job, state.step)
-            self._log.info("resumed", step=state.step)
+            self._log.info("training_resumed", step=state.step)
         self._synced = self._saved = self._cleared = state.step
         limits = self.engine.limits
         self._on_head(lambda head: head.begin(state, self._ranks.world_size, limits))
@@ -258,7 +258,7 @@ class Trainer:
             self.engine.wait_for_save()
         self._aside(lambda head: head.commit(self.engine.saved_step))
         self._aside(self._flush)
-        self._log.info("finished", step=self.train_step_num, reason=finish.reason)
+        self._log.info("training_finished", step=self.train_step_num, reason=finish.reason)
         self._intact = self._intact and finish.intact
         error = finish.error or self._ranks.broadcast(self.head.failure if self.head else None)
         if error is not None:
@@ -297,14 +297,16 @@ class Trainer:
             self.engine.save_checkpoint(state, block_until_saved=True)
         except Exception as error:  # noqa: BLE001 - the first error is the one to raise
             return f"it could not be saved: {error}"
-        self._log.warning("saved_after_error", step=step)
+        self._log.warning("checkpoint_saved_after_error", step=step)
         self._note(f"step {step}: full checkpoint, saved because of an error")
         return ""
 
     def _tell_unsaved(self, reason: str) -> None:
         newest, step = self.engine.saved_step, self.train_step_num
         if self.head is not None and newest < step:
-            self._log.error("not_saved", step=step, newest_full_checkpoint=newest or None, reason=reason)
+            self._log.error(
+                "checkpoint_save_failed", step=step, newest_full_checkpoint=newest or None, reason=reason
+            )
             self._note(f"step {step} is not saved: {reason}; newest full checkpoint: {newest or 'none'}")
 
     def _aside(self, work: Callable[[Head], None]) -> None:

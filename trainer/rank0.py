@@ -194,7 +194,7 @@ class Head:
         seconds = self._waiting.seconds or 0.0
         since, living, source = self._waiting.since, self._living(), self.config.job.source
         text = Wait(self._path, since, seconds, whole, data.groups, living, rejected, source).text()
-        structlog.get_logger().info(_WAITING, text=text)
+        structlog.get_logger().info("experience_awaited", text=text)
         self.show.note(text)
 
     def _end_wait(self) -> None:

@@ -30,7 +30,7 @@ def find_state(job: Job) -> TrainerState:
         try:
             return read_state(job, step)
         except SyncdError as error:
-            structlog.get_logger().warning("checkpoint_passed_over", step=step, reason=str(error))
+            structlog.get_logger().warning("checkpoint_skipped", step=step, reason=str(error))
     if candidates or named:
         raise CorruptDataError(
             "no full checkpoint is whole",
@@ -55,7 +55,7 @@ def lead_back(sync: Synchronizer, step: int, base: str) -> None:
     marker = read_marker(job.disk, job.marker).step
     if marker is None or marker <= step:
         return
-    structlog.get_logger().info("going_back", marker=marker, step=step)
+    structlog.get_logger().info("marker_rewound", marker=marker, step=step)
     sealed = MANIFEST in {entry.name for entry in list_if_there(job.disk, job.step(step))}
     sync.set_model_state_dict(None if sealed else base, step, rewind=True)
     sync.wait_for(lambda: _is_published(sync, step), _BACK)

@@ -88,7 +88,7 @@ def summarize(job: Path, explorers: Mapping[str, Path]) -> Summary:
     """
     events = list(_lines(job / ".syncd" / "events.jsonl"))
     published = [event for event in events if event["event"] == "version_published"]
-    removed = [event for event in events if event["event"] == "step_removed"]
+    removed = [event for event in events if event["event"] == "step_pruned"]
     return Summary(
         rewards=read_history(str(job / "metrics.jsonl")).series("reward/mean")[1],
         published=[_pair(event) for event in published],

@@ -227,7 +227,7 @@ class BatchMaker:
     def _drop(self, batch: ExplorerBatch, why: str, problem: str) -> None:
         batch.dropped[why] += 1
         self._failures, self._problem = self._failures + 1, problem
-        _LOG.warning("dropped", why=why, problem=problem)
+        _LOG.warning("group_dropped", why=why, problem=problem)
         if self._failures < self._shape.max_failures:
             return
         message = f"{self._failures} groups in a row could not be used, the last one because: {problem}"

@@ -96,7 +96,7 @@ class Evaluation:
                 one.retry for one in groups
             ):
                 return self._scored(pair, groups)
-        _LOG.warning("not_evaluated", generation=pair[0], step=pair[1])
+        _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1])
         return None
 
     def _groups(self) -> list[GroupResult] | None:

@@ -147,7 +147,7 @@ class Explorer:
         self._waited += time.monotonic() - begin
         if not is_good:
             _LOG.warning(
-                "given_up", rollouts=len(batch.experiences), reason="their version was not published"
+                "batch_discarded", rollouts=len(batch.experiences), reason="their version was not published"
             )
         return is_good
 
@@ -166,8 +166,8 @@ class Explorer:
             time.sleep(_BREATH)
 
     def _count_anew(self) -> None:
-        """Allow further batches: a living trainer that publishes no version has dropped some, and waits for others."""
-        _LOG.info("patience", seconds=self._rules.patience)
+        """Allow further batches: a living trainer that publishes no version dropped some, and waits for others."""
+        _LOG.info("allowance_renewed", seconds=self._rules.patience)
         self._versions.progressed_at = time.monotonic()
         self._versions.mark_synced()
         self._versions.restart_allowance()
@@ -221,7 +221,8 @@ class Explorer:
             self._load_last()
             self._gate.evaluate()
         runs = self._source.runs
-        _LOG.info("ended", batches=self._ledger.cursor.batches, version=label_of(runs) if runs else None)
+        version = label_of(runs) if runs else None
+        _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
 
     def _load_last(self) -> Outcome:
         outcome, end = self._gate.update(0.0), time.monotonic() + _LAST
@@ -251,7 +252,7 @@ class Explorer:
         self._metrics.add(line)
         shown = {key: value for key, value in line.items() if key != "at"}
         self._source.sync.describe({"explorer": shown}, now=False)
-        _LOG.info("batch", path=path, **shown)
+        _LOG.info("batch_written", path=path, **shown)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -75,7 +75,7 @@ class Generator(ABC):
 
     @abstractmethod
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        """Yield each result once, as it is ready, and None now and then while none is; close the generator to give up.
+        """Yield each result once, as it is ready, and None now and then while none is; close it to give up.
 
         Raises:
             EngineDeadError: Nothing can be generated any more.

@@ -1,4 +1,4 @@
-"""How far explorers may run ahead of the trainer, and what an explorer does next. Pure, except that batches are counted."""
+"""How far explorers may run ahead of the trainer, and what an explorer does next. Pure but for counting batches."""
 
 from dataclasses import dataclass
 from enum import StrEnum

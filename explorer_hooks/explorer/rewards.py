@@ -1,8 +1,8 @@
 """Rewards: the built-in functions, and the score that the result of a user's function means.
 
-The mathematical reward finds the final answer of a response and compares it with the task's. It evaluates nothing and
-is bounded: texts beyond `MAX_ANSWER` characters and numbers beyond `MAX_DIGITS` digits are compared as text, and every
-pattern here runs in time linear in its text.
+The mathematical reward finds the final answer of a response and compares it with the task's. It evaluates nothing
+and is bounded: texts beyond `MAX_ANSWER` characters and numbers beyond `MAX_DIGITS` digits are compared as text, and
+every pattern here runs in time linear in its text.
 """
 
 import json
@@ -63,7 +63,7 @@ def plain_task(task: Task) -> dict[str, Any]:
 
 
 def score_of(returned: object) -> Score:
-    """Return the score that a function's result means; a result that is no finite number is a problem, not an error."""
+    """Return the score that a function's result means; anything but a finite number is a problem, not an error."""
     info: Mapping[str, Any] = {}
     if isinstance(returned, Mapping):
         info = {str(name): value for name, value in returned.items() if name != "reward"}

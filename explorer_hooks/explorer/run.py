@@ -22,11 +22,13 @@ from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import open_scorer
 from explorer_hooks.explorer.stopping import Stop
 from explorer_hooks.explorer.tasks import Tasks, Tokens, hide_progress_bars, open_tokens, read_tasks
+from explorer_hooks.explorer.weight_sinks import ModelSink, ServerSink, WeightSink
 from explorer_hooks.explorer.weight_sources import EarlySource, FileSource, WeightSource
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.http_engine import ServedHook
+from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
@@ -126,7 +128,6 @@ def _open_engine(file: ExplorerFile) -> _Engine:
     token = _token(section.token_env)
     if section.kind == "transformers":
         from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch
-        from explorer_hooks.hooks.transformers import TransformersHook  # noqa: PLC0415 - torch
 
         model = load_model(file.model.path, section, trust_remote_code=file.model.trust_remote_code)
         return _Engine(section.kind, TransformersHook(model, timeout=section.timeout), token, model)
@@ -148,6 +149,7 @@ def _open_generator(
         return served.open_generator(file, engine.token, follower.running, permitted, stop)
     from explorer_hooks.explorer import local  # noqa: PLC0415 - torch
 
+    assert isinstance(engine.hook, TransformersHook)
     return local.open_generator(engine.model, engine.hook, tokens, file.explorer.engine.rows, seed, stop)
 
 
@@ -160,8 +162,6 @@ def _open_source(
     if transport is None or not _takes_tensors(engine):
         yield FileSource(follower)
         return
-    from explorer_hooks.explorer.weight_sinks import ModelSink, ServerSink, WeightSink  # noqa: PLC0415 - torch
-
     hook = engine.hook
     parameters = engine.model.state_dict() if engine.model is not None else None
     check_fit = hook.check_offered if isinstance(hook, ServedHook) else None
@@ -169,13 +169,16 @@ def _open_source(
         transport.open_receiver(ReceiveContext(follower.sync, stop, parameters, check_fit))
     ) as receiver:
         assert isinstance(receiver, EarlyReceiver)
-        sink: WeightSink
-        if isinstance(hook, ServedHook):
-            sink = ServerSink(receiver, hook, follower)
-        else:
-            sink = ModelSink(receiver, hook)  # type: ignore[arg-type] # it is a TransformersHook
+        sink = _open_sink(hook, receiver, follower)
         sync = file.sync
         yield EarlySource(follower, sink, patience=sync.save_timeout, ready=sync.ready_timeout, stop=stop)
+
+
+def _open_sink(hook: Hook, receiver: EarlyReceiver, follower: Follower) -> WeightSink:
+    if isinstance(hook, ServedHook):
+        return ServerSink(receiver, hook, follower)
+    assert isinstance(hook, TransformersHook)
+    return ModelSink(receiver, hook)
 
 
 def _tensor_transport(method: str) -> Transport | None:
@@ -190,7 +193,7 @@ def _takes_tensors(engine: _Engine) -> bool:
         return True
     reason = "torch is not installed" if find_spec("torch") is None else engine.hook.no_broadcasts()
     if reason:
-        _LOG.info("no_broadcasts", reason=reason)
+        _LOG.info("broadcasts_disabled", reason=reason)
     return not reason
 
 

@@ -119,7 +119,7 @@ def _with_model(file: ExplorerFile, path: str) -> ExplorerFile:
 
 def _log_wait(stage: str, record: Record, directory: str, waited: float) -> None:
     structlog.get_logger().warning(
-        "waiting_for_stage",
+        "stage_awaited",
         stage=stage,
         path=f"{directory}/{RECORD}",
         waited=round(waited, 1),

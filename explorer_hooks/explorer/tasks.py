@@ -1,4 +1,4 @@
-"""Tasks: read from JSONL and checked as a whole, ordered by a seed, and turned into token ids by the model's tokenizer."""
+"""Tasks: read from JSONL and checked, ordered by a seed, and turned into token ids by the model's tokenizer."""
 
 import contextlib
 import json

@@ -95,7 +95,7 @@ class ServerSink(WeightSink):
             self._hook.own(label)
         except SyncdError as error:
             # This process knows the version in any case; another process loads the files, which are the same.
-            _LOG.warning("version_not_told", reason=str(error))
+            _LOG.warning("version_report_failed", reason=str(error))
 
     def mark_void(self) -> None:
         """Forget the server's name for what it loaded."""

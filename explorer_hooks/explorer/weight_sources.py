@@ -134,8 +134,8 @@ class FileSource(WeightSource):
 class EarlySource(FileSource):
     """Weights come by a transport that delivers them before they are published, else from files.
 
-    What the transport delivers runs at once, under the pair that it will have. Until the daemon publishes it, its work
-    is not written, and nothing else is received. If it is never published, its work is dropped.
+    What the transport delivers runs at once, under the pair that it will have. Until the daemon publishes it, its
+    work is not written, and nothing else is received. If it is never published, its work is dropped.
 
     Args:
         follower: Loads the files.
@@ -227,12 +227,12 @@ class EarlySource(FileSource):
         try:
             self._sink.load(weights)
         except SyncdError as error:
-            _LOG.warning("broadcast_not_taken", version=label_of(pair), reason=str(error))
+            _LOG.warning("broadcast_receive_failed", version=label_of(pair), reason=str(error))
             self._begin_rest()
             return self._counted(super().update(0.0))  # the step comes through files
         self._unpublished, self._received_at = pair, time.monotonic()
         self._sender_seen_at, self._failures = self._received_at, 0
-        _LOG.info("received", version=label_of(pair))
+        _LOG.info("broadcast_received", version=label_of(pair))
         return Outcome("applied", pair)
 
     def _begin_rest(self) -> None:
@@ -266,7 +266,7 @@ class EarlySource(FileSource):
             self._sink.mark_published(label)
             self._follower.adopt(pair)
             return Outcome("applied", pair)
-        _LOG.warning("given_up", version=label_of(pair), reason="it was not published")
+        _LOG.warning("broadcast_discarded", version=label_of(pair), reason="it was not published")
         # Until files are loaded, nobody can name what the engine runs, so it is given no work. Work that began with
         # the start model may have ended with the weights that overwrote it.
         self._void |= {pair, BEFORE_THE_FIRST}

@@ -78,7 +78,7 @@ class Driver:
         self.engine.ask()
         if not self.engine.is_reachable:
             if was_reachable or not self._is_met:
-                self._telling.event("warning", "engine_unreachable", reason=self.engine.reason)
+                self._telling.event("warning", "engine_connection_failed", reason=self.engine.reason)
         elif not was_reachable or self.engine.applied != before:
             self._meet()
         self._is_met = True
@@ -147,7 +147,7 @@ class Driver:
         if engine.is_reachable and engine.dead is None and is_back:
             self.position = engine.applied
             shown = label_of(good.pair) if good else None
-            self._telling.event("info", "brought_back", version=shown)
+            self._telling.event("info", "engine_restored", version=shown)
         elif engine.is_reachable and good is not None and engine.dead is None:
             engine.die(EngineDeadError(f"the engine does not go back to {label}"))
         if good is not None and is_back:
@@ -160,7 +160,7 @@ class Driver:
         except (LoadFailedError, RefusedError) as error:
             if not self._placing.copies.spoil():
                 raise
-            self._telling.event("warning", "memory_failed", reason=str(error))
+            self._telling.event("warning", "memory_load_failed", reason=str(error))
         return self._tried(wanted, timings)  # what memory held is no reason to give up what the files hold
 
     def _tried(self, wanted: Version | int, timings: Timings) -> Placed:
@@ -169,7 +169,9 @@ class Driver:
             undo.callback(placed.close)
             self._versions.know(placed.target.label)
             self._loading.prepare(placed.target, timings)
-            self._telling.event("debug", "loading", version=label_of(placed.pair), path=placed.target.path)
+            self._telling.event(
+                "debug", "load_started", version=label_of(placed.pair), path=placed.target.path
+            )
             self._loading.load(placed, timings)
             undo.pop_all()
             return placed
@@ -188,7 +190,7 @@ class Driver:
         self._loading.keep(placed)
         self._placing.tidy()
         self._telling.event(
-            "info", "applied", version=label_of(placed.pair), source=loaded["source"], **timings
+            "info", "version_applied", version=label_of(placed.pair), source=loaded["source"], **timings
         )
         return Outcome("applied", placed.pair, timings=dict(timings))
 
@@ -197,22 +199,22 @@ class Driver:
         if isinstance(error, EngineDeadError):
             self.attempts.give_up(pair)
             self.settle(failed=record)
-            self._telling.event("error", "engine_dead", version=label_of(pair), reason=reason)
+            self._telling.event("error", "engine_died", version=label_of(pair), reason=reason)
             raise error
         if isinstance(error, EngineUnreachableError):
             self.engine.lose(error)
             self.settle()
-            self._telling.event("warning", "engine_unreachable", reason=reason)
+            self._telling.event("warning", "engine_connection_failed", reason=reason)
             return Outcome("unreachable", pair, reason)
         if isinstance(error, TryAgainError):
             self.attempts.miss(pair)
             self.settle()
-            self._telling.event("info", "skipped", version=label_of(pair), reason=reason)
+            self._telling.event("info", "version_skipped", version=label_of(pair), reason=reason)
             return Outcome("gone", pair, reason)
         if isinstance(error, RefusedError):
             self.attempts.give_up(pair)
             self.settle(refused=record)
-            self._telling.event("error", "refused", version=label_of(pair), reason=reason)
+            self._telling.event("error", "load_refused", version=label_of(pair), reason=reason)
             return Outcome("refused", pair, reason)
         again = self.attempts.fail(pair)
         self.settle(failed=record)

@@ -211,9 +211,9 @@ class Placing:
                 return self._held(leased, manifest, payload, held)
             except CorruptDataError as error:
                 self.copies.spoil()
-                self.tell("warning", "memory_refused", reason=str(error))
+                self.tell("warning", "memory_copy_refused", reason=str(error))
             except OSError as error:
-                self.tell("warning", "memory_refused", reason=str(error))
+                self.tell("warning", "memory_copy_refused", reason=str(error))
             except BaseException:
                 held.close()
                 raise
@@ -241,7 +241,7 @@ class Placing:
         tensors = checks.read_tensors(disk, path, payload.shards)
         check = self._content_check(disk, path, payload, self.stop)
         if check is not None:
-            self.tell("debug", "hashing", step=version.step, path=path, bytes=payload.size)
+            self.tell("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
             check()
         return WeightDirectory(version, path, payload.shards, tensors, verified=check is not None)
 
@@ -263,7 +263,7 @@ class Placing:
             try:
                 return self.stage.take(source, self.stop)
             except StageFullError as error:
-                self.tell("warning", "stage_full", reason=str(error), hint=error.hint)
+                self.tell("warning", "stage_write_failed", reason=str(error), hint=error.hint)
                 return None
 
     def _lost(self, leased: Leased, error: OSError) -> SyncdError:

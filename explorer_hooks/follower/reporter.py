@@ -50,7 +50,7 @@ class Telling:
             try:
                 work()
             except StorageError as error:
-                self.event("warning", "presence_not_written", reason=str(error))
+                self.event("warning", "presence_write_failed", reason=str(error))
             else:
                 return
 

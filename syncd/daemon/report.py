@@ -61,9 +61,9 @@ def _state(step: Step) -> Iterator[Message]:
     if step.state is State.DAMAGED:
         yield Message(names.STEP_DAMAGED, "error", describe(step))
     elif step.state is State.COMPLETE:
-        yield Message(names.STEP_COMPLETE, "info", describe(step))
+        yield Message(names.STEP_COMPLETED, "info", describe(step))
     else:
-        yield Message(names.STEP_PROGRESS, "info", describe(step))
+        yield Message(names.STEP_PROGRESSED, "info", describe(step))
 
 
 def describe(step: Step) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module
         elif _has_left(module) and not _has_left(known):
             yield Message(f"{kind}_left", "info", {kind: name})
         elif not module.alive and known.alive and not _has_left(module):
-            yield Message(f"{kind}_dead", "warning", {kind: name, "silent_for": round(module.silent_for, 1)})
+            yield Message(f"{kind}_died", "warning", {kind: name, "silent_for": round(module.silent_for, 1)})
     for name in before.keys() - after.keys():
         if not _has_left(before[name]):
             yield Message(f"{kind}_left", "info", {kind: name})
@@ -115,7 +115,7 @@ def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
         lag = lag_of(after, module)
         known = before.explorers.get(name)
         if lag is not None and module.alive and (known is None or lag != lag_of(before, known)):
-            yield Message(names.EXPLORER_LAG, "debug", {"explorer": name, "lag": lag})
+            yield Message(names.EXPLORER_LAG_CHANGED, "debug", {"explorer": name, "lag": lag})
 
 
 def lag_of(snapshot: Snapshot, module: Module) -> int | None:

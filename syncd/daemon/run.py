@@ -282,7 +282,7 @@ class _Loop:
         if watcher.mode != self._mode:
             changed, self._mode = self._mode != "", watcher.mode
             self._daemon.tell(
-                names.WATCH_MODE,
+                names.WATCH_MODE_SELECTED,
                 "warning" if changed else "info",
                 mode=watcher.mode,
                 reason=watcher.reason,
@@ -295,7 +295,11 @@ class _Loop:
             trouble = self._daemon.trouble
             state = trouble.state if trouble else MountState.OK
             self._daemon.tell(
-                names.MOUNT_STATE, "warning", state=state, detail=str(past), seconds=round(past.seconds, 1)
+                names.MOUNT_STATE_CHANGED,
+                "warning",
+                state=state,
+                detail=str(past),
+                seconds=round(past.seconds, 1),
             )
 
 

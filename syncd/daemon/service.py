@@ -56,13 +56,13 @@ FORGET_AFTER = 86400.0
 """Seconds of silence after which the file of an explorer goes: of those that come and go there would be no end."""
 
 _PROBLEMS = {
-    "marker": names.MARKER_PROBLEM,
-    "version": names.VERSION_PROBLEM,
-    "unreadable_presence": names.ENTRY_UNREADABLE,
-    "unreadable_directory": names.ENTRY_UNREADABLE,
-    "tracker": names.ENTRY_UNREADABLE,
-    "obstacle": names.ENTRY_UNREADABLE,
-    "document": names.DOCUMENT_PROBLEM,
+    "marker": names.MARKER_REJECTED,
+    "version": names.VERSION_FILE_REJECTED,
+    "unreadable_presence": names.ENTRY_READ_FAILED,
+    "unreadable_directory": names.ENTRY_READ_FAILED,
+    "tracker": names.ENTRY_READ_FAILED,
+    "obstacle": names.ENTRY_READ_FAILED,
+    "document": names.DOCUMENT_REJECTED,
 }
 _INFO: Level = "info"
 _WARNING: Level = "warning"
@@ -250,7 +250,7 @@ class Daemon:
             self._reconciled = started
         seconds = self._clock.monotonic() - started
         counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
-        self.tell(names.SCAN_DONE, "debug", seconds=seconds, full=due, **counts)
+        self.tell(names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, **counts)
 
     def _act(self, actor: Actor, before: Snapshot) -> None:
         """Publish first, tell then: between marker and version stands nothing that explorers need not wait for."""
@@ -278,7 +278,7 @@ class Daemon:
         self._unless_obstructed(path, lambda: actor.answer(answer))
         if is_known:
             return
-        name, level = (names.REQUEST_DONE, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
+        name, level = (names.REQUEST_COMPLETED, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
         self.tell(name, level, kind=answer.request.kind, step=answer.request.step, detail=answer.detail)
 
     def _unless_obstructed(self, place: str, work: Callable[[], object]) -> None:
@@ -312,7 +312,7 @@ class Daemon:
 
     def _tell_obstacle(self, obstacle: Obstacle) -> None:
         self.tell(
-            names.ENTRY_OBSTRUCTED,
+            names.ENTRY_MOVE_FAILED,
             "error",
             code=StorageError.code,
             path=obstacle.path,
@@ -367,7 +367,9 @@ class Daemon:
     def _tell_published(self, version: Version, looked: Snapshot) -> None:
         if self.plan.reason in ("rewind", "rollback", "rewritten") and looked.version:
             before = looked.version.step
-            self.tell(names.REWIND, "warning", reason=self.plan.reason, step=version.step, before=before)
+            self.tell(
+                names.VERSION_REWOUND, "warning", reason=self.plan.reason, step=version.step, before=before
+            )
         self.tell(
             names.VERSION_PUBLISHED,
             "info",
@@ -433,7 +435,7 @@ class Daemon:
             self.tell(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=outcome)
             return
         self.tell(
-            names.STEP_REMOVED,
+            names.STEP_PRUNED,
             "info",
             step=step.step,
             rule=decision.rule,
@@ -450,7 +452,7 @@ class Daemon:
 
     def _remove_attempt(self, actor: Actor, attempt: Step) -> None:
         if actor.remove_attempt(attempt):
-            self.tell(names.ATTEMPT_REMOVED, _INFO, **describe(attempt), path=attempt.directory)
+            self.tell(names.ATTEMPT_PRUNED, _INFO, **describe(attempt), path=attempt.directory)
 
     def _dead(self) -> Dead:
         """Return the modules whose leases are void, each with its last heartbeat."""
@@ -505,7 +507,7 @@ class Daemon:
             )
 
     def _tell_problem(self, event: str, detail: str) -> None:
-        if event == names.ENTRY_UNREADABLE:
+        if event == names.ENTRY_READ_FAILED:
             self.tell(event, "error", code=StorageError.code, detail=detail)
         else:
             self.tell(event, "warning", detail=detail)
@@ -541,24 +543,24 @@ class Daemon:
         self._scanner.start_anew(term.floor)
         self._term, self._actor = term, Actor(self.job, term, self._clock, self._scanner.presences)
         self._reconciled, self.standing_by = float("-inf"), ""
-        self.tell(names.LEADING, "info", term=term.token)
+        self.tell(names.LEADERSHIP_ACQUIRED, "info", term=term.token)
         for obstacle in term.left:
             self._tell_obstacle(obstacle)
 
     def _stand_by(self, why: str) -> None:
         self._term = self._actor = None
         if why != self.standing_by:
-            self.tell(names.STANDING_BY, "info", detail=why)
+            self.tell(names.STANDBY_STARTED, "info", detail=why)
         self.standing_by = why
 
     def _depose(self, error: FencedError) -> None:
         self._term = self._actor = None
-        self.tell(names.FENCED, "warning", detail=error.message)
+        self.tell(names.LEADERSHIP_LOST, "warning", detail=error.message)
 
     def _fail(self, error: SyncdError) -> float:
         trouble = trouble_of(error, self.job.root, self._inodes(error))
         if _differs((self.error, self.trouble), (error, trouble)):
-            name = names.JOB_MISSING if isinstance(error, JobMissingError) else names.ERROR
+            name = names.JOB_DISAPPEARED if isinstance(error, JobMissingError) else names.OPERATION_FAILED
             hint = error.hint or (trouble.hint if trouble else None)
             self._tell_state(trouble)
             self.tell(name, "error", code=error.code, detail=str(error), hint=hint)
@@ -586,7 +588,7 @@ class Daemon:
     def _recover(self) -> None:
         if self.error is not None:
             self._tell_state(None)
-            self.tell(names.JOB_BACK, "info", after=str(self.error))
+            self.tell(names.JOB_RECOVERED, "info", after=str(self.error))
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
 
     def _tell_state(self, trouble: Trouble | None) -> None:
@@ -594,10 +596,14 @@ class Daemon:
         before = self.trouble.state if self.trouble else MountState.OK
         if trouble is not None and trouble.state is not before:
             self.tell(
-                names.MOUNT_STATE, "error", state=trouble.state, detail=trouble.message, hint=trouble.hint
+                names.MOUNT_STATE_CHANGED,
+                "error",
+                state=trouble.state,
+                detail=trouble.message,
+                hint=trouble.hint,
             )
         elif trouble is None and before is not MountState.OK:
-            self.tell(names.MOUNT_STATE, "info", state=MountState.OK, detail=f"it was {before}")
+            self.tell(names.MOUNT_STATE_CHANGED, "info", state=MountState.OK, detail=f"it was {before}")
 
     def _say(self, message: Message) -> None:
         self.tell(message.name, message.level, **message.fields)

@@ -168,7 +168,9 @@ class Attendance:
     def _begin(self, stuck: Stuck) -> None:
         said = trouble(MountState.STUCK, stuck.call.path, str(stuck))
         self._say(
-            names.MOUNT_STATE, "error", {"state": said.state, "detail": said.message, "hint": said.hint}
+            names.MOUNT_STATE_CHANGED,
+            "error",
+            {"state": said.state, "detail": said.message, "hint": said.hint},
         )
 
     def _tell(self, daemon: Daemon, stuck: Stuck) -> None:

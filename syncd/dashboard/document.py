@@ -26,7 +26,13 @@ MOST_TEXT = 500
 _MOST_FIELDS = 100
 _WORST = {"dead": 0, "unknown": 1, "alive": 2, "left": 3}
 _QUIET = frozenset(
-    {names.SCAN_DONE, names.EXPLORER_LAG, names.STEP_PROGRESS, names.STEP_FOUND, names.STEP_COMPLETE}
+    {
+        names.SCAN_COMPLETED,
+        names.EXPLORER_LAG_CHANGED,
+        names.STEP_PROGRESSED,
+        names.STEP_FOUND,
+        names.STEP_COMPLETED,
+    }
     | {names.TRASH_EMPTIED}
 )
 

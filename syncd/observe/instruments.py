@@ -29,17 +29,15 @@ class Instruments:
     def _make_counters(self) -> None:
         self.published = self._counter("versions_published", "Versions published.", ["reason"])
         self.published_bytes = self._counter("published_bytes", "Bytes of the steps that were published.")
-        self.rewinds = self._counter("rewinds", "Times that explorers were sent back.", ["reason"])
-        self.removed = self._counter("steps_removed", "Steps moved to the trash.", ["rule"])
-        self.removed_bytes = self._counter(
-            "removed_bytes", "Bytes of the steps moved to the trash.", ["rule"]
-        )
+        self.rewinds = self._counter("versions_rewound", "Times that explorers were sent back.", ["reason"])
+        self.removed = self._counter("steps_pruned", "Steps moved to the trash.", ["rule"])
+        self.removed_bytes = self._counter("pruned_bytes", "Bytes of the steps moved to the trash.", ["rule"])
         self.damaged = self._counter("steps_damaged", "Times that a step was found damaged.")
         self.errors = self._counter("errors", "Errors by their stable code.", ["code"])
         self.textfile_errors = self._counter("textfile_errors", "Times that the textfile was not written.")
 
     def _make_gauges(self) -> None:
-        self.leading = self._gauge("leading", "1 while this daemon leads the job.")
+        self.leading = self._gauge("is_leader", "1 while this daemon leads the job.")
         self.filling_step = self._gauge("filling_step", "Newest step that is being written, -1 without one.")
         self.present = self._gauge("shards_present", "Writers or shards of that step that are there.")
         self.expected = self._gauge("shards_expected", "Writers or shards of that step, 0 while unknown.")
@@ -71,13 +69,13 @@ class Instruments:
     def _make_histograms(self) -> None:
         make = self._client.Histogram
         self.latency = make(
-            "syncd_detection_latency_seconds",
+            "syncd_publish_latency_seconds",
             "From the marker's replace to the version's; only where one clock dates both.",
             registry=self._registry,
             buckets=LATENCY_BUCKETS,
         )
         self.scan = make(
-            "syncd_scan_seconds",
+            "syncd_scan_duration_seconds",
             "One look at the job.",
             ["full"],
             registry=self._registry,

@@ -27,8 +27,8 @@ MAX_LINE = 64 << 10
 
 _WAITING = 64
 _MOST_READ = 16 << 20
-_ENDS = frozenset({names.STANDING_BY, names.FENCED})
-_TOO_MANY = frozenset({names.SCAN_DONE, names.EXPLORER_LAG, names.MOUNT_STUCK})
+_ENDS = frozenset({names.STANDBY_STARTED, names.LEADERSHIP_LOST})
+_TOO_MANY = frozenset({names.SCAN_COMPLETED, names.EXPLORER_LAG_CHANGED, names.MOUNT_STUCK})
 
 
 class Journal:
@@ -63,7 +63,7 @@ class Journal:
         if event.name in _ENDS:
             self._leads = False  # from here on another daemon may be writing
         self._waiting.append(encode_event(event))
-        self._leads |= event.name == names.LEADING
+        self._leads |= event.name == names.LEADERSHIP_ACQUIRED
         if self._leads:
             self._flush()
 
@@ -84,7 +84,7 @@ class Journal:
             return b""
         detail = f"{lost} events could not be written here"
         return encode_event(
-            Event(names.ERROR, "error", time.time(), {names.CODE: "journal", names.DETAIL: detail})
+            Event(names.OPERATION_FAILED, "error", time.time(), {names.CODE: "journal", names.DETAIL: detail})
         )
 
     def _append(self, line: bytes) -> None:

@@ -3,57 +3,57 @@
 from typing import Final
 
 DAEMON_STARTED: Final = "daemon_started"
-LEADING: Final = "leading"
-STANDING_BY: Final = "standing_by"
-FENCED: Final = "fenced"
+LEADERSHIP_ACQUIRED: Final = "leadership_acquired"
+STANDBY_STARTED: Final = "standby_started"
+LEADERSHIP_LOST: Final = "leadership_lost"
 DAEMON_STOPPED: Final = "daemon_stopped"
 
 STEP_FOUND: Final = "step_found"
-STEP_PROGRESS: Final = "step_progress"
-STEP_COMPLETE: Final = "step_complete"
+STEP_PROGRESSED: Final = "step_progressed"
+STEP_COMPLETED: Final = "step_completed"
 STEP_DAMAGED: Final = "step_damaged"
 VERSION_PUBLISHED: Final = "version_published"
-REWIND: Final = "rewind"
-STEP_REMOVED: Final = "step_removed"
+VERSION_REWOUND: Final = "version_rewound"
+STEP_PRUNED: Final = "step_pruned"
 STEP_KEPT: Final = "step_kept"
-ATTEMPT_REMOVED: Final = "attempt_removed"
+ATTEMPT_PRUNED: Final = "attempt_pruned"
 TRASH_EMPTIED: Final = "trash_emptied"
-MARKER_PROBLEM: Final = "marker_problem"
-VERSION_PROBLEM: Final = "version_problem"
-ENTRY_UNREADABLE: Final = "entry_unreadable"
-ENTRY_OBSTRUCTED: Final = "entry_obstructed"
-DOCUMENT_PROBLEM: Final = "document_problem"
+MARKER_REJECTED: Final = "marker_rejected"
+VERSION_FILE_REJECTED: Final = "version_file_rejected"
+ENTRY_READ_FAILED: Final = "entry_read_failed"
+ENTRY_MOVE_FAILED: Final = "entry_move_failed"
+DOCUMENT_REJECTED: Final = "document_rejected"
 
 EXPLORER_JOINED: Final = "explorer_joined"
-EXPLORER_DEAD: Final = "explorer_dead"
+EXPLORER_DIED: Final = "explorer_died"
 EXPLORER_LEFT: Final = "explorer_left"
-EXPLORER_LAG: Final = "explorer_lag"
+EXPLORER_LAG_CHANGED: Final = "explorer_lag_changed"
 TRAINER_JOINED: Final = "trainer_joined"
-TRAINER_DEAD: Final = "trainer_dead"
+TRAINER_DIED: Final = "trainer_died"
 TRAINER_LEFT: Final = "trainer_left"
 
-REQUEST_DONE: Final = "request_done"
+REQUEST_COMPLETED: Final = "request_completed"
 REQUEST_REFUSED: Final = "request_refused"
-SCAN_DONE: Final = "scan_done"
-ERROR: Final = "error"
-WATCH_MODE: Final = "watch_mode"
+SCAN_COMPLETED: Final = "scan_completed"
+OPERATION_FAILED: Final = "operation_failed"
+WATCH_MODE_SELECTED: Final = "watch_mode_selected"
 EMITTER_REBUILT: Final = "emitter_rebuilt"
 CONFIG_RELOADED: Final = "config_reloaded"
 CONFIG_REJECTED: Final = "config_rejected"
-JOB_MISSING: Final = "job_missing"
-JOB_BACK: Final = "job_back"
-MOUNT_STATE: Final = "mount_state"
+JOB_DISAPPEARED: Final = "job_disappeared"
+JOB_RECOVERED: Final = "job_recovered"
+MOUNT_STATE_CHANGED: Final = "mount_state_changed"
 MOUNT_STUCK: Final = "mount_stuck"
 
 EVENTS = frozenset(
     {
-        DAEMON_STARTED, LEADING, STANDING_BY, FENCED, DAEMON_STOPPED, STEP_FOUND, STEP_PROGRESS,
-        STEP_COMPLETE, STEP_DAMAGED, VERSION_PUBLISHED, REWIND, STEP_REMOVED, STEP_KEPT,
-        ATTEMPT_REMOVED, TRASH_EMPTIED, MARKER_PROBLEM, VERSION_PROBLEM, DOCUMENT_PROBLEM, ENTRY_UNREADABLE,
-        ENTRY_OBSTRUCTED, EXPLORER_JOINED, EXPLORER_DEAD, EXPLORER_LEFT, EXPLORER_LAG,
-        TRAINER_JOINED, TRAINER_DEAD, TRAINER_LEFT, REQUEST_DONE, REQUEST_REFUSED, SCAN_DONE, ERROR,
-        WATCH_MODE, EMITTER_REBUILT, CONFIG_RELOADED, CONFIG_REJECTED, JOB_MISSING, JOB_BACK,
-        MOUNT_STATE, MOUNT_STUCK,
+        DAEMON_STARTED, LEADERSHIP_ACQUIRED, STANDBY_STARTED, LEADERSHIP_LOST, DAEMON_STOPPED, STEP_FOUND,
+        STEP_PROGRESSED, STEP_COMPLETED, STEP_DAMAGED, VERSION_PUBLISHED, VERSION_REWOUND, STEP_PRUNED,
+        STEP_KEPT, ATTEMPT_PRUNED, TRASH_EMPTIED, MARKER_REJECTED, VERSION_FILE_REJECTED, DOCUMENT_REJECTED,
+        ENTRY_READ_FAILED, ENTRY_MOVE_FAILED, EXPLORER_JOINED, EXPLORER_DIED, EXPLORER_LEFT,
+        EXPLORER_LAG_CHANGED, TRAINER_JOINED, TRAINER_DIED, TRAINER_LEFT, REQUEST_COMPLETED,
+        REQUEST_REFUSED, SCAN_COMPLETED, OPERATION_FAILED, WATCH_MODE_SELECTED, EMITTER_REBUILT,
+        CONFIG_RELOADED, CONFIG_REJECTED, JOB_DISAPPEARED, JOB_RECOVERED, MOUNT_STATE_CHANGED, MOUNT_STUCK,
     }
 )  # fmt: skip
 """Every event there is."""

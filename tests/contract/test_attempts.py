@@ -242,7 +242,7 @@ def test_an_attempt_is_seen_as_the_step_that_fills(tmp_path):
     daemon.tick()
     step = daemon.snapshot.steps[STEP]
     assert (step.state, step.present, step.expected) == ("filling", 1, 2)
-    assert heard.of("step_progress")[0]["present"] == 1
+    assert heard.of("step_progressed")[0]["present"] == 1
 
 
 def test_the_loser_of_a_race_for_a_step_is_removed(tmp_path):
@@ -254,7 +254,7 @@ def test_the_loser_of_a_race_for_a_step_is_removed(tmp_path):
     clock.at += 3
     daemon.tick()
     assert attempts_in(job) == set()
-    assert [event["path"] for event in heard.of("attempt_removed")] == [f".global_step_{STEP}.loser"]
+    assert [event["path"] for event in heard.of("attempt_pruned")] == [f".global_step_{STEP}.loser"]
     with pytest.raises(AlreadySealedError):
         loser.write("actor/config.json", b"{}")
     assert is_whole(job)
@@ -289,7 +289,7 @@ def test_one_attempt_alone_is_kept_until_a_later_step_is_published(tmp_path):
     clock.at += 200
     daemon.tick()
     assert attempts_in(job) == set()
-    assert [event["rule"] for event in heard.of("step_removed")] == ["stale_partial"]
+    assert [event["rule"] for event in heard.of("step_pruned")] == ["stale_partial"]
 
 
 def test_an_attempt_whose_writer_was_killed_before_it_wrote_anything_goes_too(tmp_path):
@@ -299,7 +299,7 @@ def test_an_attempt_whose_writer_was_killed_before_it_wrote_anything_goes_too(tm
     write_step(job, STEP)
     daemon.tick()
     assert attempts_in(job) == set()
-    assert [event["path"] for event in heard.of("attempt_removed")] == [f".global_step_{STEP}.empty"]
+    assert [event["path"] for event in heard.of("attempt_pruned")] == [f".global_step_{STEP}.empty"]
 
 
 def test_pruning_off_keeps_attempts(tmp_path):
@@ -322,7 +322,7 @@ def test_a_step_sealed_below_the_published_one_is_kept_until_its_writer_can_have
     for _ in range(25):
         clock.at += 2
         daemon.tick()
-    assert os.path.isdir(job.step(1)), heard.of("step_removed")
+    assert os.path.isdir(job.step(1)), heard.of("step_pruned")
     clock.at += 60
     daemon.tick()
     daemon.tick()

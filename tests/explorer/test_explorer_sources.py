@@ -70,7 +70,7 @@ class Bed:
 
     def loads(self):
         """Return how often files were loaded."""
-        return self.scene.names().count("applied")
+        return self.scene.names().count("version_applied")
 
     def close(self):
         self.receiver.close()

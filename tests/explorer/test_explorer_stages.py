@@ -108,7 +108,7 @@ def test_it_waits_until_the_stage_begins_and_takes_its_model(file, tmp_path, cap
     begun = wait_for(load_file(file, stage="grpo"), "grpo", Clock(meanwhile))
     assert begun.file.model.path == f"{tmp_path}/jobs/sft/global_step_4/actor/huggingface"
     said = capsys.readouterr().err
-    assert said.count("waiting_for_stage") == 3
+    assert said.count("stage_awaited") == 3
     assert f"{tmp_path}/jobs/stages.json" in said
     assert '"stage": "grpo"' in said
     assert '"begun": ["sft"]' in said

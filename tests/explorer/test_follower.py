@@ -825,7 +825,7 @@ def test_a_stage_without_room_is_done_without(scene, tmp_path, monkeypatch):
     scene.publish(1)
     applied(follower, 1)
     assert scene.hook.prepared[0].path == scene.payload(1)
-    assert ("stage_full" in scene.names(), scene.presence().leases) == (True, (1,))
+    assert ("stage_write_failed" in scene.names(), scene.presence().leases) == (True, (1,))
 
 
 def test_a_presence_that_cannot_be_written_is_no_reason_to_touch_the_engine(scene):
@@ -837,7 +837,7 @@ def test_a_presence_that_cannot_be_written_is_no_reason_to_touch_the_engine(scen
     scene.engine.doing["commit"] = lambda: setattr(disk, "full", "/explorers/")
     applied(follower, 2)
     serves(scene, 2)
-    assert "presence_not_written" in scene.names()
+    assert "presence_write_failed" in scene.names()
     assert scene.presence().applied == (1, 1)
     disk.full = ""
     follower.turn(timeout=0)

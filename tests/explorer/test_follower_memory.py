@@ -105,7 +105,7 @@ def test_a_copy_that_cannot_be_loaded_is_no_reason_to_give_a_version_up(scene):
     scene.engine.fails["load"] = 1
     applied(scene, follower, 2)
     assert scene.paths()[1:] == [scene.copy(manifest), scene.payload(2)]
-    assert "memory_failed" in scene.names()
+    assert "memory_load_failed" in scene.names()
     assert scene.presence().info["loaded"]["source"] == "files"
     assert owned_copies(scene) == []
     third = scene.publish(3)
@@ -135,7 +135,7 @@ def test_a_copy_that_is_not_what_its_receipts_say_is_refused_before_the_engine_i
     harm(shard_of(scene.place, manifest))
     applied(scene, follower, 1)
     assert scene.paths() == [scene.payload(1)]
-    assert "memory_refused" in scene.names()
+    assert "memory_copy_refused" in scene.names()
 
 
 def test_a_model_in_this_process_never_keeps_wrong_bytes(scene):
@@ -150,7 +150,7 @@ def test_a_model_in_this_process_never_keeps_wrong_bytes(scene):
     manifest = scene.publish(2)
     damaged(shard_of(scene.place, manifest))
     applied(scene, follower, 2)
-    assert "memory_failed" in scene.names()
+    assert "memory_load_failed" in scene.names()
     expected = torch.tensor([(2 + place) % 251 for place in range(4 * 8 * 4)], dtype=torch.uint8)
     assert torch.equal(model.layer.get_parameter("1.weight").detach().view(torch.uint8).reshape(-1), expected)
 

@@ -180,7 +180,7 @@ def check_nothing_leased_was_removed(run, events):
     """Between an engine's `load` and its `runs` its explorer holds a lease, unless it counts as dead."""
     removed = defaultdict(list)
     for event in events:
-        if event["event"] == "step_removed":
+        if event["event"] == "step_pruned":
             removed[event["step"]].append(event["at"])
     assert len(removed) > 5
     for name in OTHERS:
@@ -199,9 +199,9 @@ def check_time_outs(run, events, record_line):
     order = [(event["event"], event.get("explorer", event.get("step"))) for event in events]
     for name in (KILLED, STOPPED):
         step = next(line["pair"][1] for line in run.lines(name, "load")[HANG_AT - 1 :])
-        assert order.index(("explorer_dead", name)) < order.index(("step_removed", step))
+        assert order.index(("explorer_died", name)) < order.index(("step_pruned", step))
     load = run.lines(STOPPED, "load")[HANG_AT - 1]["at"]
-    died = {name: run.events("explorer_dead", explorer=name)[0]["at"] for name in (KILLED, STOPPED)}
+    died = {name: run.events("explorer_died", explorer=name)[0]["at"] for name in (KILLED, STOPPED)}
     assert died[STOPPED] - load >= TTL
     published = [one for one in run.events("version_published") if load < one["at"] < died[STOPPED]]
     assert published, "others went on before the stopped one counted as dead"

@@ -157,5 +157,5 @@ def test_steps_that_find_no_room_come_through_files(whole):
     assert whole.read_from_memory("e0") == []
     assert whole.lines("e0")[-1]["pair"][1] == STEPS
     with open(f"{whole.place}/trainer.log", encoding="utf-8") as log:
-        assert "memory_full" in log.read()
+        assert "memory_copy_skipped" in log.read()
     assert os.listdir(whole.memory) == []

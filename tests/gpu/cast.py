@@ -16,10 +16,10 @@ import torch
 import xxhash
 
 from syncd.synchronizer import Synchronizer
+from syncd.transports.base import WeightTensors
+from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
 from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import BroadcastReceiver
-from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
-from syncd.transports.base import WeightTensors
 from syncd.transports.ranks import Alone
 
 LONG = 120.0

@@ -158,7 +158,7 @@ def test_the_daemon_ends_with_0_after_sigterm(published):
     with spawn("watch", published.root, "--log-format", "json") as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if '"leading"' in line:
+            if '"leadership_acquired"' in line:
                 break
         process.terminate()
         process.communicate(timeout=60)

@@ -60,7 +60,7 @@ def test_everybody_hears_the_daemon(tmp_path, tmp_path_factory, manager):
     more = environment(NOTIFY_SOCKET=manager.getsockname(), WATCHDOG_USEC="2000000")
     with subprocess.Popen(args, stderr=subprocess.PIPE, text=True, env=more) as process:
         try:
-            until(lambda: journal_has(job, "leading"))
+            until(lambda: journal_has(job, "leadership_acquired"))
             write_step(job, 1)
             until(lambda: journal_has(job, "version_published"))
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -75,8 +75,8 @@ def test_everybody_hears_the_daemon(tmp_path, tmp_path_factory, manager):
     written = [item["event"] for item in read_events(job.events, 100)]
     for name in (
         "daemon_started",
-        "watch_mode",
-        "leading",
+        "watch_mode_selected",
+        "leadership_acquired",
         "version_published",
         "config_reloaded",
         "daemon_stopped",
@@ -84,7 +84,7 @@ def test_everybody_hears_the_daemon(tmp_path, tmp_path_factory, manager):
         assert name in logged
         assert name in written
     assert f'syncd_version_step{{directory="{job.root}"}} 1.0' in scraped
-    assert f'syncd_leading{{directory="{job.root}"}} 0.0' in textfile.read_text()
+    assert f'syncd_is_leader{{directory="{job.root}"}} 0.0' in textfile.read_text()
     told = heard(manager)
     assert told.count("READY=1") == 2, "at the start and after the reload"
     assert told.index("RELOADING=1") > told.index("READY=1")

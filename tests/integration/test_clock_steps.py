@@ -65,7 +65,7 @@ def test_a_leader_an_explorer_and_its_lease_outlive_a_clock_that_is_set(job, day
     assert 1 in steps_of(job), "its lease holds"
     assert daemon.leads
     assert not standby.leads
-    assert {"explorer_dead", "fenced", "error"}.isdisjoint(heard.names() + told.names())
+    assert {"explorer_died", "leadership_lost", "operation_failed"}.isdisjoint(heard.names() + told.names())
     assert all(event.get("latency", 0.0) >= 0 for event in heard.of("version_published"))
 
 
@@ -75,7 +75,7 @@ def test_what_is_due_after_a_grace_comes_after_that_grace_whatever_the_date(job)
     for step in (1, 2, 3):
         write_step(job, step)
         daemon.tick(woken=True)
-    removed = heard.of("step_removed")
+    removed = heard.of("step_pruned")
     clock.skew = 10 * DAY
     clock.at += 10
     daemon.tick()
@@ -158,6 +158,8 @@ def test_real_processes_whose_clock_is_set_by_days_go_on(skewing, job, tmp_path)
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(LONG) == 0
         names = {event["event"] for event in parts.events()}
-        assert names.isdisjoint({"explorer_dead", "explorer_left", "fenced", "standing_by", "error"})
+        assert names.isdisjoint(
+            {"explorer_died", "explorer_left", "leadership_lost", "standby_started", "operation_failed"}
+        )
         assert checker.pair(job.root) == (1, len(STEPS) + 1)
         assert {line["event"] for line in read_journal(journal)} == {"runs"}

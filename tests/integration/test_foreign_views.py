@@ -26,7 +26,7 @@ def warnings(job):
         daemon.tick(woken=True)
         clock.at += 10.0
     assert daemon.error is None
-    return heard.of(names.MARKER_PROBLEM)
+    return heard.of(names.MARKER_REJECTED)
 
 
 @pytest.mark.parametrize("sample", FAMILIES.values(), ids=lambda sample: sample.layout)

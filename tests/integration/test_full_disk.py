@@ -152,7 +152,7 @@ def test_a_leader_removes_what_may_go_before_it_publishes_without_room(job):
         clock.at += 20
         daemon.tick()
     assert (daemon.trouble, read_version(job).step) == (None, 4)
-    assert [told["step"] for told in heard.of("step_removed")] == [1, 2]
+    assert [told["step"] for told in heard.of("step_pruned")] == [1, 2]
     daemon.close()
 
 

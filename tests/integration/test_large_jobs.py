@@ -116,7 +116,7 @@ def test_a_leap_of_the_step_number_costs_what_one_step_costs(tmp_path):
         assert read_version(job).step == step
     assert max(costs[3:]) <= 2 * max(costs[1:3]), costs
     assert steps_of(job) == [1000, 100_000, 100_001, 2_000_000_000], "two, and multiples of 500"
-    assert heard.of("error") == []
+    assert heard.of("operation_failed") == []
 
 
 def test_explorers_that_have_gone_long_ago_leave_no_file(tmp_path):
@@ -145,8 +145,8 @@ def test_explorers_that_have_gone_long_ago_leave_no_file(tmp_path):
     assert set(told) == {101}, "a day is not over"
     pass_by(2400)
     assert os.listdir(job.explorers) == ["stays.json"]
-    assert heard.of("error") == []
-    assert {event["explorer"] for event in heard.of("explorer_dead")} == {f"array-{n}" for n in range(100)}
+    assert heard.of("operation_failed") == []
+    assert {event["explorer"] for event in heard.of("explorer_died")} == {f"array-{n}" for n in range(100)}
 
 
 def test_one_that_beats_again_while_it_is_forgotten_keeps_its_file_and_its_lease(tmp_path):

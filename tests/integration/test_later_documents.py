@@ -67,8 +67,8 @@ def test_the_daemon_and_the_views_go_on_beside_a_document_of_a_later_protocol(jo
     assert (status.returncode, listing.returncode) == (0, 0)
     assert "upgrade syncd" in " ".join(status.stdout.split())
     if kind in ("pin", "request"):
-        assert f"{job.root}/{PLACES[kind]}" in heard.of("document_problem")[0]["detail"]
-        assert len(heard.of("document_problem")) == 1
+        assert f"{job.root}/{PLACES[kind]}" in heard.of("document_rejected")[0]["detail"]
+        assert len(heard.of("document_rejected")) == 1
 
 
 def test_a_step_that_a_later_protocol_has_sealed_is_not_published_and_not_removed(job):
@@ -137,7 +137,7 @@ def test_no_explorer_makes_the_daemon_count_beyond_what_can_be_read(job, generat
     assert pair(job) == (1, 2)
     assert daemon.error is None
     if generation <= MAX_GENERATION:
-        assert "is not believed" in heard.of("document_problem")[0]["detail"]
+        assert "is not believed" in heard.of("document_rejected")[0]["detail"]
     else:
         (unreadable,) = daemon.snapshot.unreadable
         assert "e0" in unreadable

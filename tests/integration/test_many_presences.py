@@ -57,7 +57,7 @@ def test_presences_are_read_twice_for_many_removals_and_parsed_once(job, monkeyp
     explorers[3].update(leases=(2,))
     before = job.disk.reads
     daemon.tick()
-    assert [told["step"] for told in heard.of("step_removed")] == [1, 3, 4, 5, 6]
+    assert [told["step"] for told in heard.of("step_pruned")] == [1, 3, 4, 5, 6]
     assert job.disk.reads - before == 2 * EXPLORERS
     assert parsed == [f"{job.explorers}/e3.json"], "of the others the bytes are the same"
 

@@ -74,7 +74,7 @@ class Watched:
         return [line for line in lines if line["event"] == name]
 
     def states(self):
-        return [event["state"] for event in self.events("mount_state")]
+        return [event["state"] for event in self.events("mount_state_changed")]
 
     def metric(self, pattern):
         """Return the value of the one series that a pattern finds."""
@@ -325,10 +325,10 @@ def test_a_disk_with_nothing_left_is_told_once_and_gone_on_from_when_there_is_ro
         CROWDED[state][1](f"{point}/job")
         until(lambda: state in daemon.states(), daemon)
         assert daemon.state(state) == 1.0
-        assert daemon.events("mount_state")[0]["hint"]
+        assert daemon.events("mount_state_changed")[0]["hint"]
         again = daemon.pings()
         until(lambda: daemon.pings() >= again + 2, daemon)
-        assert len(daemon.events("error")) == 1, "told once, however often it is tried again"
+        assert len(daemon.events("operation_failed")) == 1, "told once, however often it is tried again"
         empty(f"{point}/job")
         publish(daemon, 2)
         until(lambda: daemon.states() == [state, "ok"], daemon)
@@ -349,7 +349,7 @@ def test_a_step_that_was_whole_before_the_quota_was_used_up_is_published_when_it
         daemon.process.send_signal(signal.SIGCONT)
         until(lambda: "quota" in daemon.states(), daemon)
         assert daemon.state("quota") == 1.0
-        (told,) = daemon.events("mount_state")
+        (told,) = daemon.events("mount_state_changed")
         assert "the quota is used up" in told["detail"]
         assert told["hint"].startswith("quota -s; lfs quota -h ")
         # The daemon's file for `status` is written a moment after the log.
@@ -380,7 +380,7 @@ def test_what_is_in_the_trash_ends_a_used_up_quota_when_its_grace_is_over(quota)
         clock.at += 20
         daemon.tick()
     assert (daemon.trouble, daemon.leads) == (None, True)
-    assert [event["state"] for event in heard.of("mount_state")] == ["quota", "ok"]
+    assert [event["state"] for event in heard.of("mount_state_changed")] == ["quota", "ok"]
     assert read_version(job).step == 4
 
 
@@ -416,9 +416,9 @@ def test_the_trash_is_emptied_where_nothing_can_be_written(tmp_path, error, stat
         daemon.tick()
     assert daemon.trouble.state == state
     assert os.listdir(trash) == []
-    assert len(heard.of("error")) == len(heard.of("mount_state")) == 1
+    assert len(heard.of("operation_failed")) == len(heard.of("mount_state_changed")) == 1
     job.disk.error = 0
     clock.at += 20
     daemon.tick()
     assert (daemon.trouble, daemon.leads, read_version(job).step) == (None, True, 4)
-    assert [event["state"] for event in heard.of("mount_state")] == [state, "ok"]
+    assert [event["state"] for event in heard.of("mount_state_changed")] == [state, "ok"]

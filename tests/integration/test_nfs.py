@@ -49,7 +49,7 @@ follow() { # DAEMON: the client on which the daemon runs
   $python $programs/observe.py $job $OUT/observed.jsonl >$OUT/observer.log 2>&1 &
   wait_for $OUT/observer.log ready || exit 1
   $on $python -m syncd watch ${root[$1]} --keep-last 1 --trash-grace 1 >$OUT/daemon.log 2>&1 &
-  wait_for $OUT/daemon.log '"leading"' || exit 1
+  wait_for $OUT/daemon.log '"leadership_acquired"' || exit 1
   for reader in r1 r2; do
     on_b $python $programs/follow.py $b $reader @STEPS@ $OUT/$reader.json >>$OUT/$reader.log 2>&1 &
     readers="$readers $!"

@@ -39,7 +39,7 @@ mkdir $SRV/job /dev/shm/run
 export XDG_RUNTIME_DIR=/dev/shm/run WATCHDOG_USEC=6000000
 on_a $python -m syncd watch $A/job --log-format json 2>$OUT/daemon.log &
 daemon=$!
-wait_for '"leading"' 1
+wait_for '"leadership_acquired"' 1
 on_a $python $TESTS/programs/write_steps.py $A/job 1 1 1 || exit 1
 published 1
 
@@ -111,9 +111,11 @@ def test_verbs_end_while_the_server_is_away_and_go_on_when_it_is_back(out):
 
 
 def test_the_daemon_goes_on_by_itself_when_the_server_is_back(out, record_line):
-    told = [event for event in events(out) if event["event"] == "mount_state"]
+    told = [event for event in events(out) if event["event"] == "mount_state_changed"]
     assert [event["state"] for event in told][:2] == ["stuck", "ok"]
-    assert sum(event["event"] == "leading" for event in events(out)) == 1, "the same daemon, in one term"
+    assert sum(event["event"] == "leadership_acquired" for event in events(out)) == 1, (
+        "the same daemon, in one term"
+    )
     record_line(
         f"NFS: {told[1]['detail'].split(' came back')[-1].strip()} without an answer, then the next step"
     )

@@ -149,14 +149,14 @@ def kill_the_server_twice(bed):
 
 def take_over(bed, harm):
     """Harm the leader after a third of the steps; return the times in which the stand-by took its place."""
-    bed.until(has(bed, "a", "leading"), "the leader")
+    bed.until(has(bed, "a", "leadership_acquired"), "the leader")
     bed.tell("led")
-    bed.until(has(bed, "b", "standing_by"), "the stand-by")
+    bed.until(has(bed, "b", "standby_started"), "the stand-by")
     bed.until(reaches(bed, "a", STEPS * 3 // 10), "a third of the steps")
     off = harm("a")
     bed.until(has(bed, "b", "version_published"), "the next version")
     return {
-        "led by the stand-by after": at(of(bed, "b", "leading")[0]) - off,
+        "led by the stand-by after": at(of(bed, "b", "leadership_acquired")[0]) - off,
         "next version after": at(of(bed, "b", "version_published")[0]) - off,
     }
 
@@ -170,10 +170,10 @@ def kill_the_leader(bed):
 def cut_the_leader_off(bed):
     figures = take_over(bed, bed.cut)
     time.sleep(OFF)
-    assert not of(bed, "a", "fenced"), "it cannot know yet"
+    assert not of(bed, "a", "leadership_lost"), "it cannot know yet"
     healed = bed.heal("a")
-    bed.until(has(bed, "a", "fenced"), "the old leader to be fenced")
-    figures["old leader stands by after"] = at(of(bed, "a", "fenced")[0]) - healed
+    bed.until(has(bed, "a", "leadership_lost"), "the old leader to be fenced")
+    figures["old leader stands by after"] = at(of(bed, "a", "leadership_lost")[0]) - healed
     finish(bed, "a", "b")
     figures["longest time between two versions afterwards"] = longest(bed, "b")
     return figures
@@ -256,7 +256,7 @@ def test_a_server_that_is_killed_twice_loses_nothing(scenario, record_line):
     run = scenario("server")
     version, seen = judge(run)
     assert pairs(run.bed, "b") == EACH_STEP
-    assert len(of(run.bed, "b", "leading")) == 1, "by one daemon, in one term"
+    assert len(of(run.bed, "b", "leadership_acquired")) == 1, "by one daemon, in one term"
     assert version["term"] == 1
     say(record_line, "server killed twice", run, versions=STEPS, loads=seen["loads"])
 
@@ -265,7 +265,7 @@ def test_the_host_of_the_leader_is_killed(scenario, record_line):
     run = scenario("leader")
     version, seen = judge(run)
     assert run.observed == EACH_STEP
-    assert version["term"] == of(run.bed, "b", "leading")[0]["term"]
+    assert version["term"] == of(run.bed, "b", "leadership_acquired")[0]["term"]
     say(record_line, "host of the leader killed", run, versions=STEPS, loads=seen["loads"])
 
 
@@ -276,9 +276,9 @@ def test_a_leader_that_was_cut_off_can_do_nothing_any_more(scenario, record_line
     by_the_old_one = pairs(run.bed, "a")
     assert run.observed == EACH_STEP
     assert set(taken) <= set(run.observed)
-    assert version["term"] == of(run.bed, "b", "leading")[0]["term"]
+    assert version["term"] == of(run.bed, "b", "leadership_acquired")[0]["term"]
     assert max(by_the_old_one) < min(taken), "it published after the take-over"
     first = min(step for _, step in taken)
-    removed = [line["step"] for line in of(run.bed, "a", "step_removed")]
+    removed = [line["step"] for line in of(run.bed, "a", "step_pruned")]
     assert max(removed, default=0) < first, "it deleted after the take-over"
     say(record_line, "leader cut off", run, versions=STEPS, loads=seen["loads"])

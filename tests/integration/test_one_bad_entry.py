@@ -124,7 +124,7 @@ def test_an_explorer_that_cannot_be_read_holds_removal_while_it_lives_and_nothin
         passes(MINUTE - 20)
         assert published(job) == step
     assert steps_of(job) == [1, 2, 3, 4, 5]
-    told = heard.of(names.ENTRY_UNREADABLE)
+    told = heard.of(names.ENTRY_READ_FAILED)
     assert len(told) == 1
     assert is_told(told[0]["detail"], presence, 0o600, "chmod -R a+rX")
     passes(MINUTE)
@@ -139,7 +139,7 @@ def test_presences_that_cannot_be_listed_hold_removal_until_they_can(job, led):
         passes(MINUTE)
     assert published(job) == 3
     assert steps_of(job) == [1, 2, 3]
-    assert is_told(heard.of(names.ENTRY_UNREADABLE)[0]["detail"], job.explorers, 0o700, "chmod -R a+rX")
+    assert is_told(heard.of(names.ENTRY_READ_FAILED)[0]["detail"], job.explorers, 0o700, "chmod -R a+rX")
     opened(job.explorers)
     passes(MINUTE)
     assert steps_of(job) == [3]
@@ -186,7 +186,7 @@ def test_a_step_that_cannot_be_moved_is_told_and_costs_no_other_its_removal(job,
     passes()
     passes()
     assert steps_of(job) == [1, 3]
-    (told,) = heard.of(names.ENTRY_OBSTRUCTED)
+    (told,) = heard.of(names.ENTRY_MOVE_FAILED)
     assert told["path"] == job.step(1)
     assert f"uid {OTHER}" in told["owner"]
     assert told["hint"] == f"sudo chown -R {DAEMON} {job.step(1)}"
@@ -220,7 +220,7 @@ def test_a_request_that_cannot_be_read_costs_itself_only(job, led):
     write(job, 3)
     passes()
     assert published(job) == 3
-    told = heard.of(names.ENTRY_UNREADABLE)[0]["detail"]
+    told = heard.of(names.ENTRY_READ_FAILED)[0]["detail"]
     assert is_told(told, request_path(job, closed_request.identity), 0o600, "chmod -R a+rX")
 
 
@@ -241,7 +241,7 @@ def test_a_request_that_cannot_be_removed_is_carried_out_once_and_blocks_no_othe
                 daemon.tick()
             assert daemon.error is None
             assert published(job) == step
-        assert len(heard.of(names.ENTRY_OBSTRUCTED)) == 1 + restarts
+        assert len(heard.of(names.ENTRY_MOVE_FAILED)) == 1 + restarts
     assert read_version(job).generation == 3
 
 
@@ -255,7 +255,8 @@ def test_a_marker_that_cannot_be_read_stops_nothing(job, led):
         passes()
     assert published(job) == 2
     assert any(
-        is_told(told["detail"], job.marker, 0o600, "chmod -R a+rX") for told in heard.of(names.MARKER_PROBLEM)
+        is_told(told["detail"], job.marker, 0o600, "chmod -R a+rX")
+        for told in heard.of(names.MARKER_REJECTED)
     )
 
 
@@ -270,7 +271,7 @@ def test_a_tracker_that_cannot_be_read_may_name_any_full_checkpoint(job):
     assert daemon.error is None
     assert published(job) == 3
     assert steps_of(job) == [1, 2, 3]
-    assert is_told(heard.of(names.ENTRY_UNREADABLE)[0]["detail"], job.tracker, 0o600, "chmod -R a+rX")
+    assert is_told(heard.of(names.ENTRY_READ_FAILED)[0]["detail"], job.tracker, 0o600, "chmod -R a+rX")
 
 
 def test_an_old_presence_that_cannot_be_removed_stops_nothing(job, led):
@@ -284,7 +285,7 @@ def test_an_old_presence_that_cannot_be_removed_stops_nothing(job, led):
     write(job, 1)
     passes(MINUTE)
     assert published(job) == 1
-    assert len(heard.of(names.ENTRY_OBSTRUCTED)) == 1
+    assert len(heard.of(names.ENTRY_MOVE_FAILED)) == 1
 
 
 def led_before(job, *steps):
@@ -309,7 +310,7 @@ def test_directories_of_a_daemon_that_has_ended_stop_no_other_from_leading(job):
         daemon.tick()
     assert daemon.error is None
     assert published(job) == 4
-    told = {event["path"]: event for event in heard.of(names.ENTRY_OBSTRUCTED)}
+    told = {event["path"]: event for event in heard.of(names.ENTRY_MOVE_FAILED)}
     assert told.keys() == {f"{job.lock}/0000000001", f"{job.trash}/0000000001"}
     assert all(f"uid {OTHER}" in event["owner"] for event in told.values())
 
@@ -322,7 +323,7 @@ def test_directories_of_a_daemon_that_may_live_stop_everybody_and_that_is_told(j
             daemon.tick()
         clock.at += 20.0
     assert not daemon.leads
-    told = heard.of("error")[-1]
+    told = heard.of("operation_failed")[-1]
     assert f"uid {OTHER}" in told["detail"]
     assert told["hint"].startswith(f"sudo chown -R {DAEMON} ")
 

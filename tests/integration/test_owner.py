@@ -69,7 +69,7 @@ def test_a_job_directory_made_again_with_the_same_number_is_another_job(tmp_path
     for _ in range(70):
         clock.at += 1
         daemon.tick(woken=True)
-    assert heard.names()[-1] == "job_missing"
+    assert heard.names()[-1] == "job_disappeared"
     assert steps_of(job) == [7, 8, 9], "nothing of it is removed"
     version = read_version(job)
     assert version is None or version.pair == (1, 3)
@@ -119,7 +119,7 @@ def test_a_daemon_that_stands_by_for_another_job_never_leads_it(tmp_path):
     other.tick()
     assert not other.leads
     assert other.error.exit_code == 78
-    assert heard.names()[-1] == "error"
+    assert heard.names()[-1] == "operation_failed"
 
 
 def test_a_job_that_was_moved_keeps_its_state_directory(tmp_path):

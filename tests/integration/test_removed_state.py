@@ -40,7 +40,7 @@ def test_a_leader_whose_state_directory_was_removed_leads_again_by_itself(job):
     assert pair(job) == (2, 4), "above what was published before"
     assert daemon.error is None
     assert heard.of("step_damaged") == []
-    assert [event["term"] for event in heard.of("leading")] == [1, 2]
+    assert [event["term"] for event in heard.of("leadership_acquired")] == [1, 2]
     write_step(job, 5)
     ticks(daemon, clock, 1)
     assert pair(job) == (2, 5)

@@ -44,7 +44,7 @@ def test_publishes_each_step_and_prunes_what_is_old(job):
         daemon.tick(woken=True)
         assert pair(job) == (1, step)
     assert steps_of(job) == [4, 5]
-    assert [event["rule"] for event in heard.of("step_removed")] == ["superseded"] * 3
+    assert [event["rule"] for event in heard.of("step_pruned")] == ["superseded"] * 3
 
 
 def test_work_that_takes_its_time_is_told_while_it_goes_on(job):
@@ -112,7 +112,7 @@ def test_shows_progress_while_a_step_fills(job):
     for rank in (1, 2, 3):
         writer.receipt(rank, [writer.write(f"actor/model-0000{rank}-of-00003.safetensors", b"x" * 9)])
         daemon.tick(woken=True)
-    seen = [(event["present"], event["expected"]) for event in heard.of("step_progress")]
+    seen = [(event["present"], event["expected"]) for event in heard.of("step_progressed")]
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert pair(job) is None
 
@@ -127,7 +127,7 @@ def test_a_bad_marker_is_said_once_and_the_daemon_goes_on(job):
             file.write(b"")
         daemon.tick(woken=True)
         clock.at += 0.7
-    assert len(heard.of("marker_problem")) == 1
+    assert len(heard.of("marker_rejected")) == 1
     write_step(job, 2)
     daemon.tick(woken=True)
     assert pair(job) == (1, 2)
@@ -145,7 +145,7 @@ def test_a_rewind_is_followed_and_the_abandoned_steps_go(job):
     clock.at += 1.5
     daemon.tick()
     assert pair(job) == (2, 2)
-    assert heard.of("rewind") == [{"reason": "rewind", "step": 2, "before": 5}]
+    assert heard.of("version_rewound") == [{"reason": "rewind", "step": 2, "before": 5}]
     assert steps_of(job) == [1, 2, 3, 4, 5], "3 might be the new run's, sealed and not yet announced"
     clock.at += 3600
     daemon.tick()
@@ -174,7 +174,7 @@ def test_a_leased_step_outlives_its_turn_until_the_reader_dies(job):
         clock.at += 10
         daemon.tick()
     assert steps_of(job) == [3, 4]
-    assert [event["explorer"] for event in heard.of("explorer_dead")] == ["e0"]
+    assert [event["explorer"] for event in heard.of("explorer_died")] == ["e0"]
 
 
 def test_a_lease_that_comes_after_the_decision_still_counts(job):
@@ -311,7 +311,7 @@ def test_a_marker_ahead_of_its_payload_waits_and_then_publishes(job):
     for _ in range(3):
         daemon.tick(woken=True)
         clock.at += 0.7
-    assert len(heard.of("marker_problem")) == 1
+    assert len(heard.of("marker_rejected")) == 1
     write_step(job, 2, announce=False)
     daemon.tick(woken=True)
     assert pair(job) == (1, 2)
@@ -381,7 +381,7 @@ def test_rollback_is_carried_out_once(job):
         daemon.tick(woken=True)
     assert pair(job) == (2, 2)
     assert read_requests(job) == ()
-    assert len(heard.of("request_done")) == 1
+    assert len(heard.of("request_completed")) == 1
     write_step(job, 4)
     daemon.tick(woken=True)
     assert pair(job) == (2, 4)
@@ -424,7 +424,7 @@ def test_the_second_daemon_stands_by_and_takes_over_when_the_first_is_silent(job
         clock.at += 2
         second.tick()
     assert second.leads
-    assert "leading" in heard.names()
+    assert "leadership_acquired" in heard.names()
 
 
 def test_a_paused_leader_that_wakes_up_can_neither_publish_nor_delete(job):
@@ -443,7 +443,7 @@ def test_a_paused_leader_that_wakes_up_can_neither_publish_nor_delete(job):
     before = pair(job), steps_of(job)
     assert old._actor is actor
     old.tick(woken=True)
-    assert heard.names()[-1] == "fenced"
+    assert heard.names()[-1] == "leadership_lost"
     assert not old.leads
     assert (pair(job), steps_of(job)) == before
     new.tick(woken=True)
@@ -460,14 +460,14 @@ def test_a_missing_job_is_an_error_state_and_nothing_is_lost(tmp_path):
     os.rename(root, away)
     for _ in range(3):
         daemon.tick(woken=True)
-    assert heard.names().count("job_missing") == 1
+    assert heard.names().count("job_disappeared") == 1
     root.mkdir()  # the mount point of a mount that is gone
     daemon.tick(woken=True)
     assert list(root.iterdir()) == [], "nothing may be written below an unmounted job"
     root.rmdir()
     os.rename(away, root)
     daemon.tick(woken=True)
-    assert heard.names()[-1] == "job_back"
+    assert heard.names()[-1] == "job_recovered"
     write_step(job, 2)
     clock.at += 3
     daemon.tick(woken=True)
@@ -558,7 +558,7 @@ def test_a_state_directory_elsewhere_leaves_the_job_untouched(tmp_path):
     daemon.tick(woken=True)
     assert pair(job) == (1, 4)
     assert sorted(str(path) for path in root.rglob("*")) == before
-    assert "error" not in heard.names()
+    assert "operation_failed" not in heard.names()
 
 
 def test_all_left(job):
@@ -590,7 +590,7 @@ def test_a_full_disk_is_said_once_and_passes(job, monkeypatch):
     monkeypatch.setattr(type(job.disk), "replace", full)
     for _ in range(3):
         daemon.tick(woken=True)
-    assert heard.names().count("error") == 1
+    assert heard.names().count("operation_failed") == 1
     assert pair(job) is None
     monkeypatch.undo()
     daemon.tick(woken=True)
@@ -608,7 +608,7 @@ def test_the_job_directory_can_be_removed_and_made_again_elsewhere(tmp_path):
     shutil.move(root, tmp_path / "old")
     root.mkdir()
     daemon.tick(woken=True)
-    assert heard.names()[-1] == "job_missing"
+    assert heard.names()[-1] == "job_disappeared"
     assert pair(job) == (1, 1)
 
 

@@ -132,14 +132,14 @@ def take_over(start, place, fall):
         leader.wait_for("version_published")
         standby = Process(daemon(job, takeover=TAKEOVER), f"{log}.standby")
         try:
-            standby.wait_for("standing_by")
+            standby.wait_for("standby_started")
             must(write_steps(job, NEXT, NEXT + 1))
             wait_until(leader.has_fallen, "the leader's fall")
-            standby.wait_for("leading")
+            standby.wait_for("leadership_acquired")
             wait_until(lambda: checker.pair(job) == (1, NEXT + 1), "the newest version")
             if fall == "STOP":
                 leader.resume()
-                leader.wait_for("fenced")
+                leader.wait_for("leadership_lost")
         finally:
             statuses = leader.end(), standby.end()
             wrong = pairs.end()

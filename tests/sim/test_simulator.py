@@ -38,7 +38,7 @@ def test_all_invariants_hold(record_line):
     counts = summary.counts
     record_line(
         f"simulator: {summary.schedules} schedules, {summary.calls} calls, {counts['crash']} crashes, "
-        f"{counts['leading']} terms, {counts['rewinds']} rewinds, no invariant broken"
+        f"{counts['leadership_acquired']} terms, {counts['rewinds']} rewinds, no invariant broken"
     )
 
 
@@ -49,7 +49,7 @@ def test_schedules_go_through_what_they_are_there_for():
         "power cuts",
         "pause",
         "lost answer",
-        "fenced",
+        "leadership_lost",
         "rewinds",
         "vacated",
         "loads",

@@ -68,7 +68,7 @@ def leaders(logs: Mapping[str, Sequence[Mapping]]) -> list[str]:
     took, published = defaultdict(list), defaultdict(list)
     for name, events in logs.items():
         for event in events:
-            if event.get("event") == "leading":
+            if event.get("event") == "leadership_acquired":
                 took[event["term"]].append(name)
             elif event.get("event") == "version_published":
                 published[event["generation"], event["step"]].append(name)

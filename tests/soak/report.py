@@ -62,7 +62,12 @@ def of_daemons(where: Bed) -> tuple[Line, list[str]]:
     """Return the figures of the daemons' logs, and what is wrong with them."""
     logs = {name: lines(where.log(name)) for name in DAEMONS}
     events = [line["event"] for log in logs.values() for line in log]
-    names = {"terms": "leading", "fenced": "fenced", "removed": "step_removed", "mount_states": "mount_state"}
+    names = {
+        "terms": "leadership_acquired",
+        "fenced": "leadership_lost",
+        "removed": "step_pruned",
+        "mount_states": "mount_state_changed",
+    }
     return {shown: events.count(event) for shown, event in names.items()}, judging.leaders(logs)
 
 

@@ -212,5 +212,5 @@ def test_asked_to_stop_a_run_saves_and_ends_with_75_and_goes_on(place, straight,
     announced = marker(str(stopped))
     assert os.path.exists(f"{stopped}/global_step_{announced}/.full_checkpoint")
     finish(stopped)
-    assert '"event": "resumed"' in tail(stopped, 1 << 20)
+    assert '"event": "training_resumed"' in tail(stopped, 1 << 20)
     assert final_state(stopped) == straight

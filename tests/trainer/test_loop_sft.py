@@ -122,7 +122,7 @@ def test_what_cannot_be_tidied_is_said_with_what_to_run(tmp_path, monkeypatch, c
     monkeypatch.setattr(beside, "TIDYING", 0.0)
     daemon.close(tidy=True)
     said = capsys.readouterr().out
-    assert "not_tidied" in said
+    assert "job_cleanup_failed" in said
     assert "syncd prune" in said
 
 

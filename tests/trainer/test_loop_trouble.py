@@ -195,7 +195,7 @@ def test_an_error_inside_a_step_saves_nothing_and_says_what_there_is(tmp_path, m
     assert full_checkpoints(tmp_path) == [2]
     assert shown.notes[-1].startswith("step 3 is not saved: the error came from inside a step")
     assert "newest full checkpoint: 2" in shown.notes[-1]
-    assert "not_saved" in capsys.readouterr().out
+    assert "checkpoint_save_failed" in capsys.readouterr().out
 
 
 def test_weights_that_are_not_finite_are_not_saved_in_the_end(tmp_path):
@@ -266,7 +266,7 @@ def test_two_ranks_save_together_and_end_with_the_error_of_rank_0(tmp_path):
     )
     assert done.returncode == 74, done.stderr
     assert "stale file handle" in done.stderr
-    assert "saved_after_error" in done.stderr
+    assert "checkpoint_saved_after_error" in done.stderr
     assert full_checkpoints(tmp_path) == [2]
     assert {f"tiny_{rank}_of_2.pt" for rank in (0, 1)} < set(os.listdir(tmp_path / "global_step_2/training"))
 

@@ -92,8 +92,8 @@ def event(name, at, **fields):
 def test_decisions_come_newest_first_and_what_explains_itself_is_left_out(job, sight):
     journal(
         job,
-        event("step_removed", 1.0, step=1, rule="superseded"),
-        event("step_progress", 2.0, step=2),
+        event("step_pruned", 1.0, step=1, rule="superseded"),
+        event("step_progressed", 2.0, step=2),
         event("trash_emptied", 3.0, entries=1),
         {**event("step_kept", 4.0, step=2, rule="leased"), "level": "debug"},
         event("step_kept", 5.0, step=2, rule="leased"),
@@ -103,13 +103,14 @@ def test_decisions_come_newest_first_and_what_explains_itself_is_left_out(job, s
     )
     assert [(told["event"], told["at"]) for told in sight()["events"]] == [
         ("step_kept", 5.0),
-        ("step_removed", 1.0),
+        ("step_pruned", 1.0),
     ]
 
 
 def test_a_hostile_journal_is_bounded(job, sight):
     lines = [
-        event("error", number, detail="x" * 5000, nested={"a": [1]}, nan=float("nan")) for number in range(99)
+        event("operation_failed", number, detail="x" * 5000, nested={"a": [1]}, nan=float("nan"))
+        for number in range(99)
     ]
     journal(job, *lines)
     events = sight()["events"]
@@ -124,7 +125,7 @@ def test_a_hostile_journal_is_bounded(job, sight):
 def test_a_journal_that_is_no_file_is_no_journal(job, sight, tmp_path_factory, kind):
     os.makedirs(job.state)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "events.jsonl"
-    elsewhere.write_text(json.dumps(event("error", 1.0, code="secret")) + "\n")
+    elsewhere.write_text(json.dumps(event("operation_failed", 1.0, code="secret")) + "\n")
     {"fifo": os.mkfifo, "directory": os.mkdir, "link": lambda path: os.symlink(elsewhere, path)}[kind](
         job.events
     )

@@ -58,7 +58,7 @@ def fill(root):
     with Synchronizer.open(job.root, "trainer"):
         pass
     journal = Journal(job.events, adopt=job.disk.adopt)
-    journal.observe(Event("leading", "info", 0.0, {}))
+    journal.observe(Event("leadership_acquired", "info", 0.0, {}))
     jsonl.append(f"{job.root}/metrics.jsonl", [{"a": 1}], job.disk.adopt)
 
 

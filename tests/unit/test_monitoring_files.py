@@ -83,9 +83,9 @@ def test_every_metric_and_label_is_one_that_the_daemon_exports(where):
 
 
 def test_what_the_test_of_metrics_would_catch():
-    assert "syncd_leading" in exported()
+    assert "syncd_is_leader" in exported()
     assert exported()["syncd_explorer_lag_steps"] == {"directory", "explorer"}
-    assert "syncd_scan_seconds_bucket" in exported()
+    assert "syncd_scan_duration_seconds_bucket" in exported()
     assert "syncd_versions_published" not in exported(), "a counter ends with _total"
 
 
@@ -100,7 +100,7 @@ def test_the_dashboard_shows_every_metric():
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exported()}
     assert families - bare == {"syncd_info", "syncd_shards_present", "syncd_shards_expected"} | {
         "syncd_published_bytes_total",
-        "syncd_steps_removed_total",
+        "syncd_steps_pruned_total",
     }
 
 

@@ -29,7 +29,7 @@ class Broken:
         raise RuntimeError("closing fails too")
 
 
-def event(name: str = names.LEADING, **fields) -> Event:
+def event(name: str = names.LEADERSHIP_ACQUIRED, **fields) -> Event:
     return Event(name, "info", 1.0, fields)
 
 
@@ -41,9 +41,9 @@ def test_an_event_is_frozen():
 def test_everyone_hears_everything_in_order():
     first, second = Recorder(), Recorder()
     observers = Observers(first, second)
-    for name in (names.LEADING, names.STEP_FOUND):
+    for name in (names.LEADERSHIP_ACQUIRED, names.STEP_FOUND):
         observers.observe(event(name))
-    assert first.names() == second.names() == [names.LEADING, names.STEP_FOUND]
+    assert first.names() == second.names() == [names.LEADERSHIP_ACQUIRED, names.STEP_FOUND]
 
 
 def test_a_failing_observer_is_told_of_once_and_left_out_in_the_end():
@@ -52,10 +52,10 @@ def test_a_failing_observer_is_told_of_once_and_left_out_in_the_end():
     for _ in range(GIVE_UP_AFTER + 5):
         observers.observe(event())
     assert broken.asked == GIVE_UP_AFTER
-    told = heard.of(names.ERROR)
+    told = heard.of(names.OPERATION_FAILED)
     assert [item["code"] for item in told] == ["observer"]
     assert "Broken failed: OSError" in told[0]["detail"]
-    assert heard.names().count(names.LEADING) == GIVE_UP_AFTER + 5
+    assert heard.names().count(names.LEADERSHIP_ACQUIRED) == GIVE_UP_AFTER + 5
 
 
 def test_an_observer_that_recovers_is_not_given_up():

@@ -11,7 +11,7 @@ from syncd.observe.events import Event
 from syncd.observe.journal import MAX_LINE, Journal, encode_event, read_events
 
 
-def event(name: str = names.STEP_COMPLETE, at: float = 1.0, **fields) -> Event:
+def event(name: str = names.STEP_COMPLETED, at: float = 1.0, **fields) -> Event:
     return Event(name, "info", at, fields)
 
 
@@ -24,7 +24,7 @@ def path(tmp_path):
 def journal(path):
     """Return a journal that leads."""
     leading = Journal(path)
-    leading.observe(event(names.LEADING, term=1))
+    leading.observe(event(names.LEADERSHIP_ACQUIRED, term=1))
     return leading
 
 
@@ -38,7 +38,7 @@ def test_one_line_an_event(path, journal):
         lines = file.read().splitlines()
     assert json.loads(lines[1]) == {
         "at": 12.25,
-        "event": "step_complete",
+        "event": "step_completed",
         "level": "info",
         "step": 7,
         "rule": "leased",
@@ -47,7 +47,7 @@ def test_one_line_an_event(path, journal):
 
 def test_an_event_cannot_overwrite_its_own_frame():
     line = json.loads(encode_event(event(at=5.0, event="x", level="y")))
-    assert (line["event"], line["level"], line["at"]) == ("step_complete", "info", 5.0)
+    assert (line["event"], line["level"], line["at"]) == ("step_completed", "info", 5.0)
 
 
 def test_a_value_that_json_lacks_becomes_text():
@@ -63,35 +63,39 @@ def test_an_endless_event_is_shortened():
 def test_a_stand_by_writes_nothing_until_it_leads(path):
     journal = Journal(path)
     journal.observe(event(names.DAEMON_STARTED))
-    journal.observe(event(names.STANDING_BY))
+    journal.observe(event(names.STANDBY_STARTED))
     assert not os.path.exists(path)
-    journal.observe(event(names.LEADING, term=2))
-    assert [item["event"] for item in read_events(path, 9)] == ["daemon_started", "standing_by", "leading"]
+    journal.observe(event(names.LEADERSHIP_ACQUIRED, term=2))
+    assert [item["event"] for item in read_events(path, 9)] == [
+        "daemon_started",
+        "standby_started",
+        "leadership_acquired",
+    ]
 
 
 def test_a_fenced_daemon_writes_no_more(path, journal):
-    journal.observe(event(names.FENCED))
+    journal.observe(event(names.LEADERSHIP_LOST))
     journal.observe(event(step=1))
-    assert [item["event"] for item in read_events(path, 9)] == ["leading"]
+    assert [item["event"] for item in read_events(path, 9)] == ["leadership_acquired"]
 
 
 def test_what_a_stand_by_remembers_is_bounded(path):
     journal = Journal(path)
     for step in range(1000):
         journal.observe(event(step=step))
-    journal.observe(event(names.LEADING))
+    journal.observe(event(names.LEADERSHIP_ACQUIRED))
     assert len(read_events(path, 1000)) == 64
 
 
 def test_looks_are_not_written(path, journal):
-    journal.observe(event(names.SCAN_DONE))
-    journal.observe(event(names.EXPLORER_LAG))
+    journal.observe(event(names.SCAN_COMPLETED))
+    journal.observe(event(names.EXPLORER_LAG_CHANGED))
     assert len(read_events(path, 9)) == 1
 
 
 def test_rotation_keeps_three_and_loses_nothing_between(path):
     journal = Journal(path, max_bytes=1000)
-    journal.observe(event(names.LEADING))
+    journal.observe(event(names.LEADERSHIP_ACQUIRED))
     for step in range(200):
         journal.observe(event(step=step))
     assert sorted(os.listdir(os.path.dirname(path))) == [
@@ -119,7 +123,7 @@ def test_a_disk_that_refuses_costs_events_and_nothing_else(path, journal, monkey
             journal.observe(event(step=step))
     assert journal.dropped == 2
     journal.observe(event(step=4))
-    told = [item for item in read_events(path, 9) if item["event"] == "error"]
+    told = [item for item in read_events(path, 9) if item["event"] == "operation_failed"]
     assert [(item["code"], item["detail"]) for item in told] == [
         ("journal", "2 events could not be written here")
     ]
@@ -138,7 +142,7 @@ def test_half_a_line_does_not_spoil_the_next(path, journal, monkeypatch):
 
 def test_a_missing_directory_drops(tmp_path):
     journal = Journal(str(tmp_path / "none" / "events.jsonl"))
-    journal.observe(event(names.LEADING))
+    journal.observe(event(names.LEADERSHIP_ACQUIRED))
     assert journal.dropped == 1
 
 
@@ -147,7 +151,7 @@ def test_a_link_in_its_place_is_not_followed(path, tmp_path):
     target.write_text("precious\n")
     os.symlink(target, path)
     journal = Journal(path)
-    journal.observe(event(names.LEADING))
+    journal.observe(event(names.LEADERSHIP_ACQUIRED))
     assert target.read_text() == "precious\n"
 
 

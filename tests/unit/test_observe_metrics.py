@@ -34,22 +34,22 @@ def value(metrics, name, **labels):
 
 
 def test_publishing(metrics):
-    tell(metrics, names.LEADING, term=4)
+    tell(metrics, names.LEADERSHIP_ACQUIRED, term=4)
     tell(metrics, names.VERSION_PUBLISHED, generation=2, step=7, bytes=100, reason="newer", latency=0.003)
     tell(metrics, names.VERSION_PUBLISHED, generation=2, step=8, bytes=50, reason="newer")
     assert value(metrics, "versions_published_total", reason="newer") == 2
     assert value(metrics, "published_bytes_total") == 150
     assert (value(metrics, "version_generation"), value(metrics, "version_step")) == (2, 8)
-    assert (value(metrics, "leading"), value(metrics, "term")) == (1, 4)
-    assert value(metrics, "detection_latency_seconds_count") == 1
-    assert value(metrics, "detection_latency_seconds_bucket", le="0.005") == 1
+    assert (value(metrics, "is_leader"), value(metrics, "term")) == (1, 4)
+    assert value(metrics, "publish_latency_seconds_count") == 1
+    assert value(metrics, "publish_latency_seconds_bucket", le="0.005") == 1
 
 
 def test_progress_is_that_of_the_newest_filling_step(metrics):
     for step, present, expected in ((3, 1, 4), (5, 2, None), (5, 2, 8)):
-        tell(metrics, names.STEP_PROGRESS, step=step, state="filling", present=present, expected=expected)
+        tell(metrics, names.STEP_PROGRESSED, step=step, state="filling", present=present, expected=expected)
     assert (value(metrics, "filling_step"), value(metrics, "shards_ratio")) == (5, 0.25)
-    tell(metrics, names.STEP_COMPLETE, step=5, state="complete", present=8, expected=8)
+    tell(metrics, names.STEP_COMPLETED, step=5, state="complete", present=8, expected=8)
     assert (value(metrics, "filling_step"), value(metrics, "shards_present")) == (3, 1)
     tell(metrics, names.STEP_DAMAGED, step=3)
     assert (value(metrics, "filling_step"), value(metrics, "shards_expected")) == (-1, 0)
@@ -62,26 +62,26 @@ def test_problems_without_a_step_are_counted(metrics):
 
 def test_removals_by_rule(metrics):
     for rule in ("superseded", "superseded", "byte_budget"):
-        tell(metrics, names.STEP_REMOVED, step=1, rule=rule, bytes=10)
-    assert value(metrics, "steps_removed_total", rule="superseded") == 2
-    assert value(metrics, "removed_bytes_total", rule="byte_budget") == 10
+        tell(metrics, names.STEP_PRUNED, step=1, rule=rule, bytes=10)
+    assert value(metrics, "steps_pruned_total", rule="superseded") == 2
+    assert value(metrics, "pruned_bytes_total", rule="byte_budget") == 10
 
 
 def test_the_lag_of_an_explorer_goes_with_it(metrics):
     for name in ("a", "b"):
-        tell(metrics, names.EXPLORER_LAG, explorer=name, lag=3)
-    tell(metrics, names.EXPLORER_DEAD, explorer="a")
+        tell(metrics, names.EXPLORER_LAG_CHANGED, explorer=name, lag=3)
+    tell(metrics, names.EXPLORER_DIED, explorer="a")
     tell(metrics, names.EXPLORER_LEFT, explorer="never-seen")
     assert value(metrics, "explorer_lag_steps", explorer="a") is None
     assert value(metrics, "explorer_lag_steps", explorer="b") == 3
 
 
 def test_a_deposed_leader_shows_nothing_old(metrics):
-    tell(metrics, names.LEADING, term=1)
+    tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
     tell(metrics, names.STEP_FOUND, step=3, state="filling", present=1, expected=2)
-    tell(metrics, names.EXPLORER_LAG, explorer="a", lag=3)
-    tell(metrics, names.FENCED)
-    assert value(metrics, "leading") == 0
+    tell(metrics, names.EXPLORER_LAG_CHANGED, explorer="a", lag=3)
+    tell(metrics, names.LEADERSHIP_LOST)
+    assert value(metrics, "is_leader") == 0
     assert value(metrics, "filling_step") == -1
     assert value(metrics, "explorer_lag_steps", explorer="a") is None
 
@@ -90,7 +90,7 @@ def test_scans_carry_what_only_a_look_knows(metrics):
     assert math.isnan(value(metrics, "free_bytes")), "unknown is not zero"
     tell(
         metrics,
-        names.SCAN_DONE,
+        names.SCAN_COMPLETED,
         seconds=0.002,
         full=True,
         steps=4,
@@ -99,8 +99,8 @@ def test_scans_carry_what_only_a_look_knows(metrics):
         leases=2,
         explorers=3,
     )
-    tell(metrics, names.SCAN_DONE, seconds=0.0001, full=False, steps=5)
-    assert value(metrics, "scan_seconds_count", full="true") == 1
+    tell(metrics, names.SCAN_COMPLETED, seconds=0.0001, full=False, steps=5)
+    assert value(metrics, "scan_duration_seconds_count", full="true") == 1
     assert (value(metrics, "steps"), value(metrics, "job_bytes"), value(metrics, "free_bytes")) == (
         5,
         900,
@@ -110,8 +110,8 @@ def test_scans_carry_what_only_a_look_knows(metrics):
 
 
 def test_errors_by_code(metrics):
-    tell(metrics, names.ERROR, code="io")
-    tell(metrics, names.JOB_MISSING, code="job_missing")
+    tell(metrics, names.OPERATION_FAILED, code="io")
+    tell(metrics, names.JOB_DISAPPEARED, code="job_missing")
     tell(metrics, names.CONFIG_REJECTED, code="config")
     assert [value(metrics, "errors_total", code=code) for code in ("io", "job_missing", "config")] == [
         1,
@@ -122,10 +122,10 @@ def test_errors_by_code(metrics):
 
 def test_every_event_is_taken(metrics):
     for name in names.EVENTS - {
-        names.EXPLORER_LAG,
-        names.EXPLORER_DEAD,
+        names.EXPLORER_LAG_CHANGED,
+        names.EXPLORER_DIED,
         names.EXPLORER_LEFT,
-        names.SCAN_DONE,
+        names.SCAN_COMPLETED,
     }:
         tell(metrics, name, step=1)
 
@@ -134,7 +134,7 @@ def test_the_endpoint_is_on_loopback(metrics):
     port = metrics.serve(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    assert 'syncd_leading{directory="/ckpt/job"} 0.0' in text
+    assert 'syncd_is_leader{directory="/ckpt/job"} 0.0' in text
     assert "_created" not in text
 
 
@@ -156,26 +156,26 @@ def test_the_job_is_taken_from_the_first_event(tmp_path):
     metrics = Metrics.start(0, "", str(tmp_path / "m.prom"))
     tell(metrics, names.DAEMON_STARTED, job="/ckpt/job")
     metrics.close()
-    assert 'syncd_leading{directory="/ckpt/job"} 0.0' in (tmp_path / "m.prom").read_text()
+    assert 'syncd_is_leader{directory="/ckpt/job"} 0.0' in (tmp_path / "m.prom").read_text()
 
 
 def test_the_textfile_is_replaced_whole_and_not_too_often(metrics, tmp_path):
     path = tmp_path / "job.prom"
     metrics.write_to(str(path))
-    tell(metrics, names.LEADING, term=1)
+    tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
     first = path.stat().st_ino
     for _ in range(50):
-        tell(metrics, names.SCAN_DONE, seconds=0.1, full=False)
+        tell(metrics, names.SCAN_COMPLETED, seconds=0.1, full=False)
     assert path.stat().st_ino == first
     tell(metrics, names.DAEMON_STOPPED)
     assert path.stat().st_ino != first
-    assert 'syncd_leading{directory="/ckpt/job"} 0.0' in path.read_text()
+    assert 'syncd_is_leader{directory="/ckpt/job"} 0.0' in path.read_text()
     assert os.listdir(tmp_path) == ["job.prom"]
 
 
 def test_a_textfile_that_cannot_be_written_is_counted(metrics, tmp_path):
     metrics.write_to(str(tmp_path / "none" / "job.prom"))
-    tell(metrics, names.LEADING, term=1)
+    tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
     assert value(metrics, "textfile_errors_total") == 1
 
 

@@ -116,7 +116,7 @@ def test_which_loads_may_fail(done, may):
 
 def test_two_that_lead_or_publish_at_once_are_told():
     def leads(term):
-        return {"event": "leading", "term": term}
+        return {"event": "leadership_acquired", "term": term}
 
     def published(step):
         return {"event": "version_published", "generation": 1, "step": step}

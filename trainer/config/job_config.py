@@ -151,7 +151,7 @@ def keep(config: JobConfig, allowed: Collection[str] = ()) -> None:
     try:
         note(_disk(config), config.job.dir, changed)
         for one in changed:
-            structlog.get_logger().warning("config.changed", key=one.key, old=one.kept, new=one.now)
+            structlog.get_logger().warning("config_changed", key=one.key, old=one.kept, new=one.now)
         if before is not None and not _is_ours(before):
             _set_aside(path, before, config.job.source)
         if before != after:
@@ -229,7 +229,7 @@ def _set_aside(path: str, content: bytes, source: str) -> None:
     names = (f"{os.path.dirname(path)}/config.given{suffix}.toml" for suffix in _suffixes())
     aside = next(name for name in names if _read(name) in (None, content))
     LocalDisk().replace(aside, content)
-    structlog.get_logger().warning("config.set_aside", path=path, saved=aside)
+    structlog.get_logger().warning("config_set_aside", path=path, saved=aside)
 
 
 def _value(table: Mapping[str, Any], key: Key) -> Any:

@@ -34,7 +34,7 @@ class Copies:
             problem = memory.open()
         problem = ranks.broadcast(problem)
         if problem:
-            _tell(context, "memory_unusable", reason=problem, hint=f"df -h {sync.memory_dir}")
+            _tell(context, "memory_disabled", reason=problem, hint=f"df -h {sync.memory_dir}")
             return None
         if context.sync is not None:
             context.sync.tell_copies(memory.place)
@@ -52,9 +52,9 @@ class Copies:
         problem = self._memory.make_room(step, attempt, size) if ranks.rank == 0 else ""
         problem = ranks.broadcast(problem)
         if problem:
-            _tell(self._context, "memory_full", step=step, reason=problem)
+            _tell(self._context, "memory_copy_skipped", step=step, reason=problem)
             return None
-        told = lambda reason: _tell(self._context, "memory_failed", step=step, reason=reason)  # noqa: E731
+        told = lambda reason: _tell(self._context, "memory_copy_failed", step=step, reason=reason)  # noqa: E731
         return self._memory.copy(step, attempt, ranks.world_size, told)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Copies:
             try:
                 self._context.sync.tell_copies(None)
             except SyncdError as error:
-                _tell(self._context, "memory_not_withdrawn", reason=str(error))
+                _tell(self._context, "memory_withdrawal_failed", reason=str(error))
         self._memory.close()
 
     def _planned(self, export: Export) -> int:

@@ -118,7 +118,9 @@ class DaemonProcess:
         ends, self._due = self._clock.monotonic() + PUBLISHING, float("-inf")
         while self._process is not None and not self._is_published():
             if self._clock.monotonic() >= ends:
-                self._log.warning("daemon_late", detail="the last step is not published", job=self._job.root)
+                self._log.warning(
+                    "daemon_timed_out", detail="the last step is not published", job=self._job.root
+                )
                 break
             self.check()
             self._clock.sleep(0.1)
@@ -142,7 +144,7 @@ class DaemonProcess:
             self._tell_untidy(f"exit code {code}, see {self._job.state}/daemon.log")
 
     def _tell_untidy(self, reason: str) -> None:
-        self._log.warning("not_tidied", reason=reason, hint=f"syncd prune {self._job.root}")
+        self._log.warning("job_cleanup_failed", reason=reason, hint=f"syncd prune {self._job.root}")
 
     def _look(self, now: float) -> None:
         if self.pid is not None:
@@ -156,7 +158,7 @@ class DaemonProcess:
         self._process = None
         self._ended = 1 if now - self._started > SETTLED else self._ended + 1
         self._log.warning(
-            "daemon_ended",
+            "daemon_exited",
             code=process.returncode,
             again=self._ended < ATTEMPTS,
             see=f"{self._job.state}/daemon.log",

@@ -64,7 +64,7 @@ class Behind:
             return
         self.dropped += 1
         if self.dropped == 1:
-            self._log.warning("a monitor does not keep up: figures for it are dropped", monitor=self._kind)
+            self._log.warning("monitor_fell_behind", detail="figures for it are dropped", monitor=self._kind)
 
     def end(self) -> None:
         """Say that nothing more comes."""
@@ -75,7 +75,7 @@ class Behind:
         self._thread.join(max(timeout, 0.0))
         if self._thread.is_alive():
             self._log.warning(
-                "a monitor did not end in time: it may lack the last figures", monitor=self._kind
+                "monitor_close_timed_out", detail="it may lack the last figures", monitor=self._kind
             )
 
     def _work(self) -> None:
@@ -104,9 +104,7 @@ class Behind:
         self.failures, self._row = self.failures + 1, self._row + 1
         reason = f"{type(error).__name__}: {error}"
         if self.failures == 1:
-            self._log.warning("a monitor failed: training goes on", monitor=self._kind, reason=reason)
+            self._log.warning("monitor_failed", monitor=self._kind, reason=reason)
         if self._row == self._patience:
             self._off = True
-            self._log.warning(
-                "a monitor is off: it failed again and again", monitor=self._kind, reason=reason
-            )
+            self._log.warning("monitor_disabled", monitor=self._kind, reason=reason)

@@ -114,7 +114,7 @@ class Broadcaster:
         try:
             plan = self._planned(export)
         except CorruptDataError as error:  # on all ranks
-            self._log.warning("broadcast_impossible", step=step, reason=str(error))
+            self._log.warning("broadcast_skipped", step=step, reason=str(error))
             return False
         deadline = self._open(step, attempt, plan)
         if not self._ranks.broadcast(deadline is not None):
@@ -181,7 +181,7 @@ class Broadcaster:
         address, wait = self._address(members), self._options.ready_timeout
         if sync.ready_to_nccl_sync("trainer", step, wait, members=set(members)) is None:
             self._late = {name for name, one in sync.broadcast_members(BACKEND).items() if not _asks(one)}
-            self._log.info("explorers_not_ready", step=step, late=sorted(self._late))
+            self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
             return None
         asks, deadline = sync.agreed_members(), Deadline(self._clock, self._options.timeout)
         agreed = {name: members[name] for name in asks}
@@ -238,7 +238,9 @@ class Broadcaster:
         self, sync: Synchronizer, members: Mapping[str, Presence], plan: Plan, address: str, chosen: Chosen
     ) -> _OfferedGroup:
         self._abort_group()
-        self._log.info("broadcast_group", backend=chosen.backend, reason=chosen.reason, members=len(members))
+        self._log.info(
+            "broadcast_group_formed", backend=chosen.backend, reason=chosen.reason, members=len(members)
+        )
         device = self._device if chosen.backend == NCCL else CPU
         listening = ProcessGroup.listen(address, self._options.timeout, device)
         offer = sync.setup_weight_sync_group(
@@ -302,7 +304,7 @@ class Broadcaster:
                 self._sync.end_round(failed, None)
             self._sync.end_group()
         except SyncdError as worse:
-            self._log.warning("broadcast_not_ended", step=step, reason=str(worse))
+            self._log.warning("broadcast_end_failed", step=step, reason=str(worse))
 
     def _abort_group(self) -> None:
         group, self._group = self._group, None

@@ -74,7 +74,7 @@ class BroadcastReceiver(EarlyReceiver):
     @classmethod
     def open(cls, context: ReceiveContext) -> Self:
         """Return a receiver; a broadcast that has begun is received to its end, whatever `stop` returns."""
-        return cls(context.client, context.parameters or {}, context.check_fit)
+        return cls(context.client, context.parameters or {}, context.check_fit)  # type: ignore[arg-type]
 
     def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
         """Wait for a broadcast or a version."""

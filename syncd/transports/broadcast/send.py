@@ -41,7 +41,7 @@ class BroadcastSender(WeightSender):
         )
         broadcaster = Broadcaster(
             context.ranks,
-            context.client,
+            context.client,  # type: ignore[arg-type]
             options,
             dtype=DTYPES[settings.dtype],
             tied=context.tied,

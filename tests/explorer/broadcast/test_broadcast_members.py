@@ -129,11 +129,15 @@ def test_ready_explorers_take_part_and_say_truly_what_made_their_experiences(
     names = scene(style, members)
     trained = check(processes, names)
     for name in names:
-        assert heard(processes, name, "received"), processes.log(name)
+        assert heard(processes, name, "broadcast_received"), processes.log(name)
     if style in {"fixed", "trainer_driven"}:
         assert all(sent for _, sent in trained["ends"]), trained["ends"]
-        assert [heard(processes, name, "received") for name in names] == [["1.1", "1.2", "1.3"]] * members
-        assert [heard(processes, name, "applied") for name in names] == [[]] * members, "no file was loaded"
+        assert [heard(processes, name, "broadcast_received") for name in names] == [
+            ["1.1", "1.2", "1.3"]
+        ] * members
+        assert [heard(processes, name, "version_applied") for name in names] == [[]] * members, (
+            "no file was loaded"
+        )
     if members == 1 and style == "fixed":
         assert {one["age"] for one in trained["found"]} == {0}
 
@@ -146,9 +150,11 @@ def test_one_that_is_killed_in_the_midst_leaves_the_step_to_files_for_the_others
     assert [2, False] in trained["ends"]
     for name in names[1:]:
         # On a busy machine the next broadcast may overtake the files.
-        assert "1.2" in heard(processes, name, "applied") or "1.3" in heard(processes, name, "received")
-        assert "1.2" not in heard(processes, name, "received")
-        assert "1.1" in heard(processes, name, "received")
+        assert "1.2" in heard(processes, name, "version_applied") or "1.3" in heard(
+            processes, name, "broadcast_received"
+        )
+        assert "1.2" not in heard(processes, name, "broadcast_received")
+        assert "1.1" in heard(processes, name, "broadcast_received")
 
 
 def test_auto_measures_each_way_and_then_takes_the_fastest(processes, scene, shm):
@@ -164,7 +170,7 @@ def test_auto_measures_each_way_and_then_takes_the_fastest(processes, scene, shm
         "would take about as long" in why or "takes the least" in why for _, why in trained["ways"][3:]
     )
     assert trained["ends"][0] == [3, True]
-    assert heard(processes, "e0", "received")[0] == "1.3"
-    assert heard(processes, "e0", "applied")[:2] == ["1.1", "1.2"]
-    assert heard(processes, "e0", "applied", "source")[:2] == ["files", "memory"]
+    assert heard(processes, "e0", "broadcast_received")[0] == "1.3"
+    assert heard(processes, "e0", "version_applied")[:2] == ["1.1", "1.2"]
+    assert heard(processes, "e0", "version_applied", "source")[:2] == ["files", "memory"]
     assert os.listdir(shm) == []

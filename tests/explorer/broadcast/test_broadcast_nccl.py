@@ -55,7 +55,7 @@ def test_all_take_nccl_where_each_has_a_gpu_of_its_own(processes):
     assert ranks == {("trainer", 0), ("e0", 1), ("e1", 2)}
     for name in names:
         assert "broadcast" in {way for _, way in processes.result(name)["ways"]}
-    formed = lines(processes, "trainer", "broadcast_group")
+    formed = lines(processes, "trainer", "broadcast_group_formed")
     assert formed != []
     assert all("backend=nccl" in line for line in formed)
 

@@ -64,8 +64,8 @@ def test_a_server_runs_each_version_before_its_files_are_published(processes, be
     begin(processes, begin_from, engine(kind), "fixed")
     trained, found = check(processes)
     assert [sent for _, sent in trained["ends"]] == [True] * STEPS
-    assert heard(processes, "e0", "received") == ["1.1", "1.2", "1.3"]
-    assert heard(processes, "e0", "applied") == [], "no file was loaded"
+    assert heard(processes, "e0", "broadcast_received") == ["1.1", "1.2", "1.3"]
+    assert heard(processes, "e0", "version_applied") == [], "no file was loaded"
     assert found["updates"] >= STEPS
 
 
@@ -75,7 +75,7 @@ def test_a_server_is_loaded_while_it_works(processes, begin_from, engine):
     begin(processes, begin_from, server, "fully_async")
     for name in ("trainer", "e0"):
         processes.ended(name)
-    assert heard(processes, "e0", "received")
+    assert heard(processes, "e0", "broadcast_received")
     assert server.state()["digest"] == processes.result("trainer")["digest"]
     assert pair_of(server.state()["label"]) == (1, STEPS)
 
@@ -89,9 +89,9 @@ def test_what_a_server_does_not_take_comes_through_files_and_the_next_broadcast_
     server.break_at("update", "refuse", 1)
     begin(processes, begin_from, server, "fixed")
     check(processes)
-    assert heard(processes, "e0", "broadcast_not_taken") == ["1.2"]
-    assert heard(processes, "e0", "applied") == ["1.2"]
-    assert heard(processes, "e0", "received") == ["1.1", "1.3"]
+    assert heard(processes, "e0", "broadcast_receive_failed") == ["1.2"]
+    assert heard(processes, "e0", "version_applied") == ["1.2"]
+    assert heard(processes, "e0", "broadcast_received") == ["1.1", "1.3"]
 
 
 def test_the_first_version_of_all_that_breaks_off_leaves_the_server_to_its_files(
@@ -101,7 +101,7 @@ def test_the_first_version_of_all_that_breaks_off_leaves_the_server_to_its_files
     server.break_at("update", "refuse", 0)
     begin(processes, begin_from, server, "fixed")
     check(processes)
-    assert heard(processes, "e0", "applied")[0] == "1.1"
+    assert heard(processes, "e0", "version_applied")[0] == "1.1"
 
 
 def test_a_server_that_is_killed_in_the_midst_is_loaded_from_files_once_it_is_back(
@@ -111,11 +111,11 @@ def test_a_server_that_is_killed_in_the_midst_is_loaded_from_files_once_it_is_ba
     server.break_at("update", "SIGKILL", 1)
     begin(processes, begin_from, server, "fixed")
     assert server.process.wait(LONG) == -signal.SIGKILL
-    processes.until(lambda: heard(processes, "e0", "broadcast_not_taken"))
+    processes.until(lambda: heard(processes, "e0", "broadcast_receive_failed"))
     server.start()
     check(processes)
-    assert heard(processes, "e0", "broadcast_not_taken") == ["1.2"]
-    assert "1.2" in heard(processes, "e0", "applied")
+    assert heard(processes, "e0", "broadcast_receive_failed") == ["1.2"]
+    assert "1.2" in heard(processes, "e0", "version_applied")
 
 
 def test_a_server_that_is_killed_in_the_last_version_takes_it_once_it_is_back(processes, begin_from, engine):
@@ -126,4 +126,4 @@ def test_a_server_that_is_killed_in_the_last_version_takes_it_once_it_is_back(pr
     processes.ended("trainer")
     server.start()
     check(processes)
-    assert heard(processes, "e0", "applied") == [f"1.{STEPS}"]
+    assert heard(processes, "e0", "version_applied") == [f"1.{STEPS}"]

@@ -115,7 +115,7 @@ class Updates:
             return
         self._in_a_row += 1
         structlog.get_logger().warning(
-            "update skipped: its gradient is not finite", step=number, in_a_row=self._in_a_row
+            "update_skipped", reason="its gradient is not finite", step=number, in_a_row=self._in_a_row
         )
         if self._in_a_row >= MOST_SKIPPED:
             hint = "go on from an earlier checkpoint with a lower algorithm.optimizer.lr"

@@ -22,8 +22,8 @@ from tiny import Bigram
 
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.base import WeightTensors
+from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import BroadcastReceiver
 
 LONG = 120.0
