@@ -24,7 +24,7 @@ from save import weights_of
 
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.memory import take
+from syncd.protocol.memory import hold_copy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
@@ -114,7 +114,7 @@ def _save(saver: StepSaver, step: int, attempt: str, weights: Weights, copy: Cop
 
 def _loaded(job: Job, memory: Memory, step: int, parameters: Weights, way: str) -> float:
     manifest = read_manifest(job.disk, job.step(step))
-    copy = take(memory.place, manifest) if way == MEMORY else None
+    copy = hold_copy(memory.place, manifest) if way == MEMORY else None
     path = f"{copy.path if copy else job.step(step)}/{ACTOR}"
     records = [record._replace(name=record.name.removeprefix(f"{ACTOR}/")) for record in manifest.shards]
     try:

@@ -34,8 +34,9 @@ from report import Row
 
 from syncd.daemon.scan import examine_all
 from syncd.daemon.wake import Pipe, Watcher
-from syncd.protocol.disk import LocalDisk, SystemClock, remove_tree
+from syncd.protocol.disk import remove_tree
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import HEARTBEAT, Presence, write_presence
 from syncd.protocol.writer import StepWriter

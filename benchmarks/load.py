@@ -32,7 +32,7 @@ from report import Row
 from save import Watch, weights_of
 
 from syncd.protocol.digest import digest_file
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from syncd.protocol.label import pair_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, pair_of
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import ConfigError
-from syncd.protocol.modes import POLICIES
-from syncd.protocol.permissions import parse_config, policy_in, read_config_file
+from syncd.protocol.layout import read_config_file
+from syncd.protocol.permissions import POLICIES, parse_config, policy_in
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}

@@ -1,8 +1,9 @@
 """Snapshots made by hand for the tests of pure functions."""
 
-from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.layout import step_name
-from syncd.protocol.marker import Reading, parse_marker
+from syncd.protocol.marker import MarkerReading, parse_marker
+from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import Version
 
 
@@ -10,7 +11,7 @@ def complete(number: int, digest: str | None = None, **more) -> Step:
     return Step(
         number,
         step_name(number),
-        state=State.COMPLETE,
+        state=StepState.COMPLETE,
         payload=f"{step_name(number)}/actor",
         digest=digest or f"sha256:{number:064x}",
         present=1,
@@ -28,7 +29,7 @@ def snapshot(
     *steps: Step, marker: int | bytes | None = None, version: Version | None = None, **more
 ) -> Snapshot:
     text = b"" if marker is None else str(marker).encode() if isinstance(marker, int) else marker
-    reading = Reading(None, problem="missing") if marker is None else parse_marker(text)
+    reading = MarkerReading(None, problem="missing") if marker is None else parse_marker(text)
     more.setdefault("marker_stable_for", 60.0)
     return Snapshot(steps={step.step: step for step in steps}, marker=reading, version=version, **more)
 

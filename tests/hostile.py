@@ -12,7 +12,7 @@ from pathlib import Path
 from jobs import shard_bytes, write_step
 
 from syncd.protocol.layout import Job
-from syncd.protocol.pin import Pin, write_pin
+from syncd.protocol.request import Pin, write_pin
 
 Attack = Callable[[Job, Path], None]
 """Changes a job; the second argument is the canary."""

@@ -1,8 +1,9 @@
 """A disk and a clock in memory, for tests that look at thousands of documents."""
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import DOCUMENT_LIMIT, Data, Entry, FileStat, LocalDisk
+from syncd.protocol.disk import DOCUMENT_LIMIT, Data, DirectoryEntry, FileStat
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 
 
 class MemoryDisk(LocalDisk):
@@ -24,12 +25,13 @@ class MemoryDisk(LocalDisk):
             return FileStat("directory", 0, 0, 0)
         return FileStat("file", len(self._there(path)), 0, 0)
 
-    def list(self, path: str) -> list[Entry]:
+    def list(self, path: str) -> list[DirectoryEntry]:
         below = {name.removeprefix(f"{path}/") for name in self.files if name.startswith(f"{path}/")}
         if not below:
             raise FileNotFoundError(path)
-        return [Entry(name, "file") for name in below if "/" not in name] + [
-            Entry(name, "directory") for name in {name.split("/")[0] for name in below if "/" in name}
+        return [DirectoryEntry(name, "file") for name in below if "/" not in name] + [
+            DirectoryEntry(name, "directory")
+            for name in {name.split("/")[0] for name in below if "/" in name}
         ]
 
     def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:

@@ -4,12 +4,12 @@ import os
 import shutil
 
 from syncd.protocol.layout import ACTOR
-from syncd.protocol.memory import Place
+from syncd.protocol.memory import MemoryDirectory
 
 
 def remember(job, manifest, root):
     """Leave a copy of a step below a directory, as a trainer does; return the place of the job's copies."""
-    place = Place.here(str(root), job.root)
+    place = MemoryDirectory.here(str(root), job.root)
     if not os.path.isdir(place.directory):
         os.mkdir(place.directory, 0o700)
     path = place.copy(manifest.step, manifest.attempt)

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from jobs import start
 
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import path_of, read_presence
 from syncd.protocol.version import read_version
 from syncd.synchronizer import AsyncSynchronizer, Synchronizer

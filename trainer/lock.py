@@ -10,10 +10,11 @@ from typing import Self
 
 from syncd.client.own_presence import Heartbeat
 from syncd.errors import FencedError, LockHeldError, SyncdError, TermLostError
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
-from syncd.protocol.term import BEAT, TIMEOUT, Term
+from syncd.protocol.leadership import BEAT, TIMEOUT, Term
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.takeover import Candidate
 
 _PAUSE = 0.25
 """Seconds between two looks at a lock that is held."""

@@ -10,7 +10,8 @@ import structlog
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import places
 from syncd.jobfile.finished import Finished, clear_finished, mark_finished
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
 from syncd.jobfile.stages import RECORD, Record, read_record
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job
+from syncd.protocol.local_disk import LocalDisk
 from trainer.config.changes import Contradiction, split
 from trainer.config.job_config import contradictions, refuse
 from trainer.config.model import JobConfig

@@ -109,7 +109,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     default=60.0,
     show_default=True,
     metavar="S",
-    help="Seconds without a heartbeat after which a process counts as dead.",
+    help="Seconds of silence that mean dead.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each result as one JSON line.")
 @click.option(
@@ -117,7 +117,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     type=click.Choice(_LEVELS),
     default="info",
     show_default=True,
-    help="The lowest level that is logged.",
+    help="The lowest level to log.",
 )
 @click.option(
     "--log-format",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from syncd.client.wait import Deadline
 from syncd.errors import LoadFailedError, SyncdError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.transports.broadcast.group_calls import Failure, GroupError, seconds_left
 
 if TYPE_CHECKING:

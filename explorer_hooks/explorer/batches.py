@@ -19,8 +19,7 @@ from explorer_hooks.explorer.scoring import Scorer
 from explorer_hooks.explorer.tasks import Task, Tasks, Tokens, epochs
 from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
-from syncd.protocol.label import label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, label_of
 
 MAX_FRUITLESS = 10
 """Attempts in a row in which an engine that reports to be working may generate nothing."""

@@ -17,7 +17,7 @@ from explorer_hooks.follower.policy import asks
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import TimedOutError
 from syncd.jobfile.finished import finished
-from syncd.protocol.label import label_of
+from syncd.protocol.version import label_of
 
 TURN = 1.0
 """Seconds of one wait, and so the longest delay of a signal."""

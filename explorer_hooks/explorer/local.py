@@ -25,7 +25,7 @@ from explorer_hooks.explorer.generation import (
 from explorer_hooks.explorer.tasks import Tokens
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
-from syncd.protocol.label import pair_of
+from syncd.protocol.version import pair_of
 
 _ENDLESS = 1 << 20
 

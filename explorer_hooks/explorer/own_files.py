@@ -15,9 +15,10 @@ from syncd import jsonl
 from syncd.errors import ConfigError, storage_error
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
-from syncd.protocol.disk import MISSING, Disk, LocalDisk
+from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import Document, Fields, encode, read_document
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 
 
 def state_path(job: Job, explorer: str) -> str:

@@ -14,7 +14,8 @@ from syncd.errors import ConfigError, TimedOutError
 from syncd.jobfile.layers import Layer
 from syncd.jobfile.stages import RECORD, Record, read_record
 from syncd.observe import log
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
+from syncd.protocol.local_disk import SystemClock
 
 TURN = 0.5
 """Seconds between two polls of whether a stage has begun."""

@@ -11,8 +11,7 @@ import structlog
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.follower.follower import Follower, Outcome
 from syncd.errors import CorruptDataError, SyncdError, TimedOutError
-from syncd.protocol.label import engine_label, label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, engine_label, label_of
 from syncd.transports.base import WeightTensors
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from syncd.errors import (
     UsageError,
 )
 from syncd.protocol.disk import Clock
-from syncd.protocol.label import label_of
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import Pair, Version, label_of
 
 
 class Driver:

@@ -9,9 +9,10 @@ from explorer_hooks.follower import checks
 from explorer_hooks.follower.timing import Timings
 from explorer_hooks.hook import Hook
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
-from syncd.protocol.disk import MISSING, Disk, LocalDisk
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.memory import Held
+from syncd.protocol.memory import HeldCopy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
 from syncd.synchronizer import Leased, Synchronizer
@@ -220,7 +221,7 @@ class Placing:
             held.close()
             return None
 
-    def _held(self, leased: Leased, manifest: Manifest, payload: "_Payload", held: Held) -> "_Found":
+    def _held(self, leased: Leased, manifest: Manifest, payload: "_Payload", held: HeldCopy) -> "_Found":
         target = self._looked_at(leased.version, LocalDisk(), f"{held.path}/{manifest.payload}", payload)
         behind = replace(target, path=leased.path, verified=False)
         check = self._content_check(self.sync.job.disk, leased.path, payload, _never)
@@ -286,7 +287,7 @@ class _Found:
     target: WeightDirectory
     size: int = 0
     staged: Staged | None = None
-    copy: Held | None = None
+    copy: HeldCopy | None = None
     behind: WeightDirectory | None = None
     check: Callable[[], None] | None = None
 

@@ -20,8 +20,7 @@ from syncd.client.following import has_caught_up
 from syncd.client.wait import Deadline
 from syncd.context import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
-from syncd.protocol.label import UNKNOWN
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version
 from syncd.synchronizer import Synchronizer
 from syncd.transports.filesystem.stage import Stage
 from syncd.transports.memory.load import Copies
@@ -155,7 +154,7 @@ class Follower(Closing):
         said = self._engine.hook.current_version()
         if said.label is None or self._versions.is_known(said.label):
             return said
-        return Running(UNKNOWN, said.paused)
+        return Running(UNKNOWN_LABEL, said.paused)
 
     def recover(self) -> None:
         """Bring the engine back that weights from elsewhere have left in pieces.

@@ -6,8 +6,7 @@ from typing import Any
 from explorer_hooks.follower.options import Tell
 from explorer_hooks.follower.ready import ReadyFile
 from syncd.errors import StorageError
-from syncd.protocol.label import label_of
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, label_of
 from syncd.synchronizer import Synchronizer
 
 

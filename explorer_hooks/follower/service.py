@@ -19,8 +19,9 @@ from syncd.errors import (
     TimedOutError,
     TryAgainError,
 )
-from syncd.protocol.disk import Clock, SystemClock
-from syncd.protocol.label import label_of
+from syncd.protocol.disk import Clock
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.version import label_of
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ONCE = ("applied", "refused", "failed")

@@ -2,10 +2,9 @@
 
 from syncd.errors import SyncdError
 from syncd.protocol.disk import MISSING
-from syncd.protocol.label import engine_label, is_unpublished, pair_of
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
 from syncd.synchronizer import Synchronizer
 
 

@@ -15,7 +15,7 @@ from syncd.errors import (
     SyncdError,
     TimedOutError,
 )
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
@@ -115,7 +115,7 @@ class CallbackHook(Hook):
         if last_good is None and (self._abort is None or not self._attempt.touched):
             self._attempt.require_untouched(_RESTART)
             return
-        self._label = UNKNOWN
+        self._label = UNKNOWN_LABEL
         try:
             self._go_back(last_good)
         except LoadFailedError as error:

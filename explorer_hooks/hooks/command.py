@@ -19,9 +19,10 @@ from syncd.errors import (
     RefusedError,
     storage_error,
 )
-from syncd.protocol.disk import MISSING, LocalDisk
+from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import decode, encode
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
 PHASES = ("prepare", "load", "commit")
@@ -164,8 +165,8 @@ class Memory:
     def forget(self, *, also_here: bool = False) -> None:
         """Have whoever comes after this process know that nobody knows what the engine runs."""
         if also_here:
-            self.label = UNKNOWN
-        self._write(UNKNOWN)
+            self.label = UNKNOWN_LABEL
+        self._write(UNKNOWN_LABEL)
 
     def _write(self, label: str) -> None:
         if self._path is None:
@@ -183,8 +184,8 @@ class Memory:
         except MISSING:
             return None
         except CorruptDataError:
-            return UNKNOWN
-        return label if isinstance(label, str) else UNKNOWN
+            return UNKNOWN_LABEL
+        return label if isinstance(label, str) else UNKNOWN_LABEL
 
 
 def values_of(target: WeightDirectory, phase: str) -> dict[str, str]:

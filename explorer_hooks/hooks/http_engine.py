@@ -24,7 +24,7 @@ from syncd.errors import (
     RefusedError,
     SyncdError,
 )
-from syncd.protocol.label import is_unpublished
+from syncd.protocol.version import is_unpublished
 from syncd.safe_open import open_read
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import Tensors

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from syncd.errors import SyncdError
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import read_header
 from syncd.safe_open import open_read
 from syncd.transports.tensors import TensorMeta, Tensors, common, fit, require

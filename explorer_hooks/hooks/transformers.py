@@ -10,7 +10,7 @@ from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.importing import FORM, imported
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
@@ -147,7 +147,7 @@ class TransformersHook(Hook):
 
     def disown(self) -> None:
         """Say that nobody can name what runs, so that a version is loaded from files before there is work."""
-        self._label = UNKNOWN
+        self._label = UNKNOWN_LABEL
 
     def current_version(self) -> Running:
         """Say what was committed last."""
@@ -159,7 +159,7 @@ class TransformersHook(Hook):
             self._go_back(last_good)
         except (LoadFailedError, EngineDeadError) as error:
             dead = EngineDeadError(f"the model could not be brought back: {error.message}", hint=_DEAD)
-            self._label, self._runs = UNKNOWN, None
+            self._label, self._runs = UNKNOWN_LABEL, None
             self._gate.shut_for_good(dead)
             raise dead from error
 

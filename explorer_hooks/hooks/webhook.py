@@ -13,7 +13,7 @@ from explorer_hooks.hooks.load_state import Attempt, require_loadable
 from explorer_hooks.hooks.settings import Settings
 from explorer_hooks.http_client import Reply, Server
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
 SIGNATURE = "X-Syncd-Signature"
@@ -109,7 +109,7 @@ class WebhookHook(Hook):
         if last_good is None:
             self._attempt.require_untouched(_RESTART)
             return
-        self._label = UNKNOWN
+        self._label = UNKNOWN_LABEL
         try:
             self._tell(last_good, "abort")
         except LoadFailedError as error:

@@ -8,7 +8,7 @@ from syncd.cli import unit_files
 from syncd.cli.unit_files import OWNER, Fate, UnitFile, Wish
 from syncd.console import Place
 from syncd.errors import StorageError, UsageError, storage_error
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 
 
 @click.command("install-units")

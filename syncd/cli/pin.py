@@ -6,9 +6,10 @@ import click
 
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.errors import TryAgainError, UsageError
-from syncd.protocol.disk import SystemClock, exists
+from syncd.protocol.disk import exists
 from syncd.protocol.layout import Job
-from syncd.protocol.pin import Pin, write_pin
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.request import Pin, write_pin
 from syncd.stall.verbs import Attended
 
 

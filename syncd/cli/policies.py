@@ -11,9 +11,8 @@ import click
 from syncd.config import CHOICES, DaemonConfig, check_value, load
 from syncd.console import Place
 from syncd.errors import ConfigError
-from syncd.protocol.layout import Job, job_disk
-from syncd.protocol.modes import modes_of
-from syncd.protocol.permissions import CONFIG
+from syncd.protocol.layout import CONFIG, Job, job_disk
+from syncd.protocol.permissions import modes_of
 from syncd.stall.verbs import noted
 
 F = TypeVar("F", bound=Callable[..., Any])

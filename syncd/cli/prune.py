@@ -10,8 +10,8 @@ from syncd.cli.options import job_argument, json_option, open_job, state_dir_opt
 from syncd.cli.policies import policy_options, read_config
 from syncd.daemon.retention import Decision
 from syncd.errors import plain
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.mount import mount_of
 from syncd.stall.verbs import Attended, noted
 

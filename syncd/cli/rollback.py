@@ -7,9 +7,10 @@ import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option, timeout_option
 from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
+from syncd.protocol.step import StepState
 from syncd.protocol.version import Version, read_version
 from syncd.stall.verbs import Attended
 
@@ -53,18 +54,17 @@ def _rollback(job: Job, step: int, reason: str, timeout: float) -> Version:
 
 def _check(job: Job, step: int) -> None:
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
-    from syncd.daemon.snapshot import State  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())
     if snapshot.version is None:
         raise NotReadyError("nothing is published yet", path=job.root, hint=f"syncd status {job.root}")
     found = snapshot.steps.get(step)
-    if found is None or found.state is not State.COMPLETE:
+    if found is None or found.state is not StepState.COMPLETE:
         raise UsageError(f"step {step} is not a complete step", path=job.root, hint=f"syncd ls {job.root}")
 
 
 def _wait(job: Job, request: Request, timeout: float) -> Version:
-    from syncd.protocol.candidate import Candidate  # noqa: PLC0415
+    from syncd.protocol.takeover import Candidate  # noqa: PLC0415
 
     ends, candidate = time.monotonic() + timeout, Candidate(job, SystemClock())
     while time.monotonic() < ends:

@@ -11,8 +11,8 @@ import click
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.cli.policies import policy_options, read_config
 from syncd.errors import UsageError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 
 if TYPE_CHECKING:
     from syncd.daemon.policy import Policy

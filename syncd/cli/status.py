@@ -10,7 +10,7 @@ import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, InHand
 
 if TYPE_CHECKING:

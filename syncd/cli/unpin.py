@@ -3,7 +3,7 @@
 import click
 
 from syncd.cli.options import job_argument, open_job, state_dir_option
-from syncd.protocol.pin import remove_pin
+from syncd.protocol.request import remove_pin
 from syncd.stall.verbs import Attended
 
 

@@ -7,13 +7,15 @@ import click
 
 from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
 from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.step import StepState
 from syncd.protocol.version import Version
 from syncd.stall.verbs import Attended
 
 if TYPE_CHECKING:
-    from syncd.daemon.snapshot import Snapshot, Step
+    from syncd.daemon.snapshot import Snapshot
+    from syncd.protocol.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,11 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
 
 def _verify(job: Job, number: int | None, *, deep: bool) -> _Finding:
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
-    from syncd.daemon.snapshot import State  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())
     step = _chosen(job, snapshot, number)
     level = "content" if deep and step.is_native and step.kind != "remote" else "header"
-    if step.state is State.FILLING:
+    if step.state is StepState.FILLING:
         return _Finding(step, level, [_loss(job, step, snapshot.version)])
     problems = _problems(job, step, level)
     if number is None and snapshot.version is not None:
@@ -107,10 +108,9 @@ def _loss(job: Job, step: "Step", version: Version | None) -> str:
 
 
 def _problems(job: Job, step: "Step", level: str) -> list[str]:
-    from syncd.daemon.snapshot import State  # noqa: PLC0415
     from syncd.daemon.verify import Verify, problems_of  # noqa: PLC0415
 
-    if step.state is State.DAMAGED:
+    if step.state is StepState.DAMAGED:
         return _missing(job, step) or [step.problem]
     return problems_of(job, step, Verify(level))
 

@@ -8,8 +8,8 @@ import click
 
 from syncd.cli.options import find_job, job_argument, json_option, state_dir_option, timeout_option
 from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import MAX_STEP, Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import Pair, Version, read_version
 from syncd.stall.calls import IS_IT_UP
 from syncd.stall.verbs import Attended, Seen

@@ -10,8 +10,8 @@ import click
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, Attend, InHand, attended, unattended
 from syncd.stall.verbs import Attended, noted
 

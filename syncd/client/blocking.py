@@ -9,7 +9,7 @@ from syncd.client.base import Base, P, Role, checked
 from syncd.client.client import Client, Options
 from syncd.client.wait import T, Wait, drive
 from syncd.context import Closing
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 
 C = TypeVar("C", bound=Base)
 

@@ -15,8 +15,9 @@ from syncd.client.state_dict import States
 from syncd.client.status import Statuses
 from syncd.client.wait import Deadline, Pace, T, Wait
 from syncd.errors import UsageError
-from syncd.protocol.disk import Clock, Disk, SystemClock, exists
+from syncd.protocol.disk import Clock, Disk, exists
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.presence import TTL, Presence, read_presences
 from syncd.transports.broadcast.agreeing import Agreeing, agreed_asks

@@ -13,7 +13,7 @@ from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import ACTOR, MANIFEST, parse_attempt_name, parse_step_name, shard_name
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
 from syncd.protocol.marker import read_marker, write_marker
-from syncd.protocol.memory import TOLD, Place
+from syncd.protocol.memory import MEMORY_KEY, MemoryDirectory
 from syncd.protocol.receipt import Receipt, read_receipts, whole_attempt
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
 from syncd.protocol.writer import StepWriter
@@ -56,11 +56,11 @@ class Publishing(Base):
         return self._announce(trainer_step, rewind=rewind)
 
     @public
-    def tell_copies(self, place: Place | None) -> None:
+    def tell_copies(self, place: MemoryDirectory | None) -> None:
         """Say where this trainer keeps copies of steps in its host's memory, or that it keeps none any more."""
         trainer = self._as("trainer", "tell_copies")
-        others = {key: value for key, value in trainer.presence.info.items() if key != TOLD}
-        trainer.change(info=others if place is None else {**others, TOLD: place.document()})
+        others = {key: value for key, value in trainer.presence.info.items() if key != MEMORY_KEY}
+        trainer.change(info=others if place is None else {**others, MEMORY_KEY: place.document()})
 
     @public
     def set_model_state_dict_with_step_num(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from syncd.daemon.leases import Beat, Dead, Held, read_held
 from syncd.daemon.leftovers import step_in_trash
 from syncd.daemon.plan import Answer
-from syncd.daemon.snapshot import NATIVE, Step
 from syncd.errors import CorruptDataError, FencedError, ProtocolTooNewError, SyncdError
 from syncd.protocol.disk import (
     MISSING,
@@ -22,11 +21,12 @@ from syncd.protocol.disk import (
 )
 from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.layout import FULL_CHECKPOINT, MARKER, TRACKER, Job
+from syncd.protocol.leadership import Term
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import request_path
-from syncd.protocol.term import Term
+from syncd.protocol.step import NATIVE, Step
 from syncd.protocol.version import Version, encode_version, read_version
 
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")
@@ -121,7 +121,7 @@ class Actor:
             if reason := self._claimed(step, f"{self._job.root}/{step.directory}", held):
                 return reason
             self._trashed_at[name] = self._clock.monotonic()
-            self._term.take(f"{self._job.root}/{step.directory}", name)
+            self._term.move_to_trash(f"{self._job.root}/{step.directory}", name)
         except OSError as error:
             self._trashed_at.pop(name, None)
             return error
@@ -161,7 +161,7 @@ class Actor:
         name = f"attempt-{uuid.uuid4().hex}"
         self._trashed_at[name] = float("-inf")
         try:
-            self._term.take(f"{self._job.root}/{attempt.directory}", name)
+            self._term.move_to_trash(f"{self._job.root}/{attempt.directory}", name)
         except OSError as error:
             self._trashed_at.pop(name, None)
             if not isinstance(error, MISSING):

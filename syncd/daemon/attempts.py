@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from syncd.daemon.examine import examine_attempt
-from syncd.daemon.snapshot import Step
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job, parse_attempt_name
 from syncd.protocol.obstacle import obstacle_to_reading
+from syncd.protocol.step import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from syncd.daemon.snapshot import State, Step
 from syncd.errors import CorruptDataError, ProtocolTooNewError
-from syncd.protocol.disk import MISSING, Disk, Entry, exists, list_if_there
+from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, step_name
 from syncd.protocol.manifest import Manifest, decode_manifest, missing_files
 from syncd.protocol.receipt import receipts_directory
+from syncd.protocol.step import Step, StepState
 
 
 def examine_native(disk: Disk, root: str, step: int, before: Step | None = None) -> Step | None:
@@ -77,7 +77,7 @@ def _progress(present: int, expected: int | None) -> str:
     return f"{present} of {expected} writers are done" if expected else "no writer is done yet"
 
 
-def count_receipts(entries: Iterable[Entry]) -> tuple[int, int | None]:
+def count_receipts(entries: Iterable[DirectoryEntry]) -> tuple[int, int | None]:
     """Return how many writers have left a receipt, and of how many, by the receipts' names alone."""
     sizes: Counter[int] = Counter()
     for entry in entries:
@@ -98,7 +98,9 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
         return Step(step, step_name(step), full=full, problem="the manifest has just gone")
     except CorruptDataError as error:
         later = isinstance(error, ProtocolTooNewError)
-        return Step(step, step_name(step), state=State.DAMAGED, full=full, problem=error.message, later=later)
+        return Step(
+            step, step_name(step), state=StepState.DAMAGED, full=full, problem=error.message, later=later
+        )
     if manifest.step != step:
         wrong = [f"the manifest is of step {manifest.step}"]
     found = _of_manifest(replace(manifest, step=step, digest=manifest.digest), wrong, full=full)
@@ -133,7 +135,7 @@ def _of_manifest(manifest: Manifest, wrong: list[str], *, full: bool) -> Step:
     return Step(
         step=manifest.step,
         directory=directory,
-        state=State.DAMAGED if wrong else State.COMPLETE,
+        state=StepState.DAMAGED if wrong else StepState.COMPLETE,
         payload=manifest.uri or f"{directory}/{manifest.payload}",
         kind=manifest.kind,
         digest=manifest.digest,

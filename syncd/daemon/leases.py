@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from syncd.protocol.layout import Job
-from syncd.protocol.pin import read_pins
 from syncd.protocol.presence import Presence, Presences, path_of
+from syncd.protocol.request import read_pins
 
 Beat = tuple[str, int]
 """(incarnation, beat) of a presence."""

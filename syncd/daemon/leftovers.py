@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from syncd.daemon.leases import read_held
 from syncd.protocol.disk import Clock, exists, list_if_there, remove_tree
 from syncd.protocol.layout import Job
-from syncd.protocol.term import is_private, parse_token
+from syncd.protocol.leadership import is_private, parse_token
 
 
 class Leftovers:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from syncd.daemon.policy import Policy
 from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts, removable
-from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.daemon.snapshot import Snapshot
 from syncd.daemon.symptoms import LASTING, symptoms
 from syncd.protocol.marker import MISSING_MARKER
 from syncd.protocol.request import Request
+from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import Pair, Version
 
 FIRST_GENERATION = 1
@@ -159,7 +160,7 @@ def _floor(snapshot: Snapshot, version: Version) -> Pair:
 def _eligible(snapshot: Snapshot, policy: Policy) -> Iterator[Step]:
     named = snapshot.hint
     for step in snapshot.steps.values():
-        if step.state is not State.COMPLETE or _is_held(step, snapshot):
+        if step.state is not StepState.COMPLETE or _is_held(step, snapshot):
             continue
         if is_abandoned(step, snapshot) and (step.step != named or _names_what_it_named(snapshot)):
             continue
@@ -221,7 +222,7 @@ def _settling(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
     if (goes_back or _is_torn(snapshot)) and left > 0:
         yield left
     for step in snapshot.steps.values():
-        if step.state is State.COMPLETE and not _settled(step, policy):
+        if step.state is StepState.COMPLETE and not _settled(step, policy):
             yield policy.settle - step.unchanged_for
 
 
@@ -244,7 +245,7 @@ def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, Ans
         return None, Answer(request, done=False, detail="nothing is published yet")
     if request.identity in (version.request, *version.carried_out):
         return None, Answer(request, done=True)
-    if step is None or step.state is not State.COMPLETE:
+    if step is None or step.state is not StepState.COMPLETE:
         return None, Answer(request, done=False, detail=f"step {request.step} is not complete")
     choice = _Choice(step, _floor(snapshot, version)[0] + 1, "rollback", request)
     return choice, Answer(request, done=True)
@@ -296,7 +297,7 @@ def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ..
         found |= {
             (step.step, step.digest)
             for step in snapshot.steps.values()
-            if step.step > choice.step.step and step.state is not State.FILLING
+            if step.step > choice.step.step and step.state is not StepState.FILLING
         }
     return tuple(sorted(found - {(choice.step.step, choice.step.digest)}))
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from syncd.daemon.snapshot import Module, Snapshot, State, Step
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.observe import names
 from syncd.observe.events import Level
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.step import Step, StepState
 
 
 class Message(NamedTuple):
@@ -50,17 +51,17 @@ def _steps(before: Mapping[int, Step], after: Mapping[int, Step]) -> Iterator[Me
             continue
         if known is None:
             yield Message(
-                names.STEP_FOUND, "info" if step.state is State.FILLING else "debug", describe(step)
+                names.STEP_FOUND, "info" if step.state is StepState.FILLING else "debug", describe(step)
             )
-        was = (known.present, known.state) if known else (0, State.FILLING)
+        was = (known.present, known.state) if known else (0, StepState.FILLING)
         if was != (step.present, step.state):
             yield from _state(step)
 
 
 def _state(step: Step) -> Iterator[Message]:
-    if step.state is State.DAMAGED:
+    if step.state is StepState.DAMAGED:
         yield Message(names.STEP_DAMAGED, "error", describe(step))
-    elif step.state is State.COMPLETE:
+    elif step.state is StepState.COMPLETE:
         yield Message(names.STEP_COMPLETED, "info", describe(step))
     else:
         yield Message(names.STEP_PROGRESSED, "info", describe(step))

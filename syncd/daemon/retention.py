@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from syncd.daemon.policy import Policy, Retention
-from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.daemon.snapshot import Snapshot
 from syncd.errors import CorruptDataError
-from syncd.protocol.delta import chain
+from syncd.protocol.manifest import chain
 from syncd.protocol.request import Request
+from syncd.protocol.step import Step, StepState
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def lost_attempts(snapshot: Snapshot, policy: Policy) -> tuple[Step, ...]:
 
 
 def _is_lost(attempt: Step, other: Step) -> bool:
-    return other.state is State.COMPLETE or attempt.unchanged_for >= RIVAL_GRACE
+    return other.state is StepState.COMPLETE or attempt.unchanged_for >= RIVAL_GRACE
 
 
 def is_abandoned(step: Step, snapshot: Snapshot) -> bool:
@@ -89,7 +90,7 @@ def vacating(snapshot: Snapshot) -> frozenset[int]:
 def is_meant(request: Request, snapshot: Snapshot) -> bool:
     """Say whether what a request wants vacated is still there, and not what was written in its place."""
     step = snapshot.steps.get(request.step)
-    return step is not None and step.state is not State.FILLING and request.digest in ("", step.digest)
+    return step is not None and step.state is not StepState.FILLING and request.digest in ("", step.digest)
 
 
 def _keep(step: int, rule: str, detail: str) -> Decision:
@@ -134,17 +135,21 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
             "",
         )
         yield (
-            step.state is State.FILLING and not _is_stale(step, newest, policy),
+            step.state is StepState.FILLING and not _is_stale(step, newest, policy),
             "being_written",
             step.problem,
         )
         yield (
-            step.state is State.DAMAGED and not _is_stale(step, newest, policy),
+            step.state is StepState.DAMAGED and not _is_stale(step, newest, policy),
             "damaged_lately",
             step.problem,
         )
         yield step.arriving, "just_sealed", "its writer may be about to go back to it"
-        yield step.state is not State.FILLING and _is_ahead(step, newest, snapshot), "not_yet_published", ""
+        yield (
+            step.state is not StepState.FILLING and _is_ahead(step, newest, snapshot),
+            "not_yet_published",
+            "",
+        )
         yield (
             _may_be_announced(step, snapshot, policy),
             "may_be_announced",
@@ -190,7 +195,7 @@ def _may_be_announced(step: Step, snapshot: Snapshot, policy: Policy) -> bool:
     named = snapshot.hint
     # A marker that is there and names no step may be in the midst of naming any of them.
     from_here = 0 if named is None and snapshot.marker.problem != "missing" else named
-    if from_here is None or step.step < from_here or step.state is not State.COMPLETE:
+    if from_here is None or step.step < from_here or step.state is not StepState.COMPLETE:
         return False
     return step.step == named or snapshot.marker_stable_for < policy.retention.partial_grace
 
@@ -223,7 +228,7 @@ def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:
     sync = [
         step.step
         for step in steps
-        if step.state is State.COMPLETE
+        if step.state is StepState.COMPLETE
         and not step.full
         and step.step <= newest
         and not is_abandoned(step, snapshot)
@@ -234,8 +239,8 @@ def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:
 def _weak_decision(step: Step, last: set[int], snapshot: Snapshot, retention: Retention) -> Decision:
     if is_abandoned(step, snapshot):
         return _remove(step.step, "abandoned", "the trainer went back below it")
-    if step.state is not State.COMPLETE:
-        rule = "stale_partial" if step.state is State.FILLING else "damaged"
+    if step.state is not StepState.COMPLETE:
+        rule = "stale_partial" if step.state is StepState.FILLING else "damaged"
         return _remove(step.step, rule, step.problem)
     if step.step in last:
         return _keep(step.step, "keep_last", f"one of the newest {retention.keep_last} sync steps")

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from syncd.config import DaemonConfig
-from syncd.daemon.foreign import families  # noqa: F401 - for weeks: what it imports later may be another version
+from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
 from syncd.daemon.watchdog import Attendance
 from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
+from syncd.protocol.leadership import BEAT
+from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.protocol.obstacle import Obstacle
-from syncd.protocol.term import BEAT
-from syncd.protocol.trouble import CROWDED, PATIENT, MountState
 from syncd.worker_thread import Work
 
 IDLE_AFTER = 60.0

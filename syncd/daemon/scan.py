@@ -11,7 +11,7 @@ from typing import TypeVar
 from syncd.daemon import foreign
 from syncd.daemon.attempts import Attempts
 from syncd.daemon.examine import examine_native
-from syncd.daemon.snapshot import NATIVE, UNKNOWN, Module, Snapshot, State, Step
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import (
     CorruptDataError,
     JobMissingError,
@@ -23,9 +23,9 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
 from syncd.protocol.marker import MISSING_MARKER, read_marker
 from syncd.protocol.obstacle import obstacle_to_reading
-from syncd.protocol.pin import read_pins
 from syncd.protocol.presence import TTL, Liveness, Presence, Presences
-from syncd.protocol.request import look_for_requests
+from syncd.protocol.request import read_pins, read_requests_and_problems
+from syncd.protocol.step import NATIVE, UNKNOWN_LAYOUT, Step, StepState
 from syncd.protocol.version import BELIEVED_GENERATION, Pair, Version, read_version
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Scanner:
         self._doubted: set[int] = set()
         self._marked_to: int | None = None
         self._changed = self._moved = self._has_listed = False
-        self._layouts = foreign.Layouts()
+        self._layouts = foreign.ForeignLayouts()
         self._explorers, self._trainers = Liveness(self._ttl), Liveness(self._ttl)
         self._snapshot = Snapshot()
         self._marker_since = self._clock.monotonic()
@@ -255,7 +255,7 @@ class Scanner:
                 continue
             step = parse_step_name(entry.name)
             if step is None:
-                step = self._layouts.step_of(entry.name)
+                step = foreign.step_of(entry.name)
             # Of two directories that name one step, the one of this protocol's own naming is it.
             if step is not None and (step not in found or parse_step_name(entry.name) is not None):
                 found[step] = entry.name
@@ -299,7 +299,7 @@ class Scanner:
         return restless
 
     def _is_restless(self, step: Step, published: int) -> bool:
-        return step.state is not State.COMPLETE or step.step > published
+        return step.state is not StepState.COMPLETE or step.step > published
 
     def _examine_one(self, number: int, directory: str) -> None:
         known = self._known.get(number)
@@ -328,9 +328,9 @@ class Scanner:
             if obstacle is None:
                 raise
         known = before or Step(
-            number, directory, NATIVE if parse_step_name(directory) is not None else UNKNOWN
+            number, directory, NATIVE if parse_step_name(directory) is not None else UNKNOWN_LAYOUT
         )
-        return replace(known, state=State.DAMAGED, problem=str(obstacle), unreadable=True)
+        return replace(known, state=StepState.DAMAGED, problem=str(obstacle), unreadable=True)
 
     def _read_modules(self) -> None:
         self._modules_read = self._clock.monotonic()
@@ -399,7 +399,7 @@ class Scanner:
         unlisted: list[str] = []
         unreadable: dict[str, str] = {}
         found = self._listed_or(
-            unlisted, self._job.requests, lambda _: look_for_requests(self._job, unreadable)
+            unlisted, self._job.requests, lambda _: read_requests_and_problems(self._job, unreadable)
         )
         (requests, problems), now = found or ((), ()), self._clock.monotonic()
         steps, rivals = self._attempts.beside(self._steps(now), now)
@@ -439,7 +439,7 @@ class Scanner:
         """Say whether a step has appeared below the published one while this daemon looked."""
         version = self._snapshot.version
         is_below = version is not None and step.step < version.step
-        return is_below and self._has_listed and step.is_native and step.state is State.COMPLETE
+        return is_below and self._has_listed and step.is_native and step.state is StepState.COMPLETE
 
     def _highest(self) -> Pair | None:
         """Return the highest pair known: of the version file, of earlier leaders, of what explorers have applied."""
@@ -455,7 +455,7 @@ class Scanner:
 
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:
-    return replace(step, state=State.DAMAGED, problem=rejected.problem, unreadable=bool(rejected.unread))
+    return replace(step, state=StepState.DAMAGED, problem=rejected.problem, unreadable=bool(rejected.unread))
 
 
 def _is_another(found: tuple[int, int], known: tuple[int, int]) -> bool:
@@ -464,7 +464,7 @@ def _is_another(found: tuple[int, int], known: tuple[int, int]) -> bool:
 
 
 def _is_settled(step: Step) -> bool:
-    return step.is_native and step.state is State.COMPLETE and not step.arriving
+    return step.is_native and step.state is StepState.COMPLETE and not step.arriving
 
 
 def _modules(presences: dict[str, Presence], liveness: Liveness, now: float) -> dict[str, Module]:

@@ -20,7 +20,7 @@ from syncd.daemon.policy import Policy, policy_of
 from syncd.daemon.report import Message, describe, differences, lag_of, totals
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
-from syncd.daemon.snapshot import Snapshot, State, Step
+from syncd.daemon.snapshot import Snapshot
 from syncd.daemon.verify import Verify, problems_of
 from syncd.errors import (
     FencedError,
@@ -32,16 +32,17 @@ from syncd.errors import (
 )
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
-from syncd.protocol.candidate import Candidate
 from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
+from syncd.protocol.leadership import BEAT, Term
+from syncd.protocol.mount import CROWDED, MountState, MountTrouble, mount_trouble_of
 from syncd.protocol.obstacle import Obstacle, obstacle_to_moving, obstacle_to_reading
 from syncd.protocol.owner import check_owner, record_owner
 from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.process import Process
 from syncd.protocol.request import request_path
-from syncd.protocol.term import BEAT, Term
-from syncd.protocol.trouble import CROWDED, MountState, Trouble, trouble_of
+from syncd.protocol.step import Step, StepState
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version
 
 STANDBY_EVERY = 1.0
@@ -115,7 +116,7 @@ class Daemon:
         self._telling = threading.Lock()
         self._said: set[tuple[str, str]] = set()
         self.error: SyncdError | None = None
-        self.trouble: Trouble | None = None
+        self.trouble: MountTrouble | None = None
         self.standing_by = ""
         self._retry = _RETRY_LEAST
         self._reconciled = self._emptied = self._swept = self._forgot = float("-inf")
@@ -515,7 +516,7 @@ class Daemon:
     def _interval(self) -> float:
         """Return when to look again without an event."""
         waits = [BEAT]
-        if any(step.state is State.FILLING for step in self.snapshot.steps.values()):
+        if any(step.state is StepState.FILLING for step in self.snapshot.steps.values()):
             waits.append(FILLING_EVERY)
         if self.plan.due_in is not None:
             waits.append(max(self.plan.due_in, 0.02))
@@ -558,7 +559,7 @@ class Daemon:
         self.tell(names.LEADERSHIP_LOST, "warning", detail=error.message)
 
     def _fail(self, error: SyncdError) -> float:
-        trouble = trouble_of(error, self.job.root, self._inodes(error))
+        trouble = mount_trouble_of(error, self.job.root, self._inodes(error))
         if _differs((self.error, self.trouble), (error, trouble)):
             name = names.JOB_DISAPPEARED if isinstance(error, JobMissingError) else names.OPERATION_FAILED
             hint = error.hint or (trouble.hint if trouble else None)
@@ -591,7 +592,7 @@ class Daemon:
             self.tell(names.JOB_RECOVERED, "info", after=str(self.error))
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
 
-    def _tell_state(self, trouble: Trouble | None) -> None:
+    def _tell_state(self, trouble: MountTrouble | None) -> None:
         """Tell in which state the file system is now, if that has changed."""
         before = self.trouble.state if self.trouble else MountState.OK
         if trouble is not None and trouble.state is not before:
@@ -617,7 +618,7 @@ class Daemon:
 
 
 def _differs(
-    before: tuple[SyncdError | None, Trouble | None], now: tuple[SyncdError | None, Trouble | None]
+    before: tuple[SyncdError | None, MountTrouble | None], now: tuple[SyncdError | None, MountTrouble | None]
 ) -> bool:
     """Say whether an error is news. While a state lasts only the name of a temporary file changes."""
     if before[1] and now[1]:

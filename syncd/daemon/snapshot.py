@@ -2,90 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Literal
 
-from syncd.protocol.layout import parse_attempt_name
-from syncd.protocol.marker import MISSING_MARKER, Reading
-from syncd.protocol.pin import Pin
+from syncd.protocol.marker import MISSING_MARKER, MarkerReading
 from syncd.protocol.presence import Presence
-from syncd.protocol.request import Request
+from syncd.protocol.request import Pin, Request
+from syncd.protocol.step import Step
 from syncd.protocol.version import Pair, Version
-
-NATIVE = "syncd"
-"""The layout of steps written by this protocol; any other name is a foreign layout."""
-
-
-UNKNOWN = "unknown"
-"""The layout of a step that others wrote and that cannot be read."""
-
-
-class State(StrEnum):
-    """What a step directory is."""
-
-    FILLING = "filling"
-    COMPLETE = "complete"
-    DAMAGED = "damaged"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step directory as it is now.
-
-    Args:
-        step: The trainer's step.
-        directory: Its name in the job directory.
-        layout: Who wrote it: `syncd`, or the name of a foreign layout.
-        state: filling: something is missing that may still come. complete: it can be loaded. damaged: it was
-            sealed or announced and is not what it must be, or can never become complete.
-        payload: What an engine loads, relative to the job directory; the URI of a remote step.
-        kind: weights, delta, lora or remote.
-        digest: The manifest's digest, or the fingerprint of a foreign step; empty while filling.
-        present: Writers (receipts) or shards that are there.
-        expected: Writers or shards that there must be, None while unknown.
-        size: Bytes of what is there.
-        full: It is a full checkpoint.
-        parent: For a delta, the step it changes.
-        shards: How many files of weights are there, and how many there must be; None where `present` and `expected`
-            count them.
-        problem: What is missing or wrong, for people to read.
-        unreadable: It, or a part of it, cannot be read now: what it is, is not known.
-        later: It was sealed by a later protocol than this code reads.
-        announced_by: What tells that its writer is done: itself (a manifest, a ready file), the job's marker, or
-            time, when it stands still.
-        unchanged_for: Seconds of the daemon's clock since any of this was seen to change.
-        arriving: It became complete lately, below what is published: its writer may be about to go back to it.
-    """
-
-    step: int
-    directory: str
-    layout: str = NATIVE
-    state: State = State.FILLING
-    payload: str = ""
-    kind: str = "weights"
-    digest: str = ""
-    present: int = 0
-    expected: int | None = None
-    size: int = 0
-    full: bool = False
-    parent: int | None = None
-    shards: tuple[int, int] | None = None
-    problem: str = ""
-    unreadable: bool = False
-    later: bool = False
-    announced_by: Literal["itself", "marker", "time"] = "itself"
-    unchanged_for: float = 0.0
-    arriving: bool = False
-
-    @property
-    def is_attempt(self) -> bool:
-        """Say whether it is an attempt to write the step, in a directory of its own, that nobody has sealed."""
-        return parse_attempt_name(self.directory) is not None
-
-    @property
-    def is_native(self) -> bool:
-        """Say whether this protocol's writer wrote it."""
-        return self.layout == NATIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +48,7 @@ class Snapshot:
 
     steps: Mapping[int, Step] = field(default_factory=dict)
     rivals: tuple[Step, ...] = ()
-    marker: Reading = MISSING_MARKER
+    marker: MarkerReading = MISSING_MARKER
     marker_stable_for: float = 0.0
     tracker: int | None = None
     tracker_problem: str = ""

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from syncd.daemon.snapshot import Snapshot, State
+from syncd.daemon.snapshot import Snapshot
 from syncd.errors import plain
 from syncd.protocol.marker import MISSING_MARKER
+from syncd.protocol.step import StepState
 from syncd.protocol.version import BELIEVED_GENERATION
 
 LASTING = 1.0
@@ -58,4 +59,4 @@ def _should_have_marker(snapshot: Snapshot) -> bool:
 
 def _is_missing(snapshot: Snapshot, number: int) -> bool:
     step = snapshot.steps.get(number)
-    return step is None or step.state is not State.COMPLETE
+    return step is None or step.state is not StepState.COMPLETE

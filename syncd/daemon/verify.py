@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from syncd.daemon.snapshot import Step
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest, damaged_files, read_manifest
 from syncd.protocol.safetensors import Header, read_header, signature
+from syncd.protocol.step import Step
 
 
 class Verify(StrEnum):

@@ -13,8 +13,8 @@ from syncd.errors import StuckError
 from syncd.observe import names
 from syncd.observe.events import Event, Observer
 from syncd.protocol.disk import Clock
+from syncd.protocol.mount import MountState, MountTrouble, mount_trouble
 from syncd.protocol.process import host_name
-from syncd.protocol.trouble import MountState, Trouble, trouble
 from syncd.protocol.version import pair_document
 from syncd.stall.calls import IS_IT_UP, STUCK_AFTER, Call, InHand
 
@@ -166,7 +166,7 @@ class Attendance:
         return stuck
 
     def _begin(self, stuck: Stuck) -> None:
-        said = trouble(MountState.STUCK, stuck.call.path, str(stuck))
+        said = mount_trouble(MountState.STUCK, stuck.call.path, str(stuck))
         self._say(
             names.MOUNT_STATE_CHANGED,
             "error",
@@ -195,13 +195,13 @@ class Attendance:
             self._keeper.write(self._clock.time(), document)
 
 
-def _trouble(daemon: Daemon, stuck: Stuck | None) -> Trouble | None:
+def _trouble(daemon: Daemon, stuck: Stuck | None) -> MountTrouble | None:
     if stuck is None:
         return daemon.trouble
-    return trouble(MountState.STUCK, daemon.job.root, f"{stuck.call}, not come back")
+    return mount_trouble(MountState.STUCK, daemon.job.root, f"{stuck.call}, not come back")
 
 
-def describe(daemon: Daemon, status: str, said: Trouble | None, since: float) -> Document:
+def describe(daemon: Daemon, status: str, said: MountTrouble | None, since: float) -> Document:
     """Return what others on this host may know of a daemon.
 
     Args:

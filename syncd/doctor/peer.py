@@ -16,8 +16,9 @@ from typing import Any, Self
 
 from syncd.doctor.probe import sweep
 from syncd.errors import CorruptDataError, TimedOutError
-from syncd.protocol.disk import LocalDisk, list_if_there
+from syncd.protocol.disk import list_if_there
 from syncd.protocol.documents import Fields, decode, encode
+from syncd.protocol.local_disk import LocalDisk
 
 MEETING = ".syncd-doctor-peer"
 """The directory where two hosts meet, below the one that is examined."""

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from syncd.doctor.finding import Answer, Finding, Verdict, errno_name, finding
 from syncd.errors import TimedOutError
-from syncd.protocol.disk import MISSING, Disk, LocalDisk, remove_tree
-from syncd.protocol.mount import UNKNOWN, Mount
+from syncd.protocol.disk import MISSING, Disk, remove_tree
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
 from syncd.worker_thread import Work
 
 SCRATCH = ".syncd-doctor-"
@@ -50,7 +51,7 @@ class Place:
 
     directory: str
     scratch: str
-    mount: Mount = UNKNOWN
+    mount: Mount = UNKNOWN_MOUNT
     seconds: float = 5.0
 
     @property

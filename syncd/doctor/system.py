@@ -5,7 +5,7 @@ from shlex import quote
 
 from syncd.doctor.finding import Answer, Finding, errno_name, fail, ok, warn
 from syncd.doctor.probe import Place, advice_for, probe
-from syncd.protocol.mount import UNKNOWN, Mount
+from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
 
 _TIGHT = 0.05
 _LITTLE = 10 << 30
@@ -17,7 +17,7 @@ _OPTIONS = {
     "noac": "noac is not needed and makes each stat a round trip",
 }
 _TYPES = {
-    UNKNOWN.type: "the kernel does not say which file system this is: findmnt -T DIR",
+    UNKNOWN_MOUNT.type: "the kernel does not say which file system this is: findmnt -T DIR",
     "tmpfs": "tmpfs is gone at the next boot, and is on no other host",
     "ramfs": "ramfs is gone at the next boot, and is on no other host",
     "overlay": "a container's own layer is gone with it, and is on no other host",

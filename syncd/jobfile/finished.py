@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from syncd.errors import SyncdError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import encode, read_document
-from syncd.protocol.layout import Job
+from syncd.protocol.layout import CONFIG, Job, read_config_file
 from syncd.protocol.marker import read_marker
-from syncd.protocol.permissions import CONFIG, parse_config, read_config_file
+from syncd.protocol.permissions import parse_config
 
 FINISHED = "finished.json"
 

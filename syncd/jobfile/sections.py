@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from syncd.client.sync_policy import SyncMethod, SyncStyle
-from syncd.protocol.modes import Permissions
+from syncd.protocol.permissions import Permissions
 
 FIXED: dict[str, Any] = {"fixed": True}
 """Goes into the JSON Schema of a key that may not change between two starts."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from syncd.errors import CorruptDataError, storage_error
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 
 RECORD = "stages.json"
 

@@ -12,7 +12,7 @@ from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.observe.instruments import Instruments, Labelled
 from syncd.observe.textfile import Textfile
-from syncd.protocol.trouble import MountState
+from syncd.protocol.mount import MountState
 
 Fields = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Names and places: the one module that knows what the files of a job are called.
+"""The names and paths of a job: the one module that knows what its files are called.
 
 A `Job` is the directory that all hosts share. What the daemon and the explorers write lies below its state
 directory, `JOB/.syncd` unless the job directory is not theirs to write (`--state-dir`).
@@ -9,10 +9,10 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from syncd.errors import UsageError
-from syncd.protocol.disk import Disk, LocalDisk, is_below
-from syncd.protocol.modes import Modes
-from syncd.protocol.permissions import KeptModes
+from syncd.errors import ConfigError, CorruptDataError, UsageError
+from syncd.protocol.disk import MISSING, Disk, is_below
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.permissions import UMASK, Modes, modes_in, parse_config
 
 MARKER = "latest_state_dict_iteration.txt"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -22,10 +22,14 @@ ACTOR = "actor"
 RECEIPTS = ".receipts"
 STATE = ".syncd"
 OWNER = "job.json"
+CONFIG = "config.toml"
 STEP_PREFIX = "global_step_"
 
 MAX_STEP = 10**15
 """Beyond any run and below 2**53, so that a step is exact in every JSON reader."""
+
+_CONFIG_LIMIT = 1 << 20
+"""The largest configuration that is read, in bytes."""
 
 _PATH_LIMIT = 1024
 _NAME_LIMIT = 255
@@ -72,7 +76,7 @@ def receipt_name(writer: int, world_size: int) -> str:
 
 
 def is_identity(name: str) -> bool:
-    """Say whether a name may identify an explorer, a trainer or a group in a file name."""
+    """Return whether a name may identify an explorer, a trainer or a group in a file name."""
     return _IDENTITY.fullmatch(name) is not None
 
 
@@ -144,7 +148,7 @@ class Job:
 
     @property
     def trainer_lock(self) -> str:
-        """What a trainer publishes is renamed from here, so it is on the job's own file system."""
+        """Return the trainers' lock, on the job's own file system: a trainer publishes by a rename from here."""
         return f"{self.root}/{STATE}/trainer.lock"
 
     @property
@@ -173,12 +177,12 @@ class Job:
 
     @property
     def trash(self) -> str:
-        """Removed steps stay on the job's own file system, where one rename takes them."""
+        """Return the trash: on the job's own file system, so that one rename moves a step there."""
         return f"{self.root}/{STATE}/trash"
 
 
 def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
-    """Return the disk of a job: led out by no link, making files as the job's policy says.
+    """Return the disk of a job: no link leads it out of the job, and files get the permissions of the job's policy.
 
     Args:
         root: The job directory, without links in its path.
@@ -187,11 +191,50 @@ def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
     """
     # The state directory inside the job is no root of its own: it must be no link itself.
     roots = (root,) if is_below(state, root) else (root, state)
-    return LocalDisk(roots, KeptModes(root) if modes is None else lambda: modes)
+    return LocalDisk(roots, JobModes(root) if modes is None else lambda: modes)
+
+
+class JobModes:
+    """The modes that `config.toml` of a job sets. While there is no file, it is looked for again at each call.
+
+    Args:
+        root: The job directory.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._path = f"{root}/{CONFIG}"
+        self._modes: Modes | None = None
+
+    def __call__(self) -> Modes:
+        """Return them.
+
+        Raises:
+            ConfigError: The file or its policy is not usable.
+        """
+        if self._modes is None:
+            try:
+                data = read_config_file(self._path)
+            except MISSING:
+                return UMASK
+            self._modes = modes_in(parse_config(data, self._path), self._path)
+        return self._modes
+
+
+def read_config_file(path: str) -> bytes:
+    """Return the content of a configuration file, which may be a link to one that several jobs share.
+
+    Raises:
+        ConfigError: It is too large, or no regular file: reading a FIFO would never end.
+        OSError: It cannot be read; a missing file stays `FileNotFoundError`.
+    """
+    try:
+        return LocalDisk().read(os.path.realpath(path), _CONFIG_LIMIT)
+    except CorruptDataError as error:
+        raise ConfigError(error.message, path=path, hint=f"ls -lL {path}") from error
 
 
 def is_relative_name(name: str) -> bool:
-    """Say whether a name stays below the directory it is joined to and can be a name there."""
+    """Return whether a name stays below the directory it is joined to and can be a name there."""
     return len(name) <= _PATH_LIMIT and _stays_below(name)
 
 

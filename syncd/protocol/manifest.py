@@ -1,19 +1,20 @@
 """The manifest: the sealed list of a step's files, written last. A step with a valid manifest is complete.
 
 Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
+
+A delta is a step stored as the changed elements of an earlier one, its parent. A chain leads from a delta through its
+parents to a keyframe, a step stored whole. Retention and readers keep chains now; the encodings come later.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.completeness import incompleteness
-from syncd.protocol.delta import DeltaHeader
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import check_seal, decode, encode, seal
+from syncd.protocol.documents import Fields, check_seal, decode, encode, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
 from syncd.protocol.receipt import FileRecord, Receipt, records
 
@@ -22,6 +23,53 @@ _URI_LIMIT = 4096
 
 KINDS = ("weights", "delta", "lora", "remote")
 """weights: whole tensors. delta: changes of an earlier step. lora: adapters. remote: the payload is a URI."""
+
+
+MAX_CHAIN = 1024
+"""Links that are followed before a chain is called broken; a writer puts a keyframe long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeader:
+    """What a reader must know before it opens the payload.
+
+    Args:
+        parent: The step that the changes apply to; lower than the step itself.
+        parent_digest: The digest of the parent's manifest, so that a rewritten parent is noticed.
+        encoding: Name of the encoding of the changed elements.
+        changed: Number of changed elements.
+        elements: Number of elements of the whole model.
+    """
+
+    parent: int
+    parent_digest: str
+    encoding: str
+    changed: int
+    elements: int
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "parent": self.parent,
+            "parent_digest": self.parent_digest,
+            "encoding": self.encoding,
+            "changed": self.changed,
+            "elements": self.elements,
+        }
+
+    @staticmethod
+    def from_fields(fields: Fields) -> "DeltaHeader":
+        """Return the header of one JSON object, checked."""
+        header = DeltaHeader(
+            fields.integer("parent"),
+            fields.text("parent_digest"),
+            fields.text("encoding"),
+            fields.integer("changed"),
+            fields.integer("elements"),
+        )
+        if header.changed > header.elements:
+            raise fields.wrong("changed", "at most `elements`")
+        return header
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +189,12 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         written_at=fields.number("written_at"),
         digest=own,
     )
-    if problem := contradiction(manifest):
+    if problem := manifest_problem(manifest):
         raise CorruptDataError(problem, path=path)
     return manifest
 
 
-def contradiction(manifest: Manifest) -> str:
+def manifest_problem(manifest: Manifest) -> str:
     """Return what in a manifest contradicts itself or is incomplete, empty when nothing is."""
     if (manifest.kind == "delta") != (manifest.delta is not None):
         return (
@@ -159,6 +207,29 @@ def contradiction(manifest: Manifest) -> str:
     if manifest.uri is not None:
         return uri_problem(manifest.uri)
     return incompleteness(manifest.kind, manifest.shards, manifest.delta)
+
+
+def incompleteness(kind: str, shards: Sequence[FileRecord], delta: DeltaHeader | None = None) -> str:
+    """Return why an engine could not load the shards of a step, empty when it could.
+
+    One answer for all who seal, publish, verify and load. A delta in which nothing changed may be empty; the payload
+    of a remote step is elsewhere. `safetensors.signature` checks that no tensor is in two shards.
+
+    Args:
+        kind: The kind of the step: weights, delta, lora or remote.
+        shards: The records of its shards.
+        delta: The header of a delta.
+    """
+    if kind == "remote":
+        return ""
+    outside = next((shard.name for shard in shards if not shard.name.startswith(f"{ACTOR}/")), None)
+    if outside is not None:
+        return f"shard {outside} is outside of {ACTOR}/, the directory that engines load"
+    if delta is not None and delta.changed == 0:
+        return ""
+    if not shards:
+        return "the step has no shard"
+    return "" if any(shard.tensors for shard in shards) else "the shards of the step hold no tensor"
 
 
 def uri_problem(uri: str) -> str:
@@ -229,3 +300,27 @@ def _is_directory(disk: Disk, step_path: str, name: str) -> bool:
         return disk.stat(f"{step_path}/{name}").kind == "directory"
     except MISSING:
         return False
+
+
+def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:
+    """Return the steps that loading `step` needs, itself first and its keyframe last.
+
+    Args:
+        step: The step to load.
+        parents: The parent of each step there is; None for a step stored whole.
+
+    Raises:
+        CorruptDataError: A link is missing, points forward, or the chain is too long.
+    """
+    links = [step]
+    while (parent := _parent(links[-1], parents)) is not None:
+        if parent >= links[-1] or len(links) >= MAX_CHAIN:
+            raise CorruptDataError(f"the chain of step {step} does not end in a keyframe")
+        links.append(parent)
+    return tuple(links)
+
+
+def _parent(step: int, parents: dict[int, int | None]) -> int | None:
+    if step not in parents:
+        raise CorruptDataError(f"a chain needs step {step}, which is not there")
+    return parents[step]

@@ -1,7 +1,7 @@
 """The marker: a hint which step is newest. The manifest is the truth.
 
-Whoever reads it must expect anything: nothing, half a number, a number of a step that is not there yet, or
-one that goes back. `Reading.text` tells one state from the next, so that each is logged once.
+A reader must expect anything: no file, half a number, a step that does not exist yet, or one that goes back.
+`MarkerReading.text` tells one state from the next, so that each is logged once.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ _LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What the marker said at one look.
+class MarkerReading:
+    """What the marker said when it was read once.
 
     Args:
         step: The step it names, None when it names none.
@@ -31,23 +31,25 @@ class Reading:
     unreadable: bool = False
 
 
-MISSING_MARKER = Reading(None, problem="missing")
+MISSING_MARKER = MarkerReading(None, problem="missing")
 
 
-def parse_marker(data: bytes) -> Reading:
+def parse_marker(data: bytes) -> MarkerReading:
     """Return what the bytes of a marker say; never raises."""
     text = data.strip(b" \t\r\n")
     shown = ascii(text[:40].decode("ascii", "replace"))[1:-1]
     if not text:
-        return Reading(None, shown, "empty")
+        return MarkerReading(None, shown, "empty")
     if not text.isdigit():
-        return Reading(None, shown, "negative" if text[:1] == b"-" and text[1:].isdigit() else "not a number")
+        return MarkerReading(
+            None, shown, "negative" if text[:1] == b"-" and text[1:].isdigit() else "not a number"
+        )
     if len(text) > len(str(MAX_STEP)) or int(text) > MAX_STEP:
-        return Reading(None, shown, "out of range")
-    return Reading(int(text), shown)
+        return MarkerReading(None, shown, "out of range")
+    return MarkerReading(int(text), shown)
 
 
-def read_marker(disk: Disk, path: str) -> Reading:
+def read_marker(disk: Disk, path: str) -> MarkerReading:
     """Read the marker; what cannot be read is a reading with a problem.
 
     Raises:
@@ -58,9 +60,9 @@ def read_marker(disk: Disk, path: str) -> Reading:
     except MISSING:
         return MISSING_MARKER
     except CorruptDataError as error:
-        return Reading(None, problem=error.message)
+        return MarkerReading(None, problem=error.message)
     except PermissionError as error:
-        return Reading(None, problem=str(obstacle_to_reading(error, path)), unreadable=True)
+        return MarkerReading(None, problem=str(obstacle_to_reading(error, path)), unreadable=True)
 
 
 def write_marker(disk: Disk, path: str, step: int, *, via: str | None = None) -> None:

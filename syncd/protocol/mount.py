@@ -1,8 +1,13 @@
-"""Which file system a path is on, and what that means for watching it."""
+"""The mount of a job: which file system it is, whether it raises events, and what is wrong with it."""
 
+import errno
 import os
 import re
+import shlex
 from dataclasses import dataclass
+from enum import StrEnum
+
+from syncd.errors import JobMissingError, JobReplacedError, StorageError, SyncdError
 
 NETWORK = frozenset(
     {
@@ -34,7 +39,7 @@ class Mount:
 
     @property
     def is_network(self) -> bool:
-        """Say whether other hosts may change it unseen by this kernel. FUSE counts: nothing better is known."""
+        """Return whether other hosts may change it unseen by this kernel. FUSE counts: nothing better is known."""
         return self.type in NETWORK or self.type == "fuse" or self.type.startswith("fuse.")
 
     def option(self, name: str) -> str | None:
@@ -46,21 +51,21 @@ class Mount:
         return None
 
 
-UNKNOWN = Mount("/", "unknown")
+UNKNOWN_MOUNT = Mount("/", "unknown")
 
 
 def mount_of(path: str) -> Mount:
-    """Return the mount that holds a path, `UNKNOWN` where the kernel does not say."""
+    """Return the mount that holds a path, `UNKNOWN_MOUNT` where the kernel does not say."""
     try:
         with open(_MOUNTINFO, encoding="utf-8", errors="surrogateescape") as file:
             return find_mount(os.path.realpath(path), file.read())
     except OSError:
-        return UNKNOWN
+        return UNKNOWN_MOUNT
 
 
 def find_mount(path: str, mountinfo: str) -> Mount:
     """Return the innermost mount of an absolute path by the text of `/proc/self/mountinfo`."""
-    best = UNKNOWN
+    best = UNKNOWN_MOUNT
     for line in mountinfo.splitlines():
         mount = _parse(line)
         # Of two mounts on one point the later one is on top.
@@ -84,3 +89,120 @@ def _parse(line: str) -> Mount | None:
 
 def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+class MountState(StrEnum):
+    """How the file system of a job is. docs/mounts.md says what the daemon does in each state."""
+
+    OK = "ok"
+    STUCK = "stuck"
+    MISSING = "missing"
+    REPLACED = "replaced"
+    STALE = "stale"
+    READ_ONLY = "read_only"
+    FULL = "full"
+    NO_INODES = "no_inodes"
+    QUOTA = "quota"
+    FAILING = "failing"
+
+
+CROWDED = frozenset({MountState.FULL, MountState.NO_INODES, MountState.QUOTA})
+"""The states that end when something is deleted."""
+
+PATIENT = CROWDED | {MountState.STUCK, MountState.MISSING, MountState.STALE, MountState.READ_ONLY}
+"""The states that a restart of the daemon does not end: it waits and reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountTrouble:
+    """What is wrong.
+
+    Args:
+        state: Which state, never `ok`.
+        message: What it is and what it prevents, in one sentence without a full stop.
+        hint: What to run or to do.
+    """
+
+    state: MountState
+    message: str
+    hint: str
+
+
+_STATES = {
+    errno.ESTALE: MountState.STALE,
+    errno.EROFS: MountState.READ_ONLY,
+    errno.ENOSPC: MountState.FULL,
+    errno.EDQUOT: MountState.QUOTA,
+}
+
+_TEXTS = {
+    MountState.STUCK: (
+        "the mount does not answer; work resumes by itself when it does",
+        "findmnt; dmesg | tail  # is its server up? What asks the mount itself will hang, too",
+    ),
+    MountState.MISSING: (
+        "the job directory is not there; nothing is published and nothing removed until it is",
+        "findmnt -T {root}; mount it again, or for a new job: mkdir -p {root}",
+    ),
+    MountState.REPLACED: (
+        "another directory is in the place of the job, perhaps unmounted; nothing of it is touched",
+        "findmnt -T {root}; mount it again, or restart the daemon if this one is meant",
+    ),
+    MountState.STALE: (
+        "the mount's handle of the job directory is stale: its server has another one in its place",
+        "findmnt -T {root}; umount and mount it again",
+    ),
+    MountState.READ_ONLY: (
+        "the file system is read-only; nothing is published and nothing removed until it can be written",
+        "findmnt -T {root}; dmesg | tail; mount -o remount,rw, after what made it read-only is repaired",
+    ),
+    MountState.FULL: (
+        "the file system is full; nothing is published until there is room",
+        "df -h {root}; du -xsh {root}/*  # delete what is no step of the job; see keep_last and max_bytes",
+    ),
+    MountState.NO_INODES: (
+        "the file system has no inode left: it has room, and no new file can be made",
+        "df -i {root}; du --inodes -xs {root}/* | sort -n  # delete many small files",
+    ),
+    MountState.QUOTA: (
+        "the quota is used up; nothing is published until there is room",
+        "quota -s; lfs quota -h {root}; btrfs qgroup show {root}  # delete what is no step of the job",
+    ),
+    MountState.FAILING: ("the file system fails", "findmnt -T {root}; ls -ld {root}; dmesg | tail"),
+}
+
+
+def mount_trouble(state: MountState, root: str, detail: str = "") -> MountTrouble:
+    """Return the message and hint of a state.
+
+    Args:
+        state: Which, not `ok`.
+        root: The job directory.
+        detail: What is known beyond the state.
+    """
+    message, hint = _TEXTS[state]
+    return MountTrouble(
+        state, f"{message} ({detail})" if detail else message, hint.format(root=shlex.quote(root))
+    )
+
+
+def mount_trouble_of(error: SyncdError, root: str, inodes: int | None = None) -> MountTrouble | None:
+    """Return what an error says about the file system, None when it says nothing about it.
+
+    Args:
+        error: What an operation on the job ended with.
+        root: The job directory.
+        inodes: How many files may still be made on its file system, None where that is not known or not bounded.
+    """
+    if not isinstance(error, StorageError):
+        return None
+    return mount_trouble(_state(error, inodes), root, str(error))
+
+
+def _state(error: StorageError, inodes: int | None) -> MountState:
+    if isinstance(error, JobReplacedError):
+        return MountState.REPLACED
+    if isinstance(error, JobMissingError):
+        return MountState.MISSING
+    state = _STATES.get(error.errno or 0, MountState.FAILING)
+    return MountState.NO_INODES if state is MountState.FULL and inodes == 0 else state

@@ -1,8 +1,8 @@
 """Which job a state directory belongs to, so that a second job never works with the knowledge of the first.
 
 A job has a random identity. The first daemon that leads a job with its state directory inside writes it to
-`job.json` there, by its term. A state directory elsewhere records in its own `job.json` whose it is: the
-identity of the job where the job has one, and the place of its directory, since a job that is only read has none.
+`job.json` there, through its term. A state directory elsewhere records in its own `job.json` which job it belongs to:
+the identity of the job where it has one, and the place of its directory, since a job that is only read has none.
 """
 
 import shlex
@@ -13,12 +13,12 @@ from syncd.errors import ConfigError, CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk, is_below
 from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
 from syncd.protocol.layout import OWNER, STATE, Job
+from syncd.protocol.leadership import Term
 from syncd.protocol.process import host_name
-from syncd.protocol.term import Term
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobPlace:
     """Where a job's directory is, as one host sees it.
 
     Args:
@@ -33,8 +33,8 @@ class Place:
     inode: int
     born: int
 
-    def is_surely_other(self, other: "Place") -> bool:
-        """Say whether two looks have certainly seen two directories; hosts may have one under two paths."""
+    def is_surely_other(self, other: "JobPlace") -> bool:
+        """Return whether two readings are certainly of two directories; hosts may have one under two paths."""
         if self.inode != other.inode:
             return True
         if self.born and other.born:
@@ -46,12 +46,12 @@ class Place:
         return {"host": self.host, "path": self.path, "inode": self.inode, "born": str(self.born)}
 
     @staticmethod
-    def from_fields(fields: Fields) -> "Place":
+    def from_fields(fields: Fields) -> "JobPlace":
         """Return the place of a JSON object, checked."""
         born = fields.text("born")
         if not (born.isascii() and born.isdecimal()):
             raise fields.wrong("born", "nanoseconds in decimal digits")
-        return Place(fields.text("host"), fields.text("path"), fields.integer("inode"), int(born))
+        return JobPlace(fields.text("host"), fields.text("path"), fields.integer("inode"), int(born))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Owner:
     """
 
     identity: str | None
-    place: Place | None = None
+    place: JobPlace | None = None
 
     def is_other(self, job: Job) -> bool:
-        """Say whether it is certainly not this job."""
+        """Return whether it is certainly not this job."""
         if is_own(job):
             return self.place is not None and self.place.is_surely_other(place_of(job))
         identity = identity_of(job)
@@ -78,14 +78,14 @@ class Owner:
 
 
 def is_own(job: Job) -> bool:
-    """Say whether the state directory lies in the job directory."""
+    """Return whether the state directory lies in the job directory."""
     return is_below(job.state, job.root)
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job) -> JobPlace:
     """Return where the job is; `FileNotFoundError` without one."""
     found = job.disk.stat(job.root)
-    return Place(host_name(), job.root, found.inode, job.disk.born(job.root))
+    return JobPlace(host_name(), job.root, found.inode, job.disk.born(job.root))
 
 
 def identity_of(job: Job) -> str | None:
@@ -109,11 +109,11 @@ def read_owner(disk: Disk, path: str) -> Owner | None:
         return None
     place = fields.optional_record("place")
     identity = None if fields.document.get("identity") is None else fields.text("identity")
-    return Owner(identity, Place.from_fields(place) if place else None)
+    return Owner(identity, JobPlace.from_fields(place) if place else None)
 
 
 def check_owner(job: Job) -> None:
-    """Refuse a state directory that belongs to another job; one that belongs to nobody yet will do.
+    """Refuse a state directory that belongs to another job; one that belongs to no job yet is accepted.
 
     Raises:
         ConfigError: It is another job's.
@@ -137,7 +137,7 @@ def check_owner(job: Job) -> None:
 
 
 def record_owner(job: Job, term: Term) -> None:
-    """Write whose the state directory is, as the leader of the job, unless the file says so already.
+    """Write which job the state directory belongs to, as the leader of the job, unless the file says so already.
 
     Raises:
         FencedError: Another one leads.

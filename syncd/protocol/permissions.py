@@ -1,38 +1,75 @@
-"""The configuration that a job keeps, `JOB/config.toml`, as everything that makes files in the job reads it.
+"""Permissions of what is made in a job: the policy as modes and a group, and where `config.toml` sets it.
 
-`permissions` and `group`, in `[daemon]` or else in `[job]`, say who may read and write what is made there. All
-programs of a job read them at one place, so that they follow one policy.
+`permissions` and `group`, in `[daemon]` or else in `[job]`, say who may read and write what is made in the job. Every
+program of a job reads them at one place, so that all follow one policy.
 """
 
 import os
+import stat
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
-from syncd.errors import ConfigError, CorruptDataError
-from syncd.protocol.disk import MISSING, LocalDisk
-from syncd.protocol.modes import UMASK, Modes, modes_of
+from syncd.errors import ConfigError
 
-CONFIG = "config.toml"
+Permissions = Literal["umask", "private", "group"]
+"""umask: as the umask of each process says. private: the user alone. group: the user and one group, with writing."""
 
-LIMIT = 1 << 20
-"""The largest configuration that is read, in bytes."""
+POLICIES: tuple[str, ...] = get_args(Permissions)
+
+_NO_GROUP = 2**32 - 1
 
 
-def read_config_file(path: str) -> bytes:
-    """Return the content of a configuration file, which may be a link to one that several jobs share.
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """How files and directories are made.
+
+    Args:
+        file: Mode of a file.
+        directory: Mode of a directory.
+        group: The group's number, None for the one that the system gives.
+        exact: Whether these modes hold whatever the umask; otherwise the umask is applied to them.
+    """
+
+    file: int = 0o644
+    directory: int = 0o777
+    group: int | None = None
+    exact: bool = False
+
+
+UMASK = Modes()
+PRIVATE = Modes(0o600, 0o700, exact=True)
+
+
+def modes_of(permissions: str, group: str = "") -> Modes:
+    """Return what a policy means on this host, for this user.
+
+    Args:
+        permissions: One of `POLICIES`.
+        group: Name or number of the group, for the policy `group`.
 
     Raises:
-        ConfigError: It is too large, or no regular file: reading a FIFO would never end.
-        OSError: It cannot be read; a missing file stays `FileNotFoundError`.
+        ConfigError: The policy or the group does not exist, the user is not in the group, or one of both is missing.
     """
-    try:
-        return LocalDisk().read(os.path.realpath(path), LIMIT)
-    except CorruptDataError as error:
-        raise ConfigError(error.message, path=path, hint=f"ls -lL {path}") from error
+    if problem := policy_problem(permissions, group):
+        raise ConfigError(problem, hint='permissions = "group" and group = "NAME"')
+    if permissions == "group":
+        return Modes(0o660, 0o2770, _group(group), exact=True)
+    return PRIVATE if permissions == "private" else UMASK
+
+
+def policy_problem(permissions: str, group: str) -> str:
+    """Return what is wrong with a policy on every host, empty when nothing is."""
+    if permissions not in POLICIES:
+        return f"permissions = {permissions!r} is not one of {', '.join(POLICIES)}"
+    if (permissions == "group") == bool(group):
+        return ""
+    problem = "needs a group" if permissions == "group" else f"and group = {group!r} contradict each other"
+    return f"permissions = {permissions!r} {problem}"
 
 
 def policy_in(document: Mapping[str, Any], path: str) -> tuple[str, str]:
-    """Return `permissions` and `group` of a job's file: `[daemon]` counts before `[job]`.
+    """Return `permissions` and `group` of a job's configuration: `[daemon]` counts before `[job]`.
 
     Raises:
         ConfigError: One is not text.
@@ -46,10 +83,10 @@ def policy_in(document: Mapping[str, Any], path: str) -> tuple[str, str]:
 
 
 def modes_in(document: Mapping[str, Any], path: str) -> Modes:
-    """Return what the policy in a job's file means here.
+    """Return what the policy in a job's configuration means here.
 
     Raises:
-        ConfigError: It means nothing, or not for this user.
+        ConfigError: The policy is invalid, or not usable by this user.
     """
     try:
         return modes_of(*policy_in(document, path))
@@ -64,7 +101,7 @@ def parse_config(data: bytes, path: str) -> dict[str, Any]:
     Raises:
         ConfigError: It is not TOML.
     """
-    import tomllib  # noqa: PLC0415 - most commands read no configuration, and must be instant
+    import tomllib  # noqa: PLC0415 - most commands read no configuration, and must start at once
 
     try:
         return tomllib.loads(data.decode())
@@ -72,27 +109,54 @@ def parse_config(data: bytes, path: str) -> dict[str, Any]:
         raise ConfigError(f"not TOML: {error}", path=path, hint=f"less {path}") from error
 
 
-class KeptModes:
-    """What the policy in a job's `config.toml` means here. Where there is no file yet, it is looked for again.
+def apply_to_file(descriptor: int, modes: Modes) -> None:
+    """Give an open file that this user owns the mode and group of the policy."""
+    if modes.exact:
+        _change(descriptor, modes.file, modes.group, os.fstat(descriptor))
 
-    Args:
-        root: The job directory.
-    """
 
-    def __init__(self, root: str) -> None:
-        self._path = f"{root}/{CONFIG}"
-        self._modes: Modes | None = None
+def apply_to_path(path: str, modes: Modes) -> None:
+    """Give the file or directory at `path` the mode and group of the policy, unless another user owns it."""
+    if not modes.exact:
+        return
+    found = os.lstat(path)
+    if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode):
+        return
+    _change(path, modes.directory if stat.S_ISDIR(found.st_mode) else modes.file, modes.group, found)
 
-    def __call__(self) -> Modes:
-        """Return it.
 
-        Raises:
-            ConfigError: The file or its policy is not usable.
-        """
-        if self._modes is None:
-            try:
-                data = read_config_file(self._path)
-            except MISSING:
-                return UMASK
-            self._modes = modes_in(parse_config(data, self._path), self._path)
-        return self._modes
+def _change(place: int | str, mode: int, group: int | None, found: os.stat_result) -> None:
+    changes_group = group is not None and found.st_gid != group
+    if changes_group:
+        os.chown(place, -1, group if group is not None else -1)
+    if changes_group or stat.S_IMODE(found.st_mode) != mode:
+        _chmod(place, mode)
+
+
+def _chmod(place: int | str, mode: int) -> None:
+    try:
+        os.chmod(place, mode)
+    except PermissionError:
+        # RestrictSUIDSGID= of systemd forbids the bit. All that syncd makes is given to the group without it, too.
+        if not mode & stat.S_ISGID:
+            raise
+        os.chmod(place, mode & ~stat.S_ISGID)
+
+
+def _group(name: str) -> int:
+    number = _group_number(name)
+    if os.geteuid() != 0 and number not in {os.getegid(), *os.getgroups()}:
+        raise ConfigError(f"this user is not in the group {name!r}", hint="id; then log in again, or: newgrp")
+    return number
+
+
+def _group_number(name: str) -> int:
+    import grp  # noqa: PLC0415 - only where a group is named
+
+    # A number needs no name on this host: containers often have no names for the groups of the cluster.
+    if name.isascii() and name.isdecimal() and int(name) < _NO_GROUP:
+        return int(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"there is no group {name!r} on this host", hint=f"getent group {name}") from None

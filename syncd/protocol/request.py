@@ -1,7 +1,10 @@
-"""Requests: what people and trainers ask of the daemon, one file each, removed once it is carried out.
+"""Requests and pins: what people and trainers ask of the daemon, one file each.
+
+The daemon removes a request once it is carried out or refused; a pin stays until a person removes it.
 
 rollback: explorers go back to an earlier complete step, as a new generation.
-vacate: a trainer that has gone back wants to write a step again whose directory is still there.
+vacate: a trainer that has gone back wants to write a step again whose directory still exists.
+pin: retention must keep a step.
 """
 
 import contextlib
@@ -11,7 +14,7 @@ from dataclasses import dataclass, field
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
-from syncd.protocol.layout import Job, is_identity
+from syncd.protocol.layout import Job, is_identity, parse_step_name, step_name
 from syncd.protocol.obstacle import obstacle_to_reading
 
 KINDS = ("rollback", "vacate")
@@ -45,7 +48,7 @@ def request_path(job: Job, identity: str) -> str:
 
 
 def write_request(job: Job, request: Request) -> None:
-    """Ask, durably."""
+    """Write a request, durably."""
     job.disk.make_directory(job.requests)
     document = {
         "kind": request.kind,
@@ -64,10 +67,10 @@ def read_requests(job: Job) -> tuple[Request, ...]:
     Raises:
         OSError: The directory cannot be listed, or the file system fails.
     """
-    return look_for_requests(job)[0]
+    return read_requests_and_problems(job)[0]
 
 
-def look_for_requests(
+def read_requests_and_problems(
     job: Job, unreadable: dict[str, str] | None = None
 ) -> tuple[tuple[Request, ...], tuple[str, ...]]:
     """Return the open requests as `read_requests` does, and what keeps others from being read.
@@ -85,7 +88,7 @@ def look_for_requests(
         if entry.kind == "file" and entry.name.endswith(".json") and is_identity(identity):
             path = f"{job.requests}/{entry.name}"
             try:
-                found.append(_read(job.disk, path, identity))
+                found.append(_read_request(job.disk, path, identity))
             except MISSING:
                 continue
             except CorruptDataError as error:
@@ -99,12 +102,12 @@ def look_for_requests(
 
 
 def remove_request(job: Job, identity: str) -> None:
-    """Take a request away: it is carried out, refused or withdrawn."""
+    """Remove a request that is carried out, refused or withdrawn."""
     with contextlib.suppress(*MISSING):
         job.disk.unlink(request_path(job, identity))
 
 
-def _read(disk: Disk, path: str, identity: str) -> Request:
+def _read_request(disk: Disk, path: str, identity: str) -> Request:
     fields = read_document(disk, path, SMALL_LIMIT)
     kind = fields.text("kind")
     if kind not in KINDS or fields.text("identity") != identity:
@@ -117,3 +120,69 @@ def _read(disk: Disk, path: str, identity: str) -> Request:
         fields.number("asked_at"),
         fields.text("digest", ""),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A step that retention must keep, and why."""
+
+    step: int
+    reason: str = ""
+    pinned_at: float = 0.0
+
+
+def pin_path(job: Job, step: int) -> str:
+    """Return the file of a pin."""
+    return f"{job.pins}/{step_name(step)}.json"
+
+
+def write_pin(job: Job, pin: Pin) -> None:
+    """Pin a step, durably."""
+    job.disk.make_directory(job.pins)
+    document = {"step": pin.step, "reason": pin.reason, "pinned_at": pin.pinned_at}
+    job.disk.replace(pin_path(job, pin.step), encode(document))
+
+
+def remove_pin(job: Job, step: int) -> bool:
+    """Unpin a step, and return whether it was pinned."""
+    try:
+        job.disk.unlink(pin_path(job, step))
+    except MISSING:
+        return False
+    return True
+
+
+def read_pins(job: Job, unreadable: dict[str, str] | None = None) -> dict[int, Pin]:
+    """Return the pinned steps. The name alone pins: a file that is damaged or cannot be read must not cost a step.
+
+    Args:
+        job: The job.
+        unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
+
+    Raises:
+        OSError: The directory cannot be listed, or the file system fails.
+    """
+    pins = {}
+    for entry in list_if_there(job.disk, job.pins):
+        step = parse_step_name(entry.name.removesuffix(".json"))
+        if step is None or entry.kind != "file" or not entry.name.endswith(".json"):
+            continue
+        pins[step] = _read_pin(
+            job, f"{job.pins}/{entry.name}", step, {} if unreadable is None else unreadable
+        )
+    return pins
+
+
+def _read_pin(job: Job, path: str, step: int, unreadable: dict[str, str]) -> Pin:
+    try:
+        fields = read_document(job.disk, path, SMALL_LIMIT)
+        return Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
+    except MISSING:
+        return Pin(step)
+    except CorruptDataError as error:
+        unreadable[path] = error.message
+        return Pin(step)
+    except OSError as error:
+        if (obstacle := obstacle_to_reading(error, path)) is None:
+            raise
+        return Pin(step, f"the reason cannot be read: {obstacle}")

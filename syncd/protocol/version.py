@@ -1,10 +1,13 @@
-"""The version file: what explorers follow. Only the daemon writes it, by atomic replace.
+"""The version file, which explorers follow. Only the daemon writes it, by atomic replace.
 
 The pair `(generation, step)` grows with every publish, across restarts, fail-over and the trainer's resume.
-The generation grows when explorers must go to a step that is not later than the last one.
+The generation grows when explorers must go to a step that is not later than the last one. A label is what an engine
+calls the version that it runs.
 """
 
 import contextlib
+import hashlib
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,3 +162,47 @@ def _abandoned(fields: Fields) -> tuple[tuple[int, str], ...]:
         if type(item) is not list or [type(part) for part in item] != [int, str]:
             raise fields.wrong("abandoned", "a list of step and digest")
     return tuple((item[0], item[1]) for item in items)
+
+
+UNKNOWN_LABEL = "unknown"
+"""The label of weights that are neither a version nor the ones that the engine started with."""
+
+_CONTENT = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_LABEL = re.compile(r"(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})(?:\.[0-9a-f]{16}|\+[!-~]+)", re.ASCII)
+
+
+def label_of(pair: Pair) -> str:
+    """Return a pair as people read it, such as 2.120."""
+    return f"{pair[0]}.{pair[1]}"
+
+
+def engine_label(pair: Pair, digest: str) -> str:
+    """Return a version as engines are told it, such as 2.120.0f1e2d3c4b5a6978: the pair and its content.
+
+    Args:
+        pair: The version's pair.
+        digest: The digest of its manifest, or the fingerprint of a step that others wrote.
+    """
+    found = digest.rpartition(":")[2][:16]
+    if not _CONTENT.fullmatch(found):
+        found = hashlib.sha256(digest.encode()).hexdigest()[:16]
+    return f"{label_of(pair)}.{found}"
+
+
+def unpublished_label(pair: Pair, attempt: str) -> str:
+    """Return what engines are told of weights that came by a broadcast, until their version is published.
+
+    They have no manifest yet, so the attempt of the save that writes them to files names the content.
+    """
+    return f"{label_of(pair)}+{attempt}"
+
+
+def is_unpublished(label: str) -> bool:
+    """Return whether a label is of weights that came by a broadcast and were not published yet."""
+    return "+" in label and pair_of(label) is not None
+
+
+def pair_of(label: str | None) -> Pair | None:
+    """Return the pair of a label that names content, None of anything else: of a bare 2.120 too."""
+    found = _LABEL.fullmatch(label or "")
+    return (int(found[1]), int(found[2])) if found else None

@@ -25,15 +25,13 @@ from syncd.errors import (
     SyncdError,
     UsageError,
 )
-from syncd.protocol.delta import DeltaHeader
 from syncd.protocol.digest import DEFAULT, Hasher, hasher
 from syncd.protocol.disk import (
     MISSING,
     Clock,
     Data,
+    DirectoryEntry,
     Disk,
-    Entry,
-    SystemClock,
     list_if_there,
     remove_tree,
     temporary_name,
@@ -47,11 +45,13 @@ from syncd.protocol.layout import (
     check_identity,
     is_relative_name,
 )
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import (
+    DeltaHeader,
     Manifest,
-    contradiction,
     encode_manifest,
     from_receipts,
+    manifest_problem,
     missing_files,
     read_manifest,
 )
@@ -220,7 +220,7 @@ class StepWriter:
         if whole is None:
             return None
         manifest = from_receipts(whole, kind=kind, delta=delta, uri=uri)
-        if problem := contradiction(manifest):
+        if problem := manifest_problem(manifest):
             raise UsageError(problem, path=place)
         try:
             self._write_manifest(place, manifest)
@@ -318,9 +318,9 @@ class StepWriter:
         disk.rename(aside, self.sealed_path)
         return False
 
-    def _is_unsealed_in_place(self, there: list[Entry]) -> bool:
+    def _is_unsealed_in_place(self, there: list[DirectoryEntry]) -> bool:
         """Say whether the entries in the place of the step are those that an older release began to write."""
-        if Entry(ACTOR, "directory") not in there:
+        if DirectoryEntry(ACTOR, "directory") not in there:
             return False
         inside = self._names(f"{self.sealed_path}/{ACTOR}")
         return RECEIPTS in inside or (len(there) == 1 and not inside)
@@ -338,7 +338,7 @@ class StepWriter:
     def _names(self, path: str) -> set[str]:
         return {entry.name for entry in self._entries(path)}
 
-    def _entries(self, path: str) -> list[Entry]:
+    def _entries(self, path: str) -> list[DirectoryEntry]:
         return list_if_there(self.job.disk, path)
 
     @contextlib.contextmanager

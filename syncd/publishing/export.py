@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from syncd.errors import CorruptDataError, UsageError
-from syncd.protocol.disk import DOCUMENT_LIMIT, Disk, Entry, FileStat, LocalDisk
+from syncd.protocol.disk import DOCUMENT_LIMIT, DirectoryEntry, Disk, FileStat
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import Header, read_header, signature
 
 SHARD = ".safetensors"
@@ -40,7 +41,7 @@ class FollowingDisk(LocalDisk):
     def stat(self, path: str) -> FileStat:
         return super().stat(os.path.realpath(path, strict=True))
 
-    def list(self, path: str) -> list[Entry]:
+    def list(self, path: str) -> list[DirectoryEntry]:
         return super().list(os.path.realpath(path, strict=True))
 
 
@@ -184,7 +185,7 @@ def _missing(stem: str, total: int, found: Mapping[int, str]) -> Iterator[str]:
         yield f"shard {number} of {total} of {stem} is missing, {len(found)} are there"
 
 
-def _entries(disk: Disk, directory: str) -> dict[str, Entry]:
+def _entries(disk: Disk, directory: str) -> dict[str, DirectoryEntry]:
     try:
         return {entry.name: entry for entry in disk.list(directory)}
     except OSError as error:
@@ -224,7 +225,7 @@ def _weight_map(disk: Disk, path: str) -> dict[str, str]:
     raise CorruptDataError("not an index of shards", path=path, hint=f"head -c 200 {shlex.quote(path)}")
 
 
-def _shown(entry: Entry) -> str:
+def _shown(entry: DirectoryEntry) -> str:
     return f"{entry.name}/" if entry.kind == "directory" else entry.name
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from syncd.errors import ConfigError
-from syncd.protocol.disk import LocalDisk, list_if_there
-from syncd.protocol.layout import STATE, Job, parse_step_name
-from syncd.protocol.modes import modes_of
+from syncd.protocol.disk import list_if_there
+from syncd.protocol.layout import CONFIG, STATE, Job, parse_step_name, read_config_file
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import Mount, mount_of
-from syncd.protocol.permissions import CONFIG, parse_config, policy_in, read_config_file
+from syncd.protocol.permissions import modes_of, parse_config, policy_in
 from syncd.security.seen import Entry, Right, Role, Seen, Unit
 
 ENTRIES = 2000

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from syncd.protocol.mount import UNKNOWN, Mount
+from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
 
 Role = Literal["job", "parent", "state", "file", "step", "secret", "appended", "config"]
 """job: the job directory. parent: one above it. state: a directory of `.syncd/`. file: something in one that is read.
@@ -95,7 +95,7 @@ class Seen:
     user: int
     umask: int
     entries: tuple[Entry, ...] = ()
-    mount: Mount = UNKNOWN
+    mount: Mount = UNKNOWN_MOUNT
     permissions: str = "umask"
     group: int | None = None
     policy_problem: str = ""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
-from syncd.protocol.disk import DOCUMENT_LIMIT, Clock, Data, Disk, Entry, FileStat
+from syncd.protocol.disk import DOCUMENT_LIMIT, Clock, Data, DirectoryEntry, Disk, FileStat
 from syncd.protocol.layout import Job
 
 STUCK_AFTER = 10.0
@@ -130,7 +130,7 @@ class AttendedDisk:
     def born(self, path: str) -> int:
         return self._attend("stat", path, lambda: self._disk.born(path))
 
-    def list(self, path: str) -> list[Entry]:
+    def list(self, path: str) -> list[DirectoryEntry]:
         return self._attend("list", path, lambda: self._disk.list(path))
 
     def refresh(self, path: str) -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 
 from syncd.console import CLOSED_PIPE
 from syncd.context import Closing
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import Call
 
 _INTERRUPT = signal.SIGUSR1

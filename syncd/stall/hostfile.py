@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncd.errors import SyncdError
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.documents import Fields, decode, encode
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.process import Process
 
 Document = dict[str, Any]

@@ -15,7 +15,7 @@ import click
 
 from syncd.console import OwnProcess, tell
 from syncd.errors import StuckError, SyncdError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import CHANGING, IS_IT_UP, STUCK_AFTER, Call, InHand
 from syncd.stall.child import Board, Child, start
 

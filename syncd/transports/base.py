@@ -15,11 +15,10 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Self
 
 from syncd.errors import ConfigError
-from syncd.protocol.label import engine_label, unpublished_label
 from syncd.protocol.layout import Job
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.round import Round
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import Pair, Version, engine_label, unpublished_label
 from syncd.transports.tensors import TensorMeta
 
 if TYPE_CHECKING:

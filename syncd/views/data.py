@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from syncd.daemon.report import lag_of
-from syncd.daemon.snapshot import Module, Snapshot, State, Step
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.daemon.symptoms import symptoms
+from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
-from syncd.protocol.trouble import MountState
+from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import Version, pair_document
 from syncd.stall.hostfile import HostFile
 from syncd.views.look import Heart, Look
@@ -34,7 +35,7 @@ def status(look: Look) -> Document:
         },
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
-        "filling": [_filling(step) for step in _by_step(snapshot) if step.state is State.FILLING],
+        "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
         "explorers": [_explorer(look, name) for name in sorted(snapshot.explorers)],
         "trainers": [_trainer(look, name) for name in sorted(snapshot.trainers)],
         "daemon": _daemon(look),
@@ -48,7 +49,7 @@ def status(look: Look) -> Document:
 
 def newest_complete(snapshot: Snapshot) -> int | None:
     """Return the newest step that can be loaded, published or not."""
-    complete = (step.step for step in snapshot.steps.values() if step.state is State.COMPLETE)
+    complete = (step.step for step in snapshot.steps.values() if step.state is StepState.COMPLETE)
     return max(complete, default=None)
 
 
@@ -89,7 +90,7 @@ def _mount_trouble(known: HostFile | None) -> str:
 
 
 def _damaged(snapshot: Snapshot) -> list[Step]:
-    return [step for step in _by_step(snapshot) if step.state is State.DAMAGED]
+    return [step for step in _by_step(snapshot) if step.state is StepState.DAMAGED]
 
 
 def _by_step(snapshot: Snapshot) -> list[Step]:
@@ -128,7 +129,7 @@ def _counts(snapshot: Snapshot) -> Document:
     states = Counter(step.state.value for step in snapshot.steps.values())
     return {
         "total": len(snapshot.steps),
-        **{state.value: states[state.value] for state in State},
+        **{state.value: states[state.value] for state in StepState},
         "bytes": snapshot.job_size,
         "pinned": sorted(snapshot.pins),
     }

@@ -6,7 +6,8 @@ from typing import Any
 
 from syncd.daemon.policy import Policy
 from syncd.daemon.retention import Decision
-from syncd.daemon.snapshot import Snapshot, Step
+from syncd.daemon.snapshot import Snapshot
+from syncd.protocol.step import Step
 from syncd.views.look import Look
 
 Document = dict[str, Any]

@@ -14,11 +14,11 @@ from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import CorruptDataError, storage_error
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
+from syncd.protocol.leadership import TIMEOUT, Leader, latest_token, read_leader
 from syncd.protocol.mount import Mount, mount_of
 from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
-from syncd.protocol.term import TIMEOUT, Leader, latest_token, read_leader
 from syncd.stall import hostfile
 from syncd.stall.hostfile import HostFile
 

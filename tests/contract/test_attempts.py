@@ -11,8 +11,8 @@ import pytest
 from jobs import ManualClock, shard_bytes, start, write_step
 
 from syncd.errors import AlreadySealedError, FencedError, SaveLostError, UsageError
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job, parse_attempt_name
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import (
     damaged_files,
     encode_manifest,

@@ -11,15 +11,15 @@ from simulator.tree import Tree
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import (
+    DirectoryEntry,
     Disk,
-    Entry,
-    LocalDisk,
     exists,
     is_temporary,
     list_if_there,
     remove_tree,
     temporary_name,
 )
+from syncd.protocol.local_disk import LocalDisk
 
 
 class Bed:
@@ -156,9 +156,9 @@ def test_list_tells_names_and_kinds(bed: Bed) -> None:
     bed.disk.make_directory(bed.path("d"))
     bed.link(bed.path("link"))
     assert set(bed.disk.list(bed.root)) == {
-        Entry("a", "file"),
-        Entry("d", "directory"),
-        Entry("link", "other"),
+        DirectoryEntry("a", "file"),
+        DirectoryEntry("d", "directory"),
+        DirectoryEntry("link", "other"),
     }
 
 

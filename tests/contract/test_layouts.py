@@ -8,11 +8,11 @@ from foreign_jobs import SAMPLES, Sample, put
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from syncd.daemon.foreign import Layouts, examine, step_of
-from syncd.daemon.foreign.families import LAYOUTS
-from syncd.daemon.snapshot import State, Step
-from syncd.protocol.disk import LocalDisk
+from syncd.daemon.foreign import ForeignLayouts, examine, step_of
+from syncd.daemon.foreign.frameworks import LAYOUTS
 from syncd.protocol.layout import MAX_STEP
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.step import Step, StepState
 
 
 @pytest.fixture(params=SAMPLES, ids=lambda sample: sample.name)
@@ -20,7 +20,7 @@ def sample(request) -> Sample:
     return request.param
 
 
-def look(root, sample: Sample, layouts: Layouts | None = None) -> Step | None:
+def look(root, sample: Sample, layouts: ForeignLayouts | None = None) -> Step | None:
     if layouts is None:
         return examine(LocalDisk(), str(root), sample.directory)
     return layouts.examine(LocalDisk(), str(root), sample.directory, step_of(sample.directory))
@@ -54,7 +54,7 @@ def test_every_layout_has_a_sample():
 def test_a_whole_step_is_complete(tmp_path, sample):
     path = sample.place(tmp_path)
     step = look(tmp_path, sample)
-    assert step.state is State.COMPLETE, step.problem
+    assert step.state is StepState.COMPLETE, step.problem
     assert (step.layout, step.kind, step.payload) == (sample.layout, sample.kind, sample.payload)
     assert step.announced_by == sample.announced_by
     assert step.present == step.expected == len(sample.shards)
@@ -67,7 +67,7 @@ def test_a_whole_step_is_complete(tmp_path, sample):
 def test_an_empty_directory_is_not_complete(tmp_path, sample):
     sample.place(tmp_path, names=())
     step = look(tmp_path, sample)
-    assert step is None or step.state is State.FILLING
+    assert step is None or step.state is StepState.FILLING
 
 
 def test_files_that_come_one_by_one(tmp_path, sample):
@@ -76,13 +76,13 @@ def test_files_that_come_one_by_one(tmp_path, sample):
         there.append(name)
         sample.place(tmp_path, there)
         step = look(tmp_path, sample)
-        assert step.state is State.FILLING, (name, step)
+        assert step.state is StepState.FILLING, (name, step)
         assert step.present == sum(name in sample.shards for name in there)
         assert step.expected in (None, len(sample.shards))
         assert step.problem
         assert step.digest == ""
     sample.place(tmp_path)
-    assert look(tmp_path, sample).state is State.COMPLETE
+    assert look(tmp_path, sample).state is StepState.COMPLETE
 
 
 def test_shards_that_come_in_any_order(tmp_path, sample):
@@ -95,22 +95,22 @@ def test_shards_that_come_in_any_order(tmp_path, sample):
             root = tmp_path / f"{seed}-{count}"
             sample.place(root, others + order[:count])
             step = look(root, sample)
-            assert step is None or (step.state, step.present) == (State.FILLING, count), order[:count]
+            assert step is None or (step.state, step.present) == (StepState.FILLING, count), order[:count]
 
 
 def test_a_file_cut_short_is_filling(tmp_path, sample):
     """Whatever of a file is there so far is never complete, nor damaged: more of it may come."""
     path = sample.place(tmp_path)
-    layouts = Layouts()
+    layouts = ForeignLayouts()
     for name, content in sample.parts:
         size = len("tinker://") if sample.layout == "tinker" else len(content)
         lengths = {0, 1, 4, 7, 8, 9, 30, size // 3, size // 2, size - 43, size - 22, size - 21, size - 1}
         for length in sorted(length for length in lengths if 0 <= length < size):
             put(f"{path}/{name}", content[:length])
             step = look(tmp_path, sample, layouts)
-            assert step is None or step.state is State.FILLING, (name, length, step)
+            assert step is None or step.state is StepState.FILLING, (name, length, step)
         put(f"{path}/{name}", content)
-    assert look(tmp_path, sample).state is State.COMPLETE
+    assert look(tmp_path, sample).state is StepState.COMPLETE
 
 
 def test_a_file_with_more_at_its_end_is_not_complete(tmp_path, sample):
@@ -118,7 +118,7 @@ def test_a_file_with_more_at_its_end_is_not_complete(tmp_path, sample):
     for name in sample.shards:
         content = dict(sample.parts)[name]
         put(f"{path}/{name}", content + b" \0rest")
-        assert look(tmp_path, sample).state is not State.COMPLETE
+        assert look(tmp_path, sample).state is not StepState.COMPLETE
         put(f"{path}/{name}", content)
 
 
@@ -130,7 +130,7 @@ def test_a_rewrite_in_place_is_noticed(tmp_path, sample):
         put(f"{path}/{name}", dict(sample.parts)[name])
         os.utime(f"{path}/{name}", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
         after = look(tmp_path, sample)
-        assert after.state is State.COMPLETE
+        assert after.state is StepState.COMPLETE
         assert after.digest != before.digest
 
 
@@ -147,7 +147,7 @@ def test_a_replaced_file_is_noticed(tmp_path, sample):
 
 def test_an_unchanged_step_stays_equal(tmp_path, sample):
     sample.place(tmp_path)
-    layouts = Layouts()
+    layouts = ForeignLayouts()
     seen = [
         layouts.examine(LocalDisk(), str(tmp_path), sample.directory, step_of(sample.directory)) for _ in "ab"
     ]
@@ -156,12 +156,12 @@ def test_an_unchanged_step_stays_equal(tmp_path, sample):
 
 def test_an_unchanged_step_is_not_read_again(tmp_path, sample):
     sample.place(tmp_path)
-    layouts, disk = Layouts(), Counting()
+    layouts, disk = ForeignLayouts(), Counting()
     number = step_of(sample.directory)
     layouts.examine(disk, str(tmp_path), sample.directory, number)
     assert disk.reads
     disk.reads = 0
-    assert layouts.examine(disk, str(tmp_path), sample.directory, number).state is State.COMPLETE
+    assert layouts.examine(disk, str(tmp_path), sample.directory, number).state is StepState.COMPLETE
     assert disk.reads == 0
 
 
@@ -183,7 +183,7 @@ def test_links_are_not_followed(tmp_path, sample):
         os.unlink(f"{path}/{name}")
         os.symlink(f"{tmp_path}/elsewhere", f"{path}/{name}")
         step = look(tmp_path / "job", sample)
-        assert step is None or step.state is not State.COMPLETE, name
+        assert step is None or step.state is not StepState.COMPLETE, name
         os.unlink(f"{path}/{name}")
         put(f"{path}/{name}", content)
 
@@ -195,7 +195,7 @@ def test_linked_directories_are_not_followed(tmp_path, sample):
     os.rename(f"{path}/{name}", f"{tmp_path}/elsewhere")
     os.symlink(f"{tmp_path}/elsewhere", f"{path}/{name}")
     step = look(tmp_path / "job", sample)
-    assert step is None or step.state is not State.COMPLETE
+    assert step is None or step.state is not StepState.COMPLETE
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
@@ -204,13 +204,13 @@ def test_what_is_no_file_is_not_a_shard(tmp_path, sample, make):
     os.unlink(f"{path}/{sample.shards[-1]}")
     make(f"{path}/{sample.shards[-1]}")
     step = look(tmp_path, sample)
-    assert step is None or step.state is not State.COMPLETE
+    assert step is None or step.state is not StepState.COMPLETE
 
 
 def test_a_file_that_vanishes_during_the_look_is_missing(tmp_path, sample):
     sample.place(tmp_path)
     disk = Counting({sample.shards[0]: FileNotFoundError(2, "gone")})
-    assert examine(disk, str(tmp_path), sample.directory).state is not State.COMPLETE
+    assert examine(disk, str(tmp_path), sample.directory).state is not StepState.COMPLETE
 
 
 def test_a_failing_file_system_raises(tmp_path, sample):
@@ -244,7 +244,7 @@ def test_hostile_content_never_raises(tmp_path, sample, data):
             )
     put(f"{path}/{name}", bytes(changed) if data.draw(st.booleans()) else data.draw(st.binary(max_size=300)))
     step = look(tmp_path, sample)
-    assert step is None or step.state is State.COMPLETE or step.problem
+    assert step is None or step.state is StepState.COMPLETE or step.problem
     put(f"{path}/{name}", content)
 
 

@@ -7,11 +7,11 @@ from fake_hook import FakeEngine, FakeHook
 from jobs import start, write_step
 
 from explorer_hooks.follower.follower import Follower, FollowOptions
-from syncd.protocol.disk import SystemClock
-from syncd.protocol.label import engine_label
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import path_of, read_presence
+from syncd.protocol.version import engine_label
 
 QUICK = {"poll": 0.005, "backoff": 0.01, "check_every": 0.01}
 

@@ -24,8 +24,7 @@ import pytest
 
 from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError, SyncdError
-from syncd.protocol.label import engine_label
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, engine_label
 from syncd.transports.base import WeightDirectory
 
 HANGING = 60.0

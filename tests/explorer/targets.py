@@ -4,11 +4,10 @@ import hashlib
 import os
 
 from syncd.protocol.digest import digest_file
-from syncd.protocol.disk import LocalDisk
-from syncd.protocol.label import engine_label
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.safetensors import read_header
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import Pair, Version, engine_label
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 

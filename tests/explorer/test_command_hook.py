@@ -17,8 +17,7 @@ from explorer_hooks.hooks import process
 from explorer_hooks.hooks.command import CommandHook
 from explorer_hooks.hooks.process import run
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
-from syncd.protocol.label import UNKNOWN
-from syncd.protocol.version import Version
+from syncd.protocol.version import UNKNOWN_LABEL, Version
 from syncd.transports.base import WeightDirectory
 
 # An engine that is a directory: what it runs, what it says of itself, and how it is broken are files.
@@ -181,7 +180,7 @@ def test_a_program_that_cannot_go_back_leaves_a_dead_engine(target):
     with pytest.raises(EngineDeadError) as dead:
         hook.abort(target)
     assert dead.value.hint
-    assert hook.current_version() == Running(UNKNOWN)
+    assert hook.current_version() == Running(UNKNOWN_LABEL)
 
 
 def is_alive(pid):
@@ -308,10 +307,10 @@ def test_the_state_file_is_believed_only_after_a_whole_load(tmp_path, target):
     assert json.loads(state.read_text())["label"] == label(5, 2)
     assert CommandHook(["true"], state=str(state)).current_version() == Running(label(5, 2))
     hook.load(target)
-    assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN)
+    assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN_LABEL)
     for content in ("", "[]", '{"label": 7}', '{"protocol": 1, "label": null}', "\x00"):
         state.write_text(content)
-        assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN)
+        assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN_LABEL)
     state.unlink()
     assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
 

@@ -14,10 +14,10 @@ from fake_engines import FakeVllm
 from safetensors import safe_open
 
 from syncd.experience.table import decode_batch
-from syncd.protocol.label import pair_of
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.presence import path_of, read_presence
+from syncd.protocol.version import pair_of
 from syncd.synchronizer import RunningStatus, Synchronizer
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ from syncd.errors import ConfigError, CorruptDataError, FencedError
 from syncd.experience import places
 from syncd.experience.table import decode_batch
 from syncd.experience.writer import ExperienceWriter
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 
 TASKS, SEED = "digest", "0/e0"
 

@@ -14,10 +14,10 @@ from cli import ROOT, environment, spawn
 from fake_hook import HALF, RemoteEngine, digest_of
 from jobs import start, steps_of, write_step
 
-from syncd.protocol.label import engine_label
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus, path_of, read_presence
+from syncd.protocol.version import engine_label
 
 pytestmark = pytest.mark.slow
 

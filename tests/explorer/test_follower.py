@@ -17,12 +17,12 @@ from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import Running
 from syncd.errors import ConfigError, EngineDeadError, RefusedError, UsageError
 from syncd.protocol.digest import digest_file
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.documents import encode
-from syncd.protocol.label import UNKNOWN
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.synchronizer import Synchronizer
 
 LONG = 60.0
@@ -693,7 +693,7 @@ def test_a_label_that_does_not_name_content_of_this_job_costs_one_load(scene, la
     scene.engine.label = label
     follower = scene.follow()
     assert follower.applied is scene.presence().applied is None
-    assert follower.running() == Running(UNKNOWN)
+    assert follower.running() == Running(UNKNOWN_LABEL)
     applied(follower, 1)
     serves(scene, 1)
     assert follower.turn(timeout=SHORT).kind == "nothing"

@@ -6,9 +6,9 @@ import pytest
 from followers import Scene
 from remembered import remember, shard_of
 
-from syncd.protocol.claims import claim
+from syncd.protocol.file_lock import lock_file
 from syncd.protocol.layout import ACTOR
-from syncd.protocol.memory import copies, owned
+from syncd.protocol.memory import copies_in, lock_directory
 from syncd.synchronizer import Synchronizer
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -28,7 +28,7 @@ class MemoryScene(Scene):
         manifest = super().publish(step, **options)
         self.place = remember(self.job, manifest, self.memory)
         if self.owner is None:
-            self.owner = owned(self.place.directory)
+            self.owner = lock_directory(self.place.directory)
             self.trainer.tell_copies(self.place)
         return manifest
 
@@ -76,8 +76,8 @@ def test_a_version_is_loaded_from_memory_and_kept_by_its_files(scene, verify):
 def owned_copies(scene):
     """Return the copies that somebody reads."""
     directory, found = scene.place.directory, []
-    for name in copies(directory):
-        held = claim(f"{directory}/{name}.lock", exclusive=True)
+    for name in copies_in(directory):
+        held = lock_file(f"{directory}/{name}.lock", exclusive=True)
         if held is None:
             found.append(name)
         else:

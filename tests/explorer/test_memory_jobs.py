@@ -10,7 +10,7 @@ import pytest
 from test_matrix import lines
 from whole_jobs import RANK, TESTS, ended, free_port, logs, program
 
-from syncd.protocol.memory import copies
+from syncd.protocol.memory import copies_in
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ class Whole:
 
     def copies(self):
         """Return the copies in memory, and what is left of some."""
-        return [copy for name in os.listdir(self.memory) for copy in copies(f"{self.memory}/{name}")]
+        return [copy for name in os.listdir(self.memory) for copy in copies_in(f"{self.memory}/{name}")]
 
     def read_from_memory(self, name):
         """Return the steps that an explorer has loaded from memory; it compares every byte with the manifest."""

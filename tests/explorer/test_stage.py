@@ -14,8 +14,8 @@ from cli import environment
 import syncd.transports.filesystem.stage
 from explorer_hooks.follower.fetch import payload_of
 from syncd.errors import ConfigError, RefusedError, TryAgainError
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import Mount
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter

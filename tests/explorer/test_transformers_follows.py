@@ -14,7 +14,7 @@ from safetensors.torch import save  # noqa: E402
 from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-from syncd.protocol.label import pair_of  # noqa: E402
+from syncd.protocol.version import pair_of  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 
 WAIT = 120.0

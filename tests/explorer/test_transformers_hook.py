@@ -21,7 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 from explorer_hooks.hook import HookOptions, Running  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
-from syncd.protocol.label import UNKNOWN  # noqa: E402
+from syncd.protocol.version import UNKNOWN_LABEL  # noqa: E402
 
 PROMPT = torch.tensor([[1, 5, 3, 2, 8]])
 
@@ -179,7 +179,7 @@ def test_a_dead_model_generates_nothing_until_it_is_loaded(bed, hook):
         hook.abort(None)
     with pytest.raises(EngineDeadError), hook.generating():
         pass
-    assert hook.current_version() == Running(UNKNOWN, paused=True)
+    assert hook.current_version() == Running(UNKNOWN_LABEL, paused=True)
     good = bed.target((1, 3))
     load(hook, good)
     with hook.generating() as label:

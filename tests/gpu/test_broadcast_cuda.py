@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 from syncd.client.wait import Deadline  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.buckets import make_plan  # noqa: E402
-from syncd.protocol.disk import SystemClock  # noqa: E402
+from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.transports.broadcast import checksums, group_calls, process_group  # noqa: E402
 from syncd.transports.broadcast.packing import Packer  # noqa: E402
 from syncd.transports.broadcast.process_group import CPU  # noqa: E402

@@ -12,11 +12,11 @@ from jobs import explorer, shard_bytes, write_step
 from syncd import console, errors
 from syncd.cli import main
 from syncd.errors import SyncdError
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.request import Request, write_request
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.writer import StepWriter
 
 DOCS = Path(__file__).parents[2] / "docs"

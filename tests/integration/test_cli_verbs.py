@@ -17,10 +17,10 @@ from jobs import explorer, write_step
 
 from syncd.cli.wait import wait_for
 from syncd.errors import TimedOutError
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import decode_manifest, encode_manifest
-from syncd.protocol.pin import read_pins
+from syncd.protocol.request import read_pins
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 

@@ -12,8 +12,8 @@ from experiences import fifo
 
 from syncd.experience import places
 from syncd.experience.table import decode_batch
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from trainer.experience.store import ExperienceReader
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

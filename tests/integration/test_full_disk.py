@@ -12,10 +12,10 @@ from beds import probe
 from cli import command, environment
 from jobs import explorer, start, steps_of, write_step
 
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
-from syncd.protocol.pin import Pin, remove_pin, write_pin
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.request import Pin, remove_pin, write_pin
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import read_version
 
 SIZE = "size=8m"

@@ -12,8 +12,8 @@ from processes import PROGRAMS, syncd
 from sweep import ENVIRONMENT, python
 
 from syncd.daemon.service import FORGET_AFTER
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import read_presences
 from syncd.protocol.version import read_version

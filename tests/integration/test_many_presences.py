@@ -6,8 +6,8 @@ import pytest
 from jobs import explorer, start, steps_of, write_step
 
 from syncd.protocol import presence
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.presence import Presences
 
 EXPLORERS = 50

@@ -20,9 +20,9 @@ from beds.quota import limited
 from beds.silent import silent
 from jobs import start, steps_of, write_step
 
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
-from syncd.protocol.term import latest_token
+from syncd.protocol.leadership import latest_token
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.version import read_version
 
 pytestmark = [pytest.mark.timeout(240)]

@@ -16,14 +16,13 @@ from cli import environment
 from jobs import explorer, start, steps_of, write_step
 from processes import PROGRAMS
 
-from syncd.daemon.foreign import families  # noqa: F401
+from syncd.daemon.foreign import frameworks  # noqa: F401
 from syncd.observe import names
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import write_marker
-from syncd.protocol.pin import Pin, write_pin
 from syncd.protocol.presence import Presence, Publisher
-from syncd.protocol.request import Request, request_path, write_request
+from syncd.protocol.request import Pin, Request, request_path, write_pin, write_request
 from syncd.protocol.version import read_version
 
 DAEMON, OTHER = 54001, 54003

@@ -11,9 +11,9 @@ import pytest
 from jobs import start, steps_of, write_step
 
 from syncd.errors import ConfigError
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
-from syncd.protocol.owner import Owner, Place, check_owner, identity_of, read_owner
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.owner import JobPlace, Owner, check_owner, identity_of, read_owner
 from syncd.protocol.version import read_version
 
 
@@ -158,20 +158,20 @@ def test_a_record_of_a_later_protocol_is_left_alone(tmp_path):
     assert syncd("watch", job.root, "--state-dir", job.state, "--once").returncode == 78
 
 
-HERE = Place("here", "/job", 5, 100)
+HERE = JobPlace("here", "/job", 5, 100)
 
 
 @pytest.mark.parametrize(
     ("seen", "is_other"),
     [
         (HERE, False),
-        (Place("there", "/mnt/job", 5, 100), False),
-        (Place("there", "/mnt/job", 5, 0), False),
-        (Place("here", "/moved", 5, 100), False),
-        (Place("here", "/job", 5, 0), False),
-        (Place("here", "/job", 6, 100), True),
-        (Place("here", "/job", 5, 101), True),
-        (Place("here", "/second", 5, 0), True),
+        (JobPlace("there", "/mnt/job", 5, 100), False),
+        (JobPlace("there", "/mnt/job", 5, 0), False),
+        (JobPlace("here", "/moved", 5, 100), False),
+        (JobPlace("here", "/job", 5, 0), False),
+        (JobPlace("here", "/job", 6, 100), True),
+        (JobPlace("here", "/job", 5, 101), True),
+        (JobPlace("here", "/second", 5, 0), True),
     ],
 )
 def test_what_two_hosts_see_of_one_directory(seen, is_other):
@@ -183,4 +183,6 @@ def test_an_owner_is_read_as_it_was_written(tmp_path):
     job = led(job_at(tmp_path / "job", tmp_path / "state"))
     owner = read_owner(job.disk, job.owner)
     found = os.stat(job.root)
-    assert owner == Owner(None, Place(os.uname().nodename, job.root, found.st_ino, job.disk.born(job.root)))
+    assert owner == Owner(
+        None, JobPlace(os.uname().nodename, job.root, found.st_ino, job.disk.born(job.root))
+    )

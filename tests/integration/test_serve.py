@@ -14,8 +14,8 @@ from pages import TIMEOUT, served
 from syncd.dashboard import server as dashboard_server
 from syncd.dashboard.pages import Content
 from syncd.dashboard.server import MOST_CONNECTIONS, Server, serve_in_background
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from cli import command, environment
 from jobs import explorer, write_step
 from pages import TIMEOUT, served
 
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.writer import StepWriter
 

@@ -9,7 +9,7 @@ from jobs import write_step
 from synchronizers import A_WHILE, LONG, eventually, stays
 
 from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError, UsageError
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.marker import read_marker
 from syncd.protocol.presence import Presence, RunningStatus, write_presence
 from syncd.protocol.process import Process

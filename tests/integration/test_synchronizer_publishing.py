@@ -10,8 +10,7 @@ from synchronizers import LONG, eventually, stays
 
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.marker import read_marker, write_marker
-from syncd.protocol.pin import Pin, write_pin
-from syncd.protocol.request import read_requests
+from syncd.protocol.request import Pin, read_requests, write_pin
 from syncd.protocol.writer import StepWriter
 
 

@@ -17,9 +17,9 @@ from beds import probe
 from beds.machine import booted
 from jobs import write_step
 
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
-from syncd.protocol.term import latest_token
+from syncd.protocol.leadership import latest_token
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.version import read_version
 
 pytestmark = [pytest.mark.beds, pytest.mark.timeout(300)]

@@ -15,8 +15,8 @@ import pytest
 from jobs import shard_bytes, steps_of, write_step
 
 from syncd.protocol.layout import Job
+from syncd.protocol.leadership import Leader, encode_leader, latest_token, token_name
 from syncd.protocol.process import Process
-from syncd.protocol.term import Leader, encode_leader, latest_token, token_name
 from syncd.protocol.version import read_version
 
 

@@ -17,8 +17,9 @@ import time
 import checker
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import MISSING, SystemClock
+from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.version import read_version

@@ -1,4 +1,4 @@
-"""Processes that want to lead one job, for tests/unit/test_term.py. Prints one JSON object a line.
+"""Processes that want to lead one job, for tests/unit/test_leadership.py. Prints one JSON object a line.
 
 terms.py race JOB TERMS      claims so many terms as if every leader had died, publishes and removes in each
 terms.py lead JOB            claims once, then obeys its input: publish, take, beat, release
@@ -10,10 +10,10 @@ import sys
 import time
 
 from syncd.errors import FencedError, LockHeldError
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
-from syncd.protocol.term import Term
+from syncd.protocol.leadership import Term
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.takeover import Candidate
 
 
 def say(**fields: object) -> None:
@@ -55,7 +55,7 @@ def act(term: Term, until: float) -> None:
         before = time.monotonic()
         name = f"{term.token}.{number}"
         term.job.disk.make_directory(f"{term.job.root}/step.{name}")
-        term.take(f"{term.job.root}/step.{name}", name)
+        term.move_to_trash(f"{term.job.root}/step.{name}", name)
         say(what="took", token=term.token, began=before, name=name)
         if number % 3 == 2:
             return
@@ -69,7 +69,7 @@ def lead(root: str) -> None:
     say(token=term.token, pid=os.getpid())
     orders = {
         "publish": lambda: term.publish(f"{root}/published", b"%d" % term.token),
-        "take": lambda: term.take(f"{root}/step", "step"),
+        "take": lambda: term.move_to_trash(f"{root}/step", "step"),
         "beat": lambda: term.beat((term.token, 0)),
         "release": term.release,
     }

@@ -19,8 +19,9 @@ import sys
 import time
 
 from syncd.errors import SyncdError, TimedOutError, UsageError
-from syncd.protocol.disk import MISSING, LocalDisk, SystemClock
+from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job, shard_name
+from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import read_version

@@ -14,9 +14,10 @@ from simulator.schedule import run_schedule
 from syncd.daemon import attempts, retention, scan, service
 from syncd.daemon import plan as planning
 from syncd.daemon.act import Actor
-from syncd.daemon.snapshot import Snapshot, State
-from syncd.protocol import candidate, version
+from syncd.daemon.snapshot import Snapshot
+from syncd.protocol import takeover, version
 from syncd.protocol.disk import remove_tree
+from syncd.protocol.step import StepState
 from syncd.protocol.writer import StepWriter
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
         step = original(disk, root, number, directory)
         if step is None:
             return None
-        return replace(step, state=State.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
+        return replace(step, state=StepState.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
 
     original = attempts.examine_attempt
     monkeypatch.setattr(attempts, "examine_attempt", examine)
@@ -58,8 +59,10 @@ def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
 def test_believing_the_marker_blindly(monkeypatch):
     def plan(snapshot, policy):
         step = snapshot.steps.get(snapshot.hint)
-        if step is not None and step.state is State.FILLING:
-            step = replace(step, state=State.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
+        if step is not None and step.state is StepState.FILLING:
+            step = replace(
+                step, state=StepState.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00"
+            )
             snapshot = replace(snapshot, steps={**snapshot.steps, step.step: step})
         return original(snapshot, policy)
 
@@ -101,7 +104,7 @@ def test_acting_on_an_old_look(monkeypatch):
 
 
 def test_leading_without_fencing(monkeypatch):
-    monkeypatch.setattr(candidate, "fence_below", lambda *_: ())
+    monkeypatch.setattr(takeover, "fence_below", lambda *_: ())
     assert_caught("I5 a deposed leader does nothing", first=29)
 
 
@@ -213,7 +216,7 @@ def test_a_reader_that_does_not_compare_digests(monkeypatch):
 
 def by_number_alone(monkeypatch):
     """Let all claims have one identity: what tells a term from another is its number alone."""
-    monkeypatch.setattr(candidate, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
+    monkeypatch.setattr(takeover, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
 
 
 def test_telling_terms_by_their_number_where_the_state_directory_is_removed(monkeypatch):

@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 from simulator.host import Host
 from simulator.tree import Directory, File, Node
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import DOCUMENT_LIMIT, MISSING, Data, Entry, FileStat, Kind, again, temporary_name
+from syncd.protocol.disk import DOCUMENT_LIMIT, MISSING, Data, DirectoryEntry, FileStat, Kind, temporary_name
+from syncd.protocol.local_disk import again
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class SimDisk:
         node = self._host.find(path)
         return node.born if isinstance(node, Directory) else 0
 
-    def list(self, path: str) -> list[Entry]:
+    def list(self, path: str) -> list[DirectoryEntry]:
         return self._again(lambda: _entries(self._opened("list", path)))
 
     def refresh(self, path: str) -> None:
@@ -192,8 +193,8 @@ class SimDisk:
             return False
 
 
-def _entries(directory: Directory) -> list[Entry]:
-    return [Entry(name, _kind(node)) for name, node in directory.children.items()]
+def _entries(directory: Directory) -> list[DirectoryEntry]:
+    return [DirectoryEntry(name, _kind(node)) for name, node in directory.children.items()]
 
 
 def _kind(node: Node) -> Kind:

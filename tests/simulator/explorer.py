@@ -8,8 +8,8 @@ from simulator.record import JOB, STATE
 from simulator.world import Process
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_bytes
-from syncd.protocol.disk import TRANSIENT
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import TRANSIENT
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.version import Pair, Version, read_version

@@ -17,8 +17,8 @@ from simulator.world import Process, Program, World
 from syncd.config import DaemonConfig
 from syncd.protocol.disk import is_temporary
 from syncd.protocol.layout import MANIFEST, MARKER, parse_attempt_name, parse_step_name
+from syncd.protocol.leadership import BEAT
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.term import BEAT
 from syncd.protocol.version import Pair, Version
 
 _TRASH = f"{STATE}/trash/"

@@ -7,8 +7,7 @@ from simulator.record import JOB, STATE
 from simulator.world import Process
 from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import Job, parse_step_name
-from syncd.protocol.pin import Pin, read_pins, remove_pin, write_pin
-from syncd.protocol.request import Request, write_request
+from syncd.protocol.request import Pin, Request, read_pins, remove_pin, write_pin, write_request
 
 _PINS, _UNPINS = 0.5, 0.8
 

@@ -12,7 +12,7 @@ import torch
 from syncd.client.wait import Deadline
 from syncd.errors import TimedOutError
 from syncd.protocol.backend import GLOO, NCCL, Gpu
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.transports.broadcast import group_calls, process_group
 from syncd.transports.broadcast.group_calls import GroupError
 from syncd.transports.broadcast.receive import _device_of

@@ -6,8 +6,8 @@ import pytest
 from jobs import write_step
 
 from syncd.errors import CorruptDataError, StorageError
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from trainer.checkpoints import begin_training, complete, full_checkpoints, has_huggingface, read_state
 from trainer.loop_state import TrainerState
 from trainer.resume import FRESH, find_state

@@ -4,8 +4,8 @@ import pytest
 from jobs import explorer
 
 from syncd.client.sync_policy import SyncMethod
-from syncd.protocol.disk import SystemClock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
 from trainer import auto_method

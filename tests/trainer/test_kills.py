@@ -18,7 +18,7 @@ import xxhash
 from checker import marker, sealed
 from trainers import ENVIRONMENT, write_experiences
 
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -11,7 +11,7 @@ from jobs import write_step
 from launching import OWN, alive, until
 
 from syncd.protocol.layout import Job
-from syncd.protocol.term import latest_token, read_leader
+from syncd.protocol.leadership import latest_token, read_leader
 from trainer.config.model import JobConfig
 from trainer.launch import daemon as beside
 from trainer.launch.daemon import options, start_daemon

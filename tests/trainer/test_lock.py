@@ -9,8 +9,8 @@ from jobs import ManualClock
 
 from syncd.errors import FencedError, LockHeldError
 from syncd.protocol.layout import Job
+from syncd.protocol.leadership import Leader, encode_leader, token_name
 from syncd.protocol.process import Process
-from syncd.protocol.term import Leader, encode_leader, token_name
 from trainer.lock import TrainerLock
 
 ELSEWHERE = Process("another-boot", "another-namespace", 7, 7)

@@ -17,8 +17,8 @@ from trainers import make_trainer, rollout, small_config, write_experiences
 
 from syncd.errors import StorageError, TimedOutError
 from syncd.experience.writer import ExperienceWriter
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.writer import StepWriter

@@ -12,8 +12,8 @@ from checker import sealed
 from trainers import make_trainer, small_config, write_experiences
 
 from syncd.errors import StorageError
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.synchronizer import Synchronizer

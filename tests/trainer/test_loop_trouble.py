@@ -14,8 +14,8 @@ from syncd.errors import ProtocolTooNewError, StorageError, SyncdError, TimedOut
 from syncd.experience import places
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.synchronizer import Synchronizer
 from syncd.transports.filesystem.finite import NonFiniteError
 

@@ -11,7 +11,7 @@ from cli import environment
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
-from syncd.protocol.memory import OWNER, copies, holds, owned, take
+from syncd.protocol.memory import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
 from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.memory import room
 from syncd.transports.memory.room import Left, Room, is_memory, look, refusal
@@ -63,7 +63,7 @@ def save(saver, memory, step, told, *, attempt=None):
 
 def held(memory, job, step):
     """Return whether memory has a step, whole."""
-    found = take(memory.place, read_manifest(job.disk, job.step(step)))
+    found = hold_copy(memory.place, read_manifest(job.disk, job.step(step)))
     if found is None:
         return False
     found.close()
@@ -76,7 +76,7 @@ def test_a_copy_has_the_digests_of_the_step(job, memory, saver):
         assert save(saver, memory, step, told) == ""
         manifest = read_manifest(job.disk, job.step(step))
         path = memory.place.copy(step, f"save-{step}")
-        assert holds(path, manifest)
+        assert is_copy_of(path, manifest)
         assert damaged_files(job.disk, path, manifest) == []
         assert damaged_files(job.disk, job.step(step), manifest) == []
         assert saver.written.is_copied
@@ -88,7 +88,7 @@ def test_the_newest_two_stay_and_none_that_is_read_goes(job, memory, saver):
     for step in (1, 2, 3):
         save(saver, memory, step, [])
     assert [held(memory, job, step) for step in (1, 2, 3)] == [False, True, True]
-    reader = take(memory.place, read_manifest(job.disk, job.step(2)))
+    reader = hold_copy(memory.place, read_manifest(job.disk, job.step(2)))
     save(saver, memory, 4, [])
     save(saver, memory, 5, [])
     assert [held(memory, job, step) for step in (2, 3, 4, 5)] == [True, False, True, True]
@@ -104,7 +104,7 @@ def test_bytes_are_bounded_and_what_does_not_fit_goes_through_files(job, shm, sa
     for step in (1, 2):
         assert save(saver, memory, step, []) == ""
     assert [held(memory, job, step) for step in (1, 2)] == [False, True]
-    reader = take(memory.place, read_manifest(job.disk, job.step(2)))
+    reader = hold_copy(memory.place, read_manifest(job.disk, job.step(2)))
     assert "copies may take" in save(saver, memory, 3, [])
     assert not saver.written.is_copied
     assert read_manifest(job.disk, job.step(3)).attempt == "save-3"
@@ -195,7 +195,7 @@ def test_one_trainer_at_a_time_has_the_place(job, memory, shm):
     second = Memory(job, Options(shm))
     second._clock = Hurried()
     assert "another trainer holds" in second.open()
-    assert owned(memory.place.directory) is None
+    assert lock_directory(memory.place.directory) is None
     assert OWNER in os.listdir(memory.place.directory)
 
 
@@ -217,13 +217,13 @@ def test_a_start_clears_what_a_killed_one_has_left(job, shm, saver):
     save(saver, killed, 1, [])
     killed.make_room(2, "save-2", SIZE)
     killed._owner.close()  # as its end does
-    reader = take(killed.place, read_manifest(job.disk, job.step(1)))
+    reader = hold_copy(killed.place, read_manifest(job.disk, job.step(1)))
     following = Memory(job, Options(shm))
     assert following.open() == ""
-    assert copies(following.place.directory) == ["1-save-1"], "it is read"
+    assert copies_in(following.place.directory) == ["1-save-1"], "it is read"
     reader.close()
     assert following.make_room(3, "save-3", SIZE) == ""
-    assert copies(following.place.directory) == ["3-save-3"]
+    assert copies_in(following.place.directory) == ["3-save-3"]
     following.close()
     assert os.listdir(shm) == []
 

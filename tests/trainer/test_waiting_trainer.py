@@ -11,7 +11,7 @@ from trainers import make_trainer, small_config, write_experiences
 
 from syncd.cli.main import run as syncd
 from syncd.errors import TimedOutError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.synchronizer import Synchronizer
 from trainer.waiting import EVERY, QUIET, Wait, Waiting
 

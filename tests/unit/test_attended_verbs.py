@@ -3,7 +3,7 @@
 import pytest
 from jobs import ManualClock
 
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.stall.calls import SLOWEST, AttendedDisk, Call, InHand
 from syncd.stall.child import Board
 from syncd.stall.verbs import Attended, Noted, Seen, Waited

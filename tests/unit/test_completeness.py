@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncd.errors import CorruptDataError, UsageError
-from syncd.protocol.delta import DeltaHeader
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.layout import Job
-from syncd.protocol.manifest import Manifest, contradiction, decode_manifest, encode_manifest
+from syncd.protocol.manifest import DeltaHeader, Manifest, decode_manifest, encode_manifest, manifest_problem
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
 
@@ -60,14 +59,14 @@ INCOMPLETE = {
 
 @pytest.mark.parametrize("case", COMPLETE)
 def test_what_is_complete(case):
-    assert contradiction(COMPLETE[case]) == ""
+    assert manifest_problem(COMPLETE[case]) == ""
     assert decode_manifest(encode_manifest(COMPLETE[case]), "manifest.json") == COMPLETE[case]
 
 
 @pytest.mark.parametrize("case", INCOMPLETE)
 def test_what_is_incomplete_is_refused_by_readers(case):
     found, said = INCOMPLETE[case]
-    assert said in contradiction(found)
+    assert said in manifest_problem(found)
     with pytest.raises(CorruptDataError, match=said):
         decode_manifest(encode_manifest(found), "manifest.json")
 
@@ -95,15 +94,15 @@ shards = st.builds(
 @given(st.lists(shards, max_size=4), st.sampled_from(["weights", "lora"]))
 def test_weights_are_complete_when_every_shard_is_loaded_and_one_holds_a_tensor(found, kind):
     expected = all(one.name.startswith("actor/") for one in found) and any(one.tensors for one in found)
-    assert (contradiction(manifest(*found, kind=kind)) == "") == expected
+    assert (manifest_problem(manifest(*found, kind=kind)) == "") == expected
 
 
 @settings(deadline=None)
 @given(st.lists(shards, max_size=4), shards)
 def test_no_shard_completes_a_step_that_has_one_outside(found, more):
     outside = manifest(*found, record("elsewhere"))
-    assert contradiction(outside)
-    assert contradiction(replace(outside, shards=(*outside.shards, more)))
+    assert manifest_problem(outside)
+    assert manifest_problem(replace(outside, shards=(*outside.shards, more)))
 
 
 @settings(deadline=None)
@@ -111,10 +110,10 @@ def test_no_shard_completes_a_step_that_has_one_outside(found, more):
 def test_a_delta_may_be_empty_only_if_nothing_changed(found, changed):
     is_inside = all(one.name.startswith("actor/") for one in found)
     expected = is_inside and (changed == 0 or any(one.tensors for one in found))
-    assert (contradiction(manifest(*found, kind="delta", delta=delta(changed))) == "") == expected
+    assert (manifest_problem(manifest(*found, kind="delta", delta=delta(changed))) == "") == expected
 
 
 @settings(deadline=None)
 @given(st.lists(shards, max_size=4))
 def test_a_remote_step_needs_no_shard(found):
-    assert contradiction(manifest(*found, kind="remote", uri="s3://bucket/7")) == ""
+    assert manifest_problem(manifest(*found, kind="remote", uri="s3://bucket/7")) == ""

@@ -8,7 +8,7 @@ import pytest
 from syncd.dashboard import watching
 from syncd.dashboard.watching import State, Watching
 from syncd.errors import StorageError
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 
 LONG = 60.0
 

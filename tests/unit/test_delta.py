@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.delta import MAX_CHAIN, DeltaHeader, chain
 from syncd.protocol.documents import Fields
+from syncd.protocol.manifest import MAX_CHAIN, DeltaHeader, chain
 
 
 @given(

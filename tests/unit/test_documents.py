@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from memory import MemoryDisk, memory_job
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
-from syncd.protocol.delta import DeltaHeader
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.documents import (
     MAX_INTEGER,
@@ -20,9 +19,9 @@ from syncd.protocol.documents import (
     read_document,
     seal,
 )
-from syncd.protocol.manifest import Manifest, decode_manifest, encode_manifest
+from syncd.protocol.leadership import read_leader
+from syncd.protocol.manifest import DeltaHeader, Manifest, decode_manifest, encode_manifest
 from syncd.protocol.marker import read_marker
-from syncd.protocol.pin import Pin, read_pins, write_pin
 from syncd.protocol.presence import Presence, read_presence, read_presences, write_presence
 from syncd.protocol.receipt import FileRecord, Receipt, read_receipt, read_receipts, write_receipt
 from syncd.protocol.rendezvous import (
@@ -33,8 +32,7 @@ from syncd.protocol.rendezvous import (
     write_acknowledgement,
     write_offer,
 )
-from syncd.protocol.request import Request, read_requests, write_request
-from syncd.protocol.term import read_leader
+from syncd.protocol.request import Pin, Request, read_pins, read_requests, write_pin, write_request
 from syncd.protocol.version import Version, encode_version, read_version
 
 RECORD = FileRecord("actor/model.safetensors", 3, digest_bytes(b"abc"), 1)

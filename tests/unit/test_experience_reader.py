@@ -10,8 +10,8 @@ from jobs import ManualClock
 
 from syncd.experience import places
 from syncd.experience.table import decode_batch
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from trainer.experience.store import ExperienceReader
 
 

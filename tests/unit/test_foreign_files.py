@@ -9,16 +9,19 @@ import zipfile
 import pytest
 from foreign_jobs import archive, distributed_metadata, index, numbered, put, tensors
 
-from syncd.daemon.foreign import documents, metadata
-from syncd.daemon.foreign.archive import whole_archive
-from syncd.daemon.foreign.documents import whole_index, whole_object
-from syncd.daemon.foreign.look import Look, Memo, Verdict
-from syncd.daemon.foreign.metadata import whole_metadata
-from syncd.daemon.foreign.tensors import whole_tensors
-from syncd.daemon.foreign.tinker import whole_path
-from syncd.daemon.snapshot import State
+from syncd.daemon.foreign import whole_files
+from syncd.daemon.foreign.directory import StepDirectory, Verdict, VerdictCache
+from syncd.daemon.foreign.frameworks import whole_path
+from syncd.daemon.foreign.whole_files import (
+    whole_archive,
+    whole_index,
+    whole_metadata,
+    whole_object,
+    whole_tensors,
+)
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.step import StepState
 
 BROKEN = "broken"
 
@@ -49,16 +52,16 @@ TENSOR = {"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
 @pytest.mark.parametrize(
     ("content", "state"),
     [
-        (header(TENSOR, b"12345678"), State.COMPLETE),
-        (header(TENSOR, b"1234567"), State.FILLING),
-        (header(TENSOR), State.FILLING),
-        (header(TENSOR)[:20], State.FILLING),
-        (b"", State.FILLING),
-        (b"\x40\0\0", State.FILLING),
-        (b"\0" * 500, State.FILLING),  # room left for a header that is written last
-        (header(b'{"weight":' + b"\0" * 70, b"\0" * 8), State.FILLING),  # a hole in the header
-        (header({}), State.FILLING),
-        (header({"__metadata__": {"format": "pt"}}), State.FILLING),
+        (header(TENSOR, b"12345678"), StepState.COMPLETE),
+        (header(TENSOR, b"1234567"), StepState.FILLING),
+        (header(TENSOR), StepState.FILLING),
+        (header(TENSOR)[:20], StepState.FILLING),
+        (b"", StepState.FILLING),
+        (b"\x40\0\0", StepState.FILLING),
+        (b"\0" * 500, StepState.FILLING),  # room left for a header that is written last
+        (header(b'{"weight":' + b"\0" * 70, b"\0" * 8), StepState.FILLING),  # a hole in the header
+        (header({}), StepState.FILLING),
+        (header({"__metadata__": {"format": "pt"}}), StepState.FILLING),
         (header(TENSOR, b"123456789"), BROKEN),
         (header(b"<html>not found</html>", b"12345678"), BROKEN),
         (header(b'{"weight": {"dtype": "F32", "shape": [2]}}', b"12345678"), BROKEN),
@@ -81,12 +84,12 @@ def test_a_growing_file_shows_its_progress(tmp_path):
 @pytest.mark.parametrize("wide", [True, False])
 def test_archives(verdict, wide):
     whole = archive(wide=wide)
-    assert verdict(whole_archive, whole) == State.COMPLETE
+    assert verdict(whole_archive, whole) == StepState.COMPLETE
     for length in range(len(whole)):
-        assert verdict(whole_archive, whole[:length]) == State.FILLING
+        assert verdict(whole_archive, whole[:length]) == StepState.FILLING
     assert verdict(whole_archive, whole[40:]) == BROKEN
     assert verdict(whole_archive, whole + whole) == BROKEN
-    assert verdict(whole_archive, b"\0" * 1000) == State.FILLING
+    assert verdict(whole_archive, b"\0" * 1000) == StepState.FILLING
 
 
 def test_archives_whose_parts_contradict_each_other(verdict):
@@ -96,7 +99,7 @@ def test_archives_whose_parts_contradict_each_other(verdict):
     hole = bytearray(whole)
     start = struct.unpack("<L", end[16:20])[0]
     hole[start : start + 4] = b"\0\0\0\0"
-    assert verdict(whole_archive, bytes(hole)) == State.FILLING
+    assert verdict(whole_archive, bytes(hole)) == StepState.FILLING
     hole[start : start + 4] = b"ABCD"
     assert verdict(whole_archive, bytes(hole)) == BROKEN
 
@@ -105,7 +108,7 @@ def test_what_torch_never_wrote(verdict):
     assert verdict(whole_archive, pickle.dumps({"weight": 1})) == BROKEN
     assert (
         verdict(whole_archive, b"PK\x03\x04" + b"x" * 18 + b"PK\x05\x06" + b"\0" * 17 + b"\1")
-        == State.FILLING
+        == StepState.FILLING
     )
 
 
@@ -113,14 +116,14 @@ def test_an_archive_of_more_than_its_narrow_record_can_say(verdict, tmp_path):
     """The numbers of the wide record count where there is one."""
     whole = bytearray(archive())
     whole[-14:-2] = b"\xff" * 12
-    assert verdict(whole_archive, bytes(whole)) == State.COMPLETE
+    assert verdict(whole_archive, bytes(whole)) == StepState.COMPLETE
     assert zipfile.is_zipfile(f"{tmp_path}/file")
 
 
 @pytest.mark.parametrize(
     ("document", "state"),
     [
-        ({"weight_map": {"a": "x.safetensors"}}, State.COMPLETE),
+        ({"weight_map": {"a": "x.safetensors"}}, StepState.COMPLETE),
         ({"weight_map": {}}, BROKEN),
         ({"weight_map": {"a": 1}}, BROKEN),
         ({"weight_map": ["x"]}, BROKEN),
@@ -152,26 +155,26 @@ def test_indexes(verdict, document, state):
 def test_an_index_that_is_still_written(verdict):
     whole = index(numbered(3))
     for length in range(len(whole)):
-        assert verdict(whole_index, whole[:length]) == State.FILLING
+        assert verdict(whole_index, whole[:length]) == StepState.FILLING
 
 
 def test_indexes_are_bounded(verdict, monkeypatch):
     assert verdict(whole_index, b"[" * 100_000) == BROKEN
     assert verdict(whole_index, b'{"a":' * 65) == BROKEN
-    monkeypatch.setattr(documents, "FILES_LIMIT", 3)
+    monkeypatch.setattr(whole_files, "FILES_LIMIT", 3)
     assert verdict(whole_index, index(numbered(4))) == BROKEN
-    monkeypatch.setattr(documents, "TENSOR_LIMIT", 3)
+    monkeypatch.setattr(whole_files, "TENSOR_LIMIT", 3)
     assert verdict(whole_index, index("abc")) == BROKEN
-    monkeypatch.setattr(documents, "INDEX_LIMIT", 10)
+    monkeypatch.setattr(whole_files, "INDEX_LIMIT", 10)
     assert verdict(whole_index, index("a")) == BROKEN
 
 
 @pytest.mark.parametrize(
     ("content", "state"),
     [
-        (b"{}", State.COMPLETE),
-        (b"", State.FILLING),
-        (b'{"r": ', State.FILLING),
+        (b"{}", StepState.COMPLETE),
+        (b"", StepState.FILLING),
+        (b'{"r": ', StepState.FILLING),
         (b"[]", BROKEN),
         (b"3", BROKEN),
     ],
@@ -189,9 +192,9 @@ def test_metadata_names_each_file_with_its_length(tmp_path):
 
 def test_metadata_cut_anywhere_is_filling(verdict):
     whole = distributed_metadata({"__0_0.distcp": b"x" * 100}, pieces=40)
-    assert verdict(whole_metadata, whole) == State.COMPLETE
+    assert verdict(whole_metadata, whole) == StepState.COMPLETE
     for length in range(len(whole)):
-        assert verdict(whole_metadata, whole[:length]) == State.FILLING
+        assert verdict(whole_metadata, whole[:length]) == StepState.FILLING
 
 
 class _Payload:
@@ -204,36 +207,36 @@ class _Payload:
 
 def test_metadata_is_not_unpickled(verdict, tmp_path):
     trap = f"{tmp_path}/run"
-    assert verdict(whole_metadata, pickle.dumps(_Payload(trap))) == State.FILLING
+    assert verdict(whole_metadata, pickle.dumps(_Payload(trap))) == StepState.FILLING
     assert not os.path.exists(trap)
 
 
 def test_hostile_metadata(verdict, monkeypatch):
-    assert verdict(whole_metadata, pickle.dumps({}) + b"more") == State.FILLING
-    assert verdict(whole_metadata, b"\x80\x04h\xff.") == State.FILLING
+    assert verdict(whole_metadata, pickle.dumps({}) + b"more") == StepState.FILLING
+    assert verdict(whole_metadata, b"\x80\x04h\xff.") == StepState.FILLING
     outside = {"../../etc/passwd": b"x", "/x/__0_0.distcp": b"x", "__0_0.distcp/..": b"x"}
-    assert verdict(whole_metadata, distributed_metadata(outside, pieces=1)) == State.FILLING
+    assert verdict(whole_metadata, distributed_metadata(outside, pieces=1)) == StepState.FILLING
     whole = distributed_metadata({"__0_0.distcp": b"x", "__1_0.distcp": b"x"}, pieces=1)
-    monkeypatch.setattr(metadata, "FILES_LIMIT", 1)
+    monkeypatch.setattr(whole_files, "FILES_LIMIT", 1)
     assert verdict(whole_metadata, whole) == BROKEN
-    monkeypatch.setattr(metadata, "OPERATION_LIMIT", 10)
+    monkeypatch.setattr(whole_files, "OPERATION_LIMIT", 10)
     assert verdict(whole_metadata, whole) == BROKEN
-    monkeypatch.setattr(metadata, "METADATA_LIMIT", 10)
+    monkeypatch.setattr(whole_files, "METADATA_LIMIT", 10)
     assert verdict(whole_metadata, whole) == BROKEN
 
 
 @pytest.mark.parametrize(
     ("content", "state"),
     [
-        (b"tinker://a-1/sampler_weights/x-5\n", State.COMPLETE),
-        (b"", State.FILLING),
-        (b"  \n", State.FILLING),
-        (b"tink", State.FILLING),
-        (b"tinker://", State.FILLING),
-        (b"/etc/passwd", State.FILLING),
-        (b"tinker://a b", State.FILLING),
-        (b"tinker://a\ntinker://b", State.FILLING),
-        (b"tinker://\xff\xfe", State.FILLING),
+        (b"tinker://a-1/sampler_weights/x-5\n", StepState.COMPLETE),
+        (b"", StepState.FILLING),
+        (b"  \n", StepState.FILLING),
+        (b"tink", StepState.FILLING),
+        (b"tinker://", StepState.FILLING),
+        (b"/etc/passwd", StepState.FILLING),
+        (b"tinker://a b", StepState.FILLING),
+        (b"tinker://a\ntinker://b", StepState.FILLING),
+        (b"tinker://\xff\xfe", StepState.FILLING),
         (b"t" * 5000, BROKEN),
     ],
 )
@@ -241,24 +244,30 @@ def test_remote_paths(verdict, content, state):
     assert verdict(whole_path, content) == state
 
 
-def test_a_memo_is_bounded_and_keeps_what_is_used():
-    memo = Memo(limit=10)
+def test_a_cache_is_bounded_and_keeps_what_is_used():
+    cache = VerdictCache(limit=10)
     stat = LocalDisk().stat("/")
     for number in range(50):
-        memo.put((whole_object, str(number), stat), Verdict())
-        assert memo.get((whole_object, "0", stat))
-    assert len(memo) == 10
-    memo.put((whole_index, "index", stat), Verdict(names=dict.fromkeys("abcde", 0)))
-    assert len(memo) == 5
-    memo.put((whole_index, "index", stat), Verdict())
-    assert len(memo) == 5
-    memo.put((whole_index, "large", stat), Verdict(names=dict.fromkeys(map(str, range(11)), 0)))
-    assert len(memo) == 0
+        cache.put((whole_object, str(number), stat), Verdict())
+        assert cache.get((whole_object, "0", stat))
+    assert len(cache) == 10
+    cache.put((whole_index, "index", stat), Verdict(names=dict.fromkeys("abcde", 0)))
+    assert len(cache) == 5
+    cache.put((whole_index, "index", stat), Verdict())
+    assert len(cache) == 5
+    cache.put((whole_index, "large", stat), Verdict(names=dict.fromkeys(map(str, range(11)), 0)))
+    assert len(cache) == 0
 
 
-def test_a_memo_forgets_what_changed(tmp_path):
-    memo = Memo()
+def test_a_cache_forgets_what_changed(tmp_path):
+    cache = VerdictCache()
     put(f"{tmp_path}/model.safetensors", tensors()[:-1])
-    assert not Look(LocalDisk(), memo, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole
+    assert (
+        not StepDirectory(LocalDisk(), cache, str(tmp_path))
+        .file("", "model.safetensors", whole_tensors)
+        .is_whole
+    )
     put(f"{tmp_path}/model.safetensors", tensors())
-    assert Look(LocalDisk(), memo, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole
+    assert (
+        StepDirectory(LocalDisk(), cache, str(tmp_path)).file("", "model.safetensors", whole_tensors).is_whole
+    )

@@ -16,12 +16,13 @@ from foreign_jobs import (
     tensors,
 )
 
-from syncd.daemon.foreign import Layouts, examine, weights
+from syncd.daemon.foreign import ForeignLayouts, examine, weights
 from syncd.daemon.plan import plan
 from syncd.daemon.policy import Policy
-from syncd.daemon.snapshot import Snapshot, State
-from syncd.protocol.disk import LocalDisk
+from syncd.daemon.snapshot import Snapshot
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.marker import parse_marker
+from syncd.protocol.step import StepState
 
 INDEX = "model.safetensors.index.json"
 
@@ -58,16 +59,16 @@ ADAPTER_SETTINGS = ("actor/lora_adapter/adapter_config.json", ADAPTER_CONFIG)
 @pytest.mark.fault("shards of another world size are picked up")
 def test_a_mix_of_world_sizes_is_reported_and_never_guessed(job):
     step = job.put("global_step_1", *ranks("actor/", 2), *ranks("actor/", 4)).look("global_step_1")
-    assert step.state is State.DAMAGED
+    assert step.state is StepState.DAMAGED
     assert step.problem == "shards of world sizes 2 and 4 are mixed"
     assert step.expected is None
     step = job.put("global_step_2", *ranks("actor/", 2)[:1], *ranks("actor/", 1)).look("global_step_2")
-    assert step.state is State.DAMAGED
+    assert step.state is StepState.DAMAGED
 
 
 def test_a_rank_beyond_its_world_size_is_damage(job):
     job.put("global_step_1", *ranks("actor/", 2), ("actor/model_world_size_2_rank_2.pt", archive()))
-    assert job.look("global_step_1").state is State.DAMAGED
+    assert job.look("global_step_1").state is StepState.DAMAGED
 
 
 def test_stray_names_are_no_ranks(job):
@@ -78,12 +79,12 @@ def test_stray_names_are_no_ranks(job):
     )
     job.put("global_step_1", *ranks("actor/", 2)[:1], *((f"actor/{name}", archive()) for name in names))
     step = job.look("global_step_1")
-    assert (step.state, step.present, step.expected) == (State.FILLING, 1, 2)
+    assert (step.state, step.present, step.expected) == (StepState.FILLING, 1, 2)
 
 
 def test_other_parts_of_a_checkpoint_tell_how_many_there_will_be(job):
     step = job.put("global_step_1", *ranks("actor/", 4, "optim")[:2]).look("global_step_1")
-    assert (step.layout, step.state, step.present, step.expected) == ("verl-fsdp", State.FILLING, 0, 4)
+    assert (step.layout, step.state, step.present, step.expected) == ("verl-fsdp", StepState.FILLING, 0, 4)
 
 
 def test_a_checkpoint_of_an_export_and_no_shards(job):
@@ -91,7 +92,7 @@ def test_a_checkpoint_of_an_export_and_no_shards(job):
     step = job.look("global_step_1")
     assert (step.layout, step.state, step.payload) == (
         "verl-huggingface",
-        State.COMPLETE,
+        StepState.COMPLETE,
         "global_step_1/actor/huggingface",
     )
 
@@ -114,15 +115,15 @@ def test_a_synced_step_that_is_then_saved_keeps_its_fingerprint(job):
 
 def test_a_stream_that_is_still_written(job):
     step = job.put("global_step_1", ("actor/model.safetensors.tmp", tensors())).look("global_step_1")
-    assert (step.layout, step.state, step.present, step.expected) == ("trinity-0.6", State.FILLING, 0, 1)
+    assert (step.layout, step.state, step.present, step.expected) == ("trinity-0.6", StepState.FILLING, 0, 1)
     job.put("global_step_1", ADAPTER, ADAPTER_SETTINGS)
-    assert job.look("global_step_1").state is State.FILLING
+    assert job.look("global_step_1").state is StepState.FILLING
 
 
 def test_a_stream_that_a_crash_left_hides_nothing(job):
     job.put("global_step_1", ("actor/model.safetensors.tmp", tensors()), *ranks("actor/", 2))
     step = job.look("global_step_1")
-    assert (step.layout, step.state) == ("verl-fsdp", State.COMPLETE)
+    assert (step.layout, step.state) == ("verl-fsdp", StepState.COMPLETE)
 
 
 @pytest.mark.fault("a failed adapter save is published all the same")
@@ -131,20 +132,20 @@ def test_a_stream_that_a_crash_left_hides_nothing(job):
 )
 def test_a_step_with_an_adapter_needs_all_of_it(job, parts):
     job.put("global_step_1", *parts).make("global_step_1/actor/lora_adapter")
-    assert job.look("global_step_1").state is State.FILLING
+    assert job.look("global_step_1").state is StepState.FILLING
     job.put("global_step_1", ADAPTER)
-    assert job.look("global_step_1").state is State.FILLING
+    assert job.look("global_step_1").state is StepState.FILLING
     assert "adapter_config.json" in job.look("global_step_1").problem
     job.put("global_step_1", ADAPTER_SETTINGS)
     step = job.look("global_step_1")
     assert (step.state, step.kind, step.present, step.expected) == (
-        State.COMPLETE,
+        StepState.COMPLETE,
         "weights",
         len(parts) + 1,
         len(parts) + 1,
     )
     job.put("global_step_1", (ADAPTER[0], ADAPTER[1][:-4]))
-    assert job.look("global_step_1").state is State.FILLING
+    assert job.look("global_step_1").state is StepState.FILLING
 
 
 def test_a_metadata_json_is_awaited_where_there_is_common_state(job):
@@ -155,10 +156,10 @@ def test_a_metadata_json_is_awaited_where_there_is_common_state(job):
         (f"{place}/.metadata", distributed_metadata(data)),
         (f"{place}/__0_0.distcp", archive()),
     )
-    assert job.look("global_step_1").state is State.COMPLETE
+    assert job.look("global_step_1").state is StepState.COMPLETE
     job.put("global_step_1", (f"{place}/common.pt", archive()))
     step = job.look("global_step_1")
-    assert step.state is State.FILLING
+    assert step.state is StepState.FILLING
     assert "metadata.json" in step.problem
 
 
@@ -169,13 +170,13 @@ def test_an_optimizer_alone_is_no_model(job):
     job.put("global_step_1", ("actor/dist_ckpt/__0_0.distcp", archive()))
     job.put("global_step_1", *shards_below("actor/huggingface/", 2)[:1])
     step = job.look("global_step_1")
-    assert (step.state, step.payload) == (State.FILLING, "global_step_1/actor/huggingface")
+    assert (step.state, step.payload) == (StepState.FILLING, "global_step_1/actor/huggingface")
 
 
 def test_an_adapter_of_megatron(job):
     place = "actor/model/huggingface/adapter"
     job.put("global_step_1", (f"{place}/adapter_model.safetensors", tensors()))
-    assert job.look("global_step_1").state is State.FILLING
+    assert job.look("global_step_1").state is StepState.FILLING
     job.put("global_step_1", (f"{place}/adapter_config.json", ADAPTER_CONFIG))
     step = job.look("global_step_1")
     assert (step.layout, step.kind, step.payload) == ("verl-megatron", "lora", f"global_step_1/{place}")
@@ -195,9 +196,9 @@ def test_a_tinker_step_whose_path_is_late(job):
         "global_step_1", ("remote_checkpoint_path.txt", b"tinker://a/weights/b"), (".full_checkpoint", b"")
     )
     step = job.look("global_step_1")
-    assert (step.layout, step.state, step.kind, step.full) == ("tinker", State.FILLING, "remote", True)
+    assert (step.layout, step.state, step.kind, step.full) == ("tinker", StepState.FILLING, "remote", True)
     job.put("global_step_1", ("remote_sampler_path.txt", b""))
-    assert job.look("global_step_1").state is State.FILLING
+    assert job.look("global_step_1").state is StepState.FILLING
     job.put("global_step_1", ("remote_sampler_path.txt", b"tinker://a/sampler_weights/b\n"))
     assert job.look("global_step_1").payload == "tinker://a/sampler_weights/b"
 
@@ -206,25 +207,25 @@ def test_a_tinker_step_whose_path_is_late(job):
 def test_a_ready_mark_before_its_data(job):
     step = job.put("step_1", ("STABLE", b"")).look("step_1")
     assert (step.state, step.problem.partition("; ")[2]) == (
-        State.FILLING,
+        StepState.FILLING,
         "it is ready and holds no weights",
     )
     job.put("step_1", ("model.safetensors", tensors()[:-9]))
-    assert job.look("step_1").state is State.FILLING
+    assert job.look("step_1").state is StepState.FILLING
 
 
 def test_files_of_ranks_that_have_no_number_yet(job):
     step = job.put("step_1", ("tmp-rank0-00001-of-00002.safetensors", tensors())).look("step_1")
-    assert (step.state, step.present, step.expected) == (State.FILLING, 0, None)
+    assert (step.state, step.present, step.expected) == (StepState.FILLING, 0, None)
 
 
 def test_an_export_without_its_configuration(job):
     job.put("checkpoint-1", ("model.safetensors", tensors()))
-    assert job.look("checkpoint-1").state is State.FILLING
+    assert job.look("checkpoint-1").state is StepState.FILLING
     job.put("checkpoint-1", ("config.json", CONFIG[:20]))
-    assert job.look("checkpoint-1").state is State.FILLING
+    assert job.look("checkpoint-1").state is StepState.FILLING
     job.put("checkpoint-1", ("config.json", CONFIG))
-    assert job.look("checkpoint-1").state is State.COMPLETE
+    assert job.look("checkpoint-1").state is StepState.COMPLETE
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_an_export_without_its_configuration(job):
 )
 def test_names_that_contradict_each_other_are_never_guessed(job, parts):
     step = job.put("checkpoint-1", ("config.json", CONFIG), *parts).look("checkpoint-1")
-    assert step.state is State.FILLING
+    assert step.state is StepState.FILLING
     assert "mixed" in step.problem
 
 
@@ -245,14 +246,14 @@ def test_an_index_decides_among_shards_of_two_saves(job):
     job.put("checkpoint-1", ("config.json", CONFIG), *shards_below("", 2), *shards_below("", 3))
     job.put("checkpoint-1", (INDEX, index(numbered(3))))
     step = job.look("checkpoint-1")
-    assert (step.state, step.present, step.expected) == (State.COMPLETE, 3, 3)
+    assert (step.state, step.present, step.expected) == (StepState.COMPLETE, 3, 3)
 
 
 def test_an_index_that_comes_last_changes_nothing(job):
     before = job.put("checkpoint-1", ("config.json", CONFIG), *shards_below("", 2)).look("checkpoint-1")
-    assert before.state is State.COMPLETE
+    assert before.state is StepState.COMPLETE
     job.put("checkpoint-1", (INDEX, index(numbered(2))[:30]))
-    assert job.look("checkpoint-1").state is State.FILLING
+    assert job.look("checkpoint-1").state is StepState.FILLING
     job.put("checkpoint-1", (INDEX, index(numbered(2))))
     assert job.look("checkpoint-1") == before
 
@@ -261,27 +262,27 @@ def test_an_index_that_leaves_its_directory(job):
     put(f"{job.root}/secret", tensors())
     job.put("checkpoint-1", ("config.json", CONFIG), (INDEX, index(["../secret"])))
     step = job.look("checkpoint-1")
-    assert step.state is State.DAMAGED
+    assert step.state is StepState.DAMAGED
     assert "'../secret'" in step.problem
 
 
 def test_a_shard_beyond_its_total_is_damage(job):
     job.put("checkpoint-1", ("config.json", CONFIG), ("model-00003-of-00002.safetensors", tensors()))
-    assert job.look("checkpoint-1").state is State.DAMAGED
+    assert job.look("checkpoint-1").state is StepState.DAMAGED
 
 
 def test_a_damaged_shard_is_named(job):
     job.put("checkpoint-1", ("config.json", CONFIG), *shards_below("", 3))
     job.put("checkpoint-1", ("model-00002-of-00003.safetensors", b"\x20" + bytes(7) + b"<html>" * 10))
     step = job.look("checkpoint-1")
-    assert (step.state, step.present) == (State.DAMAGED, 2)
+    assert (step.state, step.present) == (StepState.DAMAGED, 2)
     assert step.problem.startswith("model-00002-of-00003.safetensors: ")
 
 
 def test_only_so_many_files_are_looked_at(job, monkeypatch):
     monkeypatch.setattr(weights, "FILES_LIMIT", 3)
     step = job.put("global_step_1", *ranks("", 5)).look("global_step_1")
-    assert (step.state, step.present, step.expected) == (State.FILLING, 3, 5)
+    assert (step.state, step.present, step.expected) == (StepState.FILLING, 3, 5)
 
 
 def test_a_foreign_step_is_published_only_when_the_marker_names_it(job):
@@ -294,7 +295,7 @@ def test_a_foreign_step_is_published_only_when_the_marker_names_it(job):
 
 def test_layouts_remember_per_file(job):
     """A step that fills costs one header for each shard that comes, not all of them again."""
-    layouts, disk = Layouts(), _Counting()
+    layouts, disk = ForeignLayouts(), _Counting()
     for name, content in shards_below("actor/", 8):
         job.put("global_step_1", (name, content))
         layouts.examine(disk, job.root, "global_step_1", 1)

@@ -10,9 +10,10 @@ import pytest
 from syncd import jsonl
 from syncd.errors import StorageError, UsageError
 from syncd.observe.journal import Journal, read_events
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import SystemClock, list_if_there, remove_tree
+from syncd.protocol.disk import list_if_there, remove_tree
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.writer import StepWriter
 from syncd.safe_open import open_append, open_read
 

@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.errors import CorruptDataError
-from syncd.protocol import disk as subject
-from syncd.protocol.disk import (
-    Entry,
-    LocalDisk,
-    SystemClock,
-    again,
-    is_below,
-    is_temporary,
-    remove_tree,
-    temporary_name,
-)
+from syncd.protocol import local_disk as subject
+from syncd.protocol.disk import DirectoryEntry, is_below, is_temporary, remove_tree, temporary_name
+from syncd.protocol.local_disk import LocalDisk, SystemClock, again
 
 DISK = LocalDisk()
 
@@ -219,7 +211,7 @@ def test_a_tree_is_removed_without_following_links(root):
     os.symlink(f"{root}/outside", f"{root}/tree/link")
     os.mkfifo(f"{root}/tree/fifo")
     assert remove_tree(DISK, f"{root}/tree") == 3
-    assert DISK.list(root) == [Entry("outside", "directory")]
+    assert DISK.list(root) == [DirectoryEntry("outside", "directory")]
     assert os.listdir(f"{root}/outside") == ["kept"]
 
 

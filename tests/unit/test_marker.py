@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory import MemoryDisk
 
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import MAX_STEP
-from syncd.protocol.marker import MISSING_MARKER, Reading, parse_marker, read_marker, write_marker
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.marker import MISSING_MARKER, MarkerReading, parse_marker, read_marker, write_marker
 
 
 @given(st.integers(0, MAX_STEP), st.sampled_from([b"", b"\n", b" ", b"\r\n", b"\t"]))
 def test_a_step_with_white_space_around_it(step, space):
-    assert parse_marker(space + str(step).encode() + space) == Reading(step, str(step))
+    assert parse_marker(space + str(step).encode() + space) == MarkerReading(step, str(step))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_marker_is_written_as_the_plain_number(tmp_path):
     for step in (120, 7):
         write_marker(LocalDisk(), path, step)
         assert (tmp_path / "m").read_bytes() == str(step).encode()
-        assert read_marker(LocalDisk(), path) == Reading(step, str(step))
+        assert read_marker(LocalDisk(), path) == MarkerReading(step, str(step))
 
 
 def test_a_file_system_that_fails_is_not_a_missing_marker():

@@ -11,7 +11,17 @@ from remembered import remember, shard_of
 from syncd.protocol import memory
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.memory import TOLD, Place, clear, clear_all, copies, discard, owned, place_of, take
+from syncd.protocol.memory import (
+    MEMORY_KEY,
+    MemoryDirectory,
+    clear_all,
+    clear_directory,
+    copies_in,
+    discard,
+    hold_copy,
+    lock_directory,
+    memory_directory_of,
+)
 from syncd.protocol.process import Process
 
 
@@ -35,7 +45,7 @@ def manifest(job):
 
 def test_the_copy_of_a_save_is_taken_by_its_manifest(job, root, manifest):
     place = remember(job, manifest, root)
-    held = take(place, manifest)
+    held = hold_copy(place, manifest)
     for record in (*manifest.shards, *manifest.files):
         with (
             open(f"{held.path}/{record.name}", "rb") as one,
@@ -71,7 +81,7 @@ def relinked(path):
 def test_what_is_not_whole_or_not_private_is_not_taken(job, root, manifest, what):
     place = remember(job, manifest, root)
     SPOILT[what](place, manifest)
-    assert take(place, manifest) is None
+    assert hold_copy(place, manifest) is None
 
 
 def test_a_copy_of_another_save_is_never_taken(job, root, manifest, tmp_path):
@@ -82,26 +92,26 @@ def test_a_copy_of_another_save_is_never_taken(job, root, manifest, tmp_path):
     other = read_manifest(other_job.disk, other_job.step(3))
     place = remember(job, manifest, root)
     assert [record.size for record in other.shards] == [record.size for record in manifest.shards]
-    assert take(place, other) is None
+    assert hold_copy(place, other) is None
     shutil.copytree(place.copy(3, manifest.attempt), place.copy(3, other.attempt))
-    assert take(place, other) is None
-    assert take(place, replace(manifest, attempt=f"../{manifest.attempt}")) is None
-    assert take(place, replace(manifest, step=4)) is None
+    assert hold_copy(place, other) is None
+    assert hold_copy(place, replace(manifest, attempt=f"../{manifest.attempt}")) is None
+    assert hold_copy(place, replace(manifest, step=4)) is None
 
 
 def test_a_copy_that_is_read_stays_and_goes_afterwards(job, root, manifest):
     place = remember(job, manifest, root)
-    owner = owned(place.directory)
-    held = take(place, manifest)
-    assert owned(place.directory) is None
+    owner = lock_directory(place.directory)
+    held = hold_copy(place, manifest)
+    assert lock_directory(place.directory) is None
     left = discard(place.directory)
     assert left >= manifest.size
     assert os.path.isdir(held.path)
     held.close()
     assert os.path.isdir(held.path), "only its owner removes, while there is one"
     assert discard(place.directory) == 0
-    assert copies(place.directory) == []
-    assert take(place, manifest) is None
+    assert copies_in(place.directory) == []
+    assert hold_copy(place, manifest) is None
     owner.close()
 
 
@@ -109,13 +119,13 @@ def test_what_is_kept_stays(job, root, manifest):
     place = remember(job, manifest, root)
     name = f"3-{manifest.attempt}"
     assert discard(place.directory, keep=[name]) >= manifest.size
-    assert copies(place.directory) == [name]
+    assert copies_in(place.directory) == [name]
 
 
 def test_the_last_reader_of_a_trainer_that_has_gone_removes_what_it_left(job, root, manifest):
     place = remember(job, manifest, root)
-    first, second = take(place, manifest), take(place, manifest)
-    clear(place.directory)
+    first, second = hold_copy(place, manifest), hold_copy(place, manifest)
+    clear_directory(place.directory)
     first.close()
     assert os.path.isdir(second.path)
     second.close()
@@ -125,7 +135,7 @@ def test_the_last_reader_of_a_trainer_that_has_gone_removes_what_it_left(job, ro
 def test_a_reader_that_lets_go_while_others_clear_leaves_nothing(job, root, manifest, monkeypatch):
     """It finds the place owned, so whoever clears has to look once more."""
     place = remember(job, manifest, root)
-    held = take(place, manifest)
+    held = hold_copy(place, manifest)
     original = memory.discard
 
     def released(directory, keep=()):
@@ -134,16 +144,16 @@ def test_a_reader_that_lets_go_while_others_clear_leaves_nothing(job, root, mani
         return found
 
     monkeypatch.setattr(memory, "discard", released)
-    clear(place.directory)
+    clear_directory(place.directory)
     assert os.listdir(root) == []
 
 
 def test_a_start_clears_what_others_of_this_user_left_and_nothing_else(job, root, manifest, tmp_path):
     place = remember(job, manifest, root)
     (tmp_path / "other").mkdir()
-    living = Place.here(str(root), str(tmp_path / "other"))
+    living = MemoryDirectory.here(str(root), str(tmp_path / "other"))
     os.mkdir(living.directory, 0o700)
-    owner = owned(living.directory)
+    owner = lock_directory(living.directory)
     (root / "syncd.mine").mkdir()
     (root / "something").write_text("else")
     clear_all(str(root))
@@ -153,25 +163,25 @@ def test_a_start_clears_what_others_of_this_user_left_and_nothing_else(job, root
 
 
 def test_a_place_counts_on_its_own_boot_and_by_its_name_only():
-    here = Place.here("/dev/shm", "/ckpt/job")
-    assert place_of({TOLD: here.document()}) == here
+    here = MemoryDirectory.here("/dev/shm", "/ckpt/job")
+    assert memory_directory_of({MEMORY_KEY: here.document()}) == here
     assert here.boot == Process.current().boot
     for wrong in (
         {},
-        {TOLD: "text"},
-        {TOLD: {"directory": here.directory}},
-        {TOLD: {"directory": 3, "boot": here.boot}},
-        {TOLD: {"directory": os.path.basename(here.directory), "boot": here.boot}},
-        {TOLD: {"directory": "/home/somebody", "boot": here.boot}},
-        {TOLD: Place(here.directory, "another").document()},
-        {TOLD: Place(here.directory, "").document()},
+        {MEMORY_KEY: "text"},
+        {MEMORY_KEY: {"directory": here.directory}},
+        {MEMORY_KEY: {"directory": 3, "boot": here.boot}},
+        {MEMORY_KEY: {"directory": os.path.basename(here.directory), "boot": here.boot}},
+        {MEMORY_KEY: {"directory": "/home/somebody", "boot": here.boot}},
+        {MEMORY_KEY: MemoryDirectory(here.directory, "another").document()},
+        {MEMORY_KEY: MemoryDirectory(here.directory, "").document()},
     ):
-        assert place_of(wrong) is None
+        assert memory_directory_of(wrong) is None
 
 
 @pytest.mark.parametrize("root", ["/ckpt/a job/ü", "/", "/ckpt/" + "x" * 250])
 def test_places_of_any_job_are_names_that_a_start_knows(root, tmp_path):
-    place = Place.here(str(tmp_path), root)
+    place = MemoryDirectory.here(str(tmp_path), root)
     os.mkdir(place.directory, 0o700)
     clear_all(str(tmp_path))
     assert os.listdir(tmp_path) == []

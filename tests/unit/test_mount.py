@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncd.protocol.mount import UNKNOWN, Mount, find_mount, mount_of
+from syncd.protocol.mount import UNKNOWN_MOUNT, Mount, find_mount, mount_of
 
 TEXT = r"""
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro
@@ -67,7 +67,7 @@ def test_any_text_is_survived(text):
 
 
 def test_nothing_known():
-    assert find_mount("/a", "") == UNKNOWN
+    assert find_mount("/a", "") == UNKNOWN_MOUNT
 
 
 def test_this_host_knows_its_mounts(tmp_path):
@@ -79,4 +79,4 @@ def test_this_host_knows_its_mounts(tmp_path):
 
 def test_a_kernel_that_does_not_say(monkeypatch):
     monkeypatch.setattr("syncd.protocol.mount._MOUNTINFO", "/none")
-    assert mount_of("/") == UNKNOWN
+    assert mount_of("/") == UNKNOWN_MOUNT

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory import memory_job
 
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import MAX_STEP, Job
-from syncd.protocol.pin import Pin, pin_path, read_pins, remove_pin, write_pin
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.request import Pin, pin_path, read_pins, remove_pin, write_pin
 
 
 @given(st.dictionaries(st.integers(0, MAX_STEP), st.tuples(st.text(), st.floats(0, 2e9)), max_size=3))

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from syncd.daemon.plan import ROOM, plan, still_holds
 from syncd.daemon.policy import Policy, Retention
 from syncd.daemon.retention import decide
-from syncd.daemon.snapshot import Snapshot, State
+from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.marker import parse_marker
 from syncd.protocol.request import Request
+from syncd.protocol.step import StepState
 
 POLICY = Policy()
 
@@ -115,7 +116,7 @@ def test_sealed_but_not_yet_marked_waits_for_its_marker():
 
 
 def test_a_damaged_published_step_is_said_and_never_rewound():
-    broken = replace(complete(5), state=State.DAMAGED)
+    broken = replace(complete(5), state=StepState.DAMAGED)
     looked = snapshot(complete(3), broken, marker=5, version=published(complete(5)))
     assert pair(looked) is None
     assert "published_step" in dict(plan(looked, POLICY).problems)
@@ -201,7 +202,7 @@ def test_a_foreign_step_needs_the_marker():
     assert pair(snapshot(step, tracker=4)) == (1, 4)
 
 
-states = st.sampled_from(list(State))
+states = st.sampled_from(list(StepState))
 steps = st.lists(
     st.tuples(st.integers(0, 12), states, st.booleans(), st.integers(0, 2)),
     max_size=10,
@@ -242,7 +243,7 @@ def test_what_is_published_is_complete_and_the_pair_always_grows(looked):
     if version is None:
         return
     step = looked.steps[version.step]
-    assert step.state is State.COMPLETE
+    assert step.state is StepState.COMPLETE
     assert version.digest == step.digest
     known = [looked.version.pair] if looked.version else [looked.floor] if looked.floor else []
     assert all(version.pair > before for before in known)

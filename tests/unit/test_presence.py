@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from memory import HandClock, MemoryDisk
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.documents import encode
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.presence import (
     HEARTBEAT,
     TTL,

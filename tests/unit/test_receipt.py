@@ -10,8 +10,8 @@ from memory import MemoryDisk
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.digest import digest_bytes
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.documents import Fields
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.receipt import (
     FileRecord,
     Receipt,

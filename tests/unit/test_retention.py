@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from syncd.daemon.policy import Policy, Retention
 from syncd.daemon.retention import decide
-from syncd.daemon.snapshot import Module, Snapshot, State
-from syncd.protocol.pin import Pin
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.presence import Presence
+from syncd.protocol.request import Pin
+from syncd.protocol.step import StepState
 
 
 def rules(looked: Snapshot, policy: Policy | None = None, **retention) -> dict[int, str]:
@@ -108,7 +109,7 @@ def test_who_cannot_be_read_may_lease_anything():
 
 def test_damage_is_believed_late():
     """A mount in trouble looks like damage."""
-    looked = job(replace(complete(1), state=State.DAMAGED), *numbered(2, 3, 4), newest=4, previous=3)
+    looked = job(replace(complete(1), state=StepState.DAMAGED), *numbered(2, 3, 4), newest=4, previous=3)
     assert rules(looked)[1] == "damaged_lately"
     late = replace(looked, steps={**looked.steps, 1: replace(looked.steps[1], unchanged_for=4000.0)})
     assert rules(late)[1] == "-damaged"
@@ -167,7 +168,7 @@ def test_sealed_steps_ahead_of_the_version_stay():
 
 
 leases = st.lists(st.integers(0, 12), max_size=3).map(tuple)
-states = st.sampled_from(list(State))
+states = st.sampled_from(list(StepState))
 
 
 @st.composite

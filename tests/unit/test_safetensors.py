@@ -11,7 +11,7 @@ from safetensors.numpy import save, save_file
 
 from syncd.errors import CorruptDataError
 from syncd.protocol import safetensors as subject
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import (
     DTYPE_BITS,
     HEADER_LIMIT,

@@ -12,10 +12,10 @@ from syncd.daemon.policy import Policy
 from syncd.daemon.retention import decide
 from syncd.daemon.scan import Scanner
 from syncd.errors import JobMissingError
-from syncd.protocol.candidate import Candidate
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 from syncd.views import data, table

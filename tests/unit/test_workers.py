@@ -44,7 +44,9 @@ def test_groups(test, group):
 
 
 def test_others_are_alone():
-    assert workers.group_of("tests/unit/test_term.py::test_the_first_claim").endswith("test_the_first_claim")
+    assert workers.group_of("tests/unit/test_leadership.py::test_the_first_claim").endswith(
+        "test_the_first_claim"
+    )
 
 
 def test_whoever_mounts_is_in_a_group():

@@ -8,9 +8,10 @@ from typing import Any
 
 from syncd.errors import SyncdError, UsageError
 from syncd.jobfile.problems import shown
-from syncd.protocol.disk import MISSING, Disk, SystemClock
+from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from trainer.config.keys import KEYS, keys
 

@@ -7,7 +7,7 @@ from syncd.config import load as load_daemon
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
-from syncd.protocol.modes import contradiction
+from syncd.protocol.permissions import policy_problem
 from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -44,7 +44,7 @@ def _places(config: JobConfig) -> Iterator[Problem]:
     for key, value in (("job.dir", config.job.dir), ("model.path", config.model.path)):
         if not value:
             yield Problem(key, f"{key} is empty", "name a directory; is a shell variable unset?")
-    if problem := contradiction(config.job.permissions, config.job.group):
+    if problem := policy_problem(config.job.permissions, config.job.group):
         yield Problem("job.permissions", f"job.{problem}", 'permissions = "group" and group = "NAME"')
     if not is_identity(config.trainer.name):
         yield Problem(

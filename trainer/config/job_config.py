@@ -9,9 +9,9 @@ import structlog
 
 from syncd.errors import ConfigError, storage_error
 from syncd.jobfile.keys import Key
-from syncd.protocol.disk import LocalDisk
-from syncd.protocol.layout import STATE
-from syncd.protocol.permissions import modes_in, read_config_file
+from syncd.protocol.layout import STATE, read_config_file
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.permissions import modes_in
 from trainer.config.changes import Contradiction, check_allowed, flags, note, split
 from trainer.config.keys import keys
 from trainer.config.load import FIRST_LINE, read_table

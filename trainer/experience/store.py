@@ -16,8 +16,9 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.experience import places
 from syncd.experience.model import Experience
 from syncd.experience.table import MAX_BYTES, decode_batch
-from syncd.protocol.disk import MISSING, Clock, SystemClock
+from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from trainer.experience.cursor import Cursor, File
 from trainer.experience.limits import UNLIMITED, Limits
 from trainer.experience.retire import Consumed, retire, set_aside

@@ -15,10 +15,11 @@ from typing import BinaryIO
 import structlog
 
 from syncd.errors import SyncdError
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import read_version
 from syncd.safe_open import open_append
 from trainer.config.model import JobConfig

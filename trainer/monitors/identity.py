@@ -4,7 +4,7 @@ import os
 import uuid
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 
 _LENGTH = 32
 """Characters of an id: a UUID in hex."""

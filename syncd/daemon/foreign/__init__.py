@@ -1,69 +1,65 @@
-"""Job directories that others wrote: read-only input of the same standing as this protocol's own steps.
+"""Steps that other frameworks wrote: read-only input of the same standing as this protocol's own steps.
 
-`Layouts` tries each layout in turn and remembers what files were found to be, so that a look at a step that
+`ForeignLayouts` tries each layout in turn. It caches what each file was found to be, so that a scan of a step that
 has not changed costs its listings and one stat a file. docs/foreign.md has the table of layouts.
 
-What is on disk is never trusted: names are parsed strictly, links are not followed, every read is bounded,
-nothing is unpickled, and whatever is wrong becomes a step's state and problem. Only a file system that fails
-raises.
+What is on disk is never trusted: names are parsed strictly, links are not followed, every read is bounded, nothing is
+unpickled. Whatever is wrong becomes the step's state and problem. Only a failure of the file system raises.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from syncd.daemon.snapshot import Step
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import ACTOR, MANIFEST, RECEIPTS
+from syncd.protocol.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from syncd.daemon.foreign.layout import Layout
-    from syncd.daemon.foreign.look import Memo
+    from syncd.daemon.foreign.directory import VerdictCache
+    from syncd.daemon.foreign.layout import ForeignLayout
 
 
-class Layouts:
-    """All layouts, with the memory of what they saw."""
+class ForeignLayouts:
+    """All layouts, with a cache of what their files were found to be."""
 
-    def __init__(self, memo: "Memo | None" = None) -> None:
-        self._memo = memo
-
-    def step_of(self, name: str) -> int | None:
-        """Return the step of a directory name of the job, None for any name that no layout has."""
-        return step_of(name)
+    def __init__(self, cache: "VerdictCache | None" = None) -> None:
+        self._cache = cache
 
     def examine(
         self,
         disk: Disk,
         root: str,
-        directory: str,
+        name: str,
         step: int,
         progress: Callable[[], None] = lambda: None,
     ) -> Step | None:
-        """Return the state of a step that others wrote, None for a directory that no layout knows.
+        """Return the state of a step that another framework wrote, None for a directory that no layout matches.
 
-        Cost: a listing of each directory that may hold weights, and one stat a file; contents only where a
-        file has changed.
+        Cost: a listing of each directory that may hold weights, and one stat a file; contents only where a file has
+        changed.
 
         Args:
             disk: The file system.
             root: The job directory.
-            directory: The step's name in it, which a listing showed to be a directory.
+            name: The step's directory name, which a listing showed to be a directory.
             step: The step of that name.
-            progress: Called again and again while this takes its time.
+            progress: Called again and again during the work.
 
         Raises:
             OSError: The file system fails, other than by absence.
         """
-        from syncd.daemon.foreign.look import Look, Memo  # noqa: PLC0415 - jobs of this protocol need none of it
+        # Imported here: jobs that hold only this protocol's steps need none of it.
+        from syncd.daemon.foreign.directory import StepDirectory, VerdictCache  # noqa: PLC0415
 
-        if self._memo is None:
-            self._memo = Memo()
-        look = Look(disk, self._memo, f"{root}/{directory}", progress)
-        if look.has_file("", MANIFEST) or look.has_directory(f"{ACTOR}/{RECEIPTS}"):
+        if self._cache is None:
+            self._cache = VerdictCache()
+        directory = StepDirectory(disk, self._cache, f"{root}/{name}", progress)
+        if directory.has_file("", MANIFEST) or directory.has_directory(f"{ACTOR}/{RECEIPTS}"):
             return None
         for layout in _layouts():
-            if layout.step_of(directory) == step and (found := layout.examine(look, directory, step)):
+            if layout.step_of(name) == step and (found := layout.examine(directory, name, step)):
                 return found
         return None
 
@@ -75,13 +71,14 @@ def step_of(name: str) -> int | None:
     return next((step for layout in _layouts() if (step := layout.step_of(name)) is not None), None)
 
 
-def _layouts() -> "Sequence[Layout]":
-    from syncd.daemon.foreign.families import LAYOUTS  # noqa: PLC0415 - a tenth of the start of `syncd status`
+def _layouts() -> "Sequence[ForeignLayout]":
+    # Imported here: it takes a tenth of the start of `syncd status`.
+    from syncd.daemon.foreign.frameworks import LAYOUTS  # noqa: PLC0415
 
     return LAYOUTS
 
 
-def examine(disk: Disk, root: str, directory: str) -> Step | None:
-    """Examine one directory of a job once, remembering nothing; see `Layouts.examine`."""
-    step = step_of(directory)
-    return None if step is None else Layouts().examine(disk, root, directory, step)
+def examine(disk: Disk, root: str, name: str) -> Step | None:
+    """Return the state of one directory of a job, examined once and not cached; see `ForeignLayouts.examine`."""
+    step = step_of(name)
+    return None if step is None else ForeignLayouts().examine(disk, root, name, step)

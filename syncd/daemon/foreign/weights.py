@@ -1,18 +1,18 @@
-"""What the weights of a step amount to: the files there are against the files there must be."""
+"""The weights of a step: the files that there are against the files that there must be."""
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from syncd.daemon.foreign.look import Check, File, Look
-from syncd.daemon.snapshot import State
+from syncd.daemon.foreign.directory import Check, StepDirectory, WeightFile
+from syncd.protocol.step import StepState
 
 FILES_LIMIT = 1 << 14
-"""The most files of one step; a directory may hold more, which are not looked at."""
+"""The most files of one step; a directory may hold more, which are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class StepWeights:
     """The weight files of a step in one place.
 
     Args:
@@ -22,12 +22,12 @@ class Weights:
         kind: weights, lora or remote.
         uri: For kind remote, what to load instead of a place.
         extra: Names of files among `files` that are no shards, and are not counted.
-        missing: What is not as it must be but may come right by more writing.
-        broken: What cannot come right.
+        missing: What more writing may still complete.
+        broken: What no more writing can repair.
     """
 
     place: str
-    files: tuple[File, ...] = ()
+    files: tuple[WeightFile, ...] = ()
     expected: int | None = None
     kind: str = "weights"
     uri: str = ""
@@ -46,22 +46,22 @@ class Weights:
         return sum(file.stat.size for file in self.files)
 
     @property
-    def state(self) -> State:
-        """Return what all of it together is."""
+    def state(self) -> StepState:
+        """Return the state of all files together."""
         states = {file.verdict.state for file in self.files}
-        if self.broken or State.DAMAGED in states:
-            return State.DAMAGED
-        whole = not self.missing and states == {State.COMPLETE} and self.present == self.expected
-        return State.COMPLETE if whole else State.FILLING
+        if self.broken or StepState.DAMAGED in states:
+            return StepState.DAMAGED
+        whole = not self.missing and states == {StepState.COMPLETE} and self.present == self.expected
+        return StepState.COMPLETE if whole else StepState.FILLING
 
     @property
     def problem(self) -> str:
         """Return the first thing that is wrong, empty when nothing is."""
         state = self.state
-        if state is State.COMPLETE:
+        if state is StepState.COMPLETE:
             return ""
         wrong = next((file for file in self.files if file.verdict.state is state), None)
-        if state is State.DAMAGED:
+        if state is StepState.DAMAGED:
             return self.broken or (f"{wrong.name}: {wrong.verdict.problem}" if wrong else "")
         counted = f"{self.present} of {self.expected or 'an unknown number of'} files are whole"
         details = [self.missing, f"{wrong.name}: {wrong.verdict.problem}" if wrong else ""]
@@ -76,19 +76,21 @@ class Weights:
         return f"sha256:{state.hexdigest()}"
 
 
-def gather(look: Look, place: str, names: Iterable[str], check: Check) -> tuple[File, ...]:
+def gather(
+    directory: StepDirectory, place: str, names: Iterable[str], check: Check
+) -> tuple[WeightFile, ...]:
     """Return those of the named files that are there, in the order of their names, up to the limit."""
-    found = (look.file(place, name, check) for name in sorted(names)[:FILES_LIMIT])
+    found = (directory.file(place, name, check) for name in sorted(names)[:FILES_LIMIT])
     return tuple(file for file in found if file is not None)
 
 
-def lacking(weights: Weights, problem: str) -> Weights:
+def lacking(weights: StepWeights, problem: str) -> StepWeights:
     """Return the same weights with one more thing that is not there yet."""
     return replace(weights, missing=_joined(weights.missing, problem))
 
 
-def together(weights: Weights, other: Weights | None) -> Weights:
-    """Return weights and what must be whole beside them, as one."""
+def together(weights: StepWeights, other: StepWeights | None) -> StepWeights:
+    """Return weights and what must be whole beside them, as one set of files."""
     if other is None:
         return weights
     counts = (

@@ -16,7 +16,7 @@ from syncd.client.wait import Deadline
 from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError
 from syncd.protocol.backend import GLOO, NCCL, Chosen, choose, gpu_in
 from syncd.protocol.buckets import Plan, make_plan
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round

@@ -22,7 +22,7 @@ from syncd.client.wait import Deadline
 from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.protocol.backend import GLOO, NCCL
 from syncd.protocol.buckets import Plan, make_plan
-from syncd.protocol.disk import SystemClock
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from syncd.errors import CorruptDataError, LoadFailedError, RefusedError, storage_error
-from syncd.protocol.disk import LocalDisk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import read_header, signature
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.read import Job, Loaded, read_all

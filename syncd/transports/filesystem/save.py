@@ -18,8 +18,9 @@ from typing import Literal
 import torch
 
 from syncd.errors import UsageError
-from syncd.protocol.disk import Clock, SystemClock
+from syncd.protocol.disk import Clock
 from syncd.protocol.layout import ACTOR, Job, shard_name
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
 from syncd.transports.filesystem.device_copy import Copies

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from syncd.errors import ConfigError, StorageError
-from syncd.protocol.claims import Claim, claim
-from syncd.protocol.disk import Clock, Disk, LocalDisk, SystemClock, is_temporary, remove_tree, temporary_name
+from syncd.protocol.disk import Clock, Disk, is_temporary, remove_tree, temporary_name
+from syncd.protocol.file_lock import FileLock, lock_file
+from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.mount import mount_of
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord
@@ -78,7 +79,7 @@ class Staged:
         held: What keeps it.
     """
 
-    def __init__(self, path: str, held: Claim) -> None:
+    def __init__(self, path: str, held: FileLock) -> None:
         self.path, self._held = path, held
 
     def close(self) -> None:
@@ -144,7 +145,7 @@ class Stage:
         path = f"{self._own}/{source.key}"
         if not os.path.isdir(path):
             return None
-        held = claim(f"{path}{_LOCK}", exclusive=False)
+        held = lock_file(f"{path}{_LOCK}", exclusive=False)
         return _kept(path, held) if held is not None else None
 
     def sweep(self) -> None:
@@ -164,7 +165,7 @@ class Stage:
     def _made(self, key: str, source: Source, stop: Callable[[], bool]) -> Staged | None:
         """Copy, unless another process does, or removes."""
         _private(self._own)
-        held = claim(f"{self._own}/{key}{_LOCK}", exclusive=True)
+        held = lock_file(f"{self._own}/{key}{_LOCK}", exclusive=True)
         if held is None:
             return None
         path = f"{self._own}/{key}"
@@ -216,14 +217,14 @@ class Stage:
         names = _names(directory)
         keys = {_key_of(name) for name in names} - {""}
         for key in sorted(keys):
-            held = claim(f"{directory}/{key}{_LOCK}", exclusive=True)
+            held = lock_file(f"{directory}/{key}{_LOCK}", exclusive=True)
             if held is not None:
                 self._remove(directory, key, held)
         if directory != self._own:
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
 
-    def _remove(self, directory: str, key: str, held: Claim) -> None:
+    def _remove(self, directory: str, key: str, held: FileLock) -> None:
         try:
             self._clear(directory, key)
             remove_tree(self._disk, f"{directory}/{key}")
@@ -252,7 +253,7 @@ class _Watched:
         return now - self._since < self._stalled
 
 
-def _kept(path: str, held: Claim) -> Staged | None:
+def _kept(path: str, held: FileLock) -> Staged | None:
     # Between two kinds of lock somebody may have removed it.
     if os.path.isdir(path):
         return Staged(path, held)

@@ -8,7 +8,7 @@ import contextlib
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.memory import Held, place_of, take
+from syncd.protocol.memory import HeldCopy, hold_copy, memory_directory_of
 from syncd.protocol.presence import read_presences
 
 _KIND = "weights"
@@ -25,15 +25,15 @@ class Copies:
         self._job = job
         self._taken = self._spoilt = ""
 
-    def take(self, manifest: Manifest) -> Held | None:
+    def take(self, manifest: Manifest) -> HeldCopy | None:
         """Hold the copy of what a manifest seals, None where there is none on this host."""
         self._taken = ""
         if manifest.kind != _KIND or manifest.digest == self._spoilt:
             return None
         with contextlib.suppress(SyncdError, OSError):
             for trainer in read_presences(self._job.disk, self._job.trainers)[0].values():
-                place = place_of(trainer.info)
-                held = take(place, manifest) if place is not None else None
+                place = memory_directory_of(trainer.info)
+                held = hold_copy(place, manifest) if place is not None else None
                 if held is not None:
                     self._taken = manifest.digest
                     return held

@@ -16,15 +16,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from syncd.errors import SyncdError
-from syncd.protocol.disk import Clock, LocalDisk, SystemClock
+from syncd.protocol.disk import Clock
 from syncd.protocol.layout import ACTOR, Job
-from syncd.protocol.memory import Place, clear, clear_all, discard, is_private, owned
+from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.memory import (
+    MemoryDirectory,
+    clear_all,
+    clear_directory,
+    discard,
+    is_private,
+    lock_directory,
+)
 from syncd.protocol.receipt import FileRecord, Receipt, receipts_directory, write_receipt
 from syncd.transports.filesystem.direct_io import PIECE, NewFile, Way
 from syncd.transports.memory.room import capacity, is_memory, look, refusal
 
 if TYPE_CHECKING:
-    from syncd.protocol.claims import Claim
+    from syncd.protocol.file_lock import FileLock
 
 SLACK = 1 << 20
 """Bytes for what lies beside the weights, and for headers."""
@@ -61,9 +69,9 @@ class Memory:
     """
 
     def __init__(self, job: Job, options: Options, clock: Clock | None = None) -> None:
-        self.place = Place.here(options.root, job.root)
+        self.place = MemoryDirectory.here(options.root, job.root)
         self._options, self._clock = options, clock or SystemClock()
-        self._owner: Claim | None = None
+        self._owner: FileLock | None = None
         self._made: list[str] = []
 
     def open(self) -> str:
@@ -103,7 +111,7 @@ class Memory:
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
-            clear(self.place.directory)
+            clear_directory(self.place.directory)
 
     def _open(self) -> str:
         root = os.path.dirname(self.place.directory)
@@ -122,7 +130,7 @@ class Memory:
                 os.mkdir(directory, 0o700)
             if not is_private(directory):
                 return f"{directory} is not this user's alone"
-            self._owner = owned(directory)
+            self._owner = lock_directory(directory)
             if self._owner is not None:
                 return ""
             if self._clock.monotonic() > end:

@@ -7,7 +7,7 @@ from broadcasts import HERE, LONG, left_over
 from servers import Server
 from test_broadcast_members import FILE, STEPS, applied, begun, heard
 
-from syncd.protocol.label import pair_of
+from syncd.protocol.version import pair_of
 
 pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")

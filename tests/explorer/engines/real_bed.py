@@ -18,11 +18,10 @@ from targets import target_of
 
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import HookOptions
-from syncd.protocol.disk import SystemClock
-from syncd.protocol.label import engine_label
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.version import read_version
+from syncd.protocol.version import engine_label, read_version
 from syncd.publishing import publish_directory
 
 CLOSE = 1e-3

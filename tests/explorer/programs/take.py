@@ -13,8 +13,8 @@ import sys
 import xxhash
 
 from explorer_hooks.follower.fetch import payload_of
-from syncd.protocol.disk import LocalDisk
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Version
 from syncd.transports.filesystem.stage import Source, Stage

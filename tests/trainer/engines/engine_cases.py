@@ -12,7 +12,7 @@ import torch
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
-from syncd.protocol.memory import Place, holds
+from syncd.protocol.memory import MemoryDirectory, is_copy_of
 from syncd.transports.ranks import Ranks
 from trainer.engines.base import make_engine
 
@@ -131,8 +131,8 @@ def remembered(bench):
     engine.upload_state_dict()
     engine.wait_for_save()
     manifest = read_manifest(job.disk, job.step(1))
-    path = Place.here(root, job.root).copy(1, manifest.attempt)
-    found = {"holds": holds(path, manifest), "damaged": damaged_files(job.disk, path, manifest)}
+    path = MemoryDirectory.here(root, job.root).copy(1, manifest.attempt)
+    found = {"holds": is_copy_of(path, manifest), "damaged": damaged_files(job.disk, path, manifest)}
     found |= {"shards": len(manifest.shards), "methods": sorted(engine.methods), "sent": engine.sent}
     bench.ranks.gather(None)  # all have looked
     engine.shutdown()

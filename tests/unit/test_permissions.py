@@ -11,11 +11,11 @@ from syncd.cli.policies import read_config, with_policy
 from syncd.errors import ConfigError
 from syncd.observe.events import Event
 from syncd.observe.journal import Journal
-from syncd.protocol.disk import LocalDisk, SystemClock
 from syncd.protocol.layout import Job, job_disk
-from syncd.protocol.modes import PRIVATE, UMASK, Modes, modes_of
-from syncd.protocol.pin import Pin, write_pin
+from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.permissions import PRIVATE, UMASK, Modes, modes_of
 from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.request import Pin, write_pin
 from syncd.synchronizer import Synchronizer
 
 GROUP = os.getegid()

@@ -1,8 +1,8 @@
-"""Claims on what a host's processes share: locks on local files that end with their process, however it ends.
+"""Locks that the processes of one host share: flock on local files, released when the process ends, however it ends.
 
 flock is used on local file systems only, where it is exact, and across containers too, whose process ids say
-nothing to each other. A lock file may be removed by whoever holds it exclusively; so a lock counts only while
-its name still leads to the file that was locked.
+nothing to each other. Whoever holds a lock exclusively may remove its file; so a lock counts only
+while its name still leads to the file that was locked.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import os
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Claim:
+class FileLock:
     """A lock that is held.
 
     Args:
@@ -25,14 +25,14 @@ class Claim:
         self._descriptor: int | None = descriptor
 
     def share(self) -> bool:
-        """Let others claim it too; False if it was lost on the way, then it is closed."""
+        """Make the lock shared; return False, with the lock closed, if it was lost on the way."""
         if self._descriptor is not None and _lock(self._descriptor, fcntl.LOCK_SH) and self.is_valid():
             return True
         self.close()
         return False
 
     def is_valid(self) -> bool:
-        """Say whether the name still leads to the file that is locked."""
+        """Return whether the name still leads to the file that is locked."""
         if self._descriptor is None:
             return False
         try:
@@ -43,25 +43,25 @@ class Claim:
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def remove(self) -> None:
-        """Remove the lock file and let go. Only for who holds it exclusively."""
+        """Remove the lock file and release the lock. Only for the exclusive holder."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self.close()
 
     def close(self) -> None:
-        """Let go; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
 
-def claim(path: str, *, exclusive: bool) -> Claim | None:
-    """Return a claim, None while others hold one that excludes it, or its directory has gone. Never waits."""
+def lock_file(path: str, *, exclusive: bool) -> FileLock | None:
+    """Return a lock, None while others hold one that excludes it, or if its directory has gone. Never waits."""
     try:
         descriptor = os.open(path, _FLAGS, 0o600)
     except FileNotFoundError:
         return None
-    made = Claim(path, descriptor)
+    made = FileLock(path, descriptor)
     try:
         if _lock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) and made.is_valid():
             return made

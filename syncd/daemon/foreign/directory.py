@@ -1,16 +1,16 @@
-"""One look at a step directory that others wrote: its names, and what each of its files is."""
+"""A step directory that another framework wrote: its names, and what each of its files was found to be."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from syncd.daemon.snapshot import State
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, FileStat, Kind, list_if_there
+from syncd.protocol.step import StepState
 
-MEMO_LIMIT = 1 << 16
-"""Verdicts and names that a memo holds at most, about 20 MB."""
+CACHE_LIMIT = 1 << 16
+"""The most verdicts and names that a cache holds, about 20 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ class Verdict:
         names: The files that it names where it is an index of others, with their lengths, 0 where unknown.
     """
 
-    state: State = State.COMPLETE
+    state: StepState = StepState.COMPLETE
     problem: str = ""
     names: Mapping[str, int] = field(default_factory=dict)
 
 
 Check = Callable[[Disk, str, int, Callable[[], None]], Verdict]
-"""Says what a file of so many bytes is. Raises `CorruptDataError` for what can never become whole."""
+"""Returns what a file of so many bytes is. Raises `CorruptDataError` for what can never become whole."""
 
 
-class File(NamedTuple):
+class WeightFile(NamedTuple):
     """One file of a step; its name is relative to the step's directory."""
 
     name: str
@@ -41,16 +41,16 @@ class File(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        return self.verdict.state is State.COMPLETE
+        return self.verdict.state is StepState.COMPLETE
 
 
 _Key = tuple[Check, str, FileStat]
 
 
-class Memo:
-    """Verdicts of files that have not changed since, the longest unused dropped first."""
+class VerdictCache:
+    """Verdicts of files that have not changed since; the longest unused are dropped first."""
 
-    def __init__(self, limit: int = MEMO_LIMIT) -> None:
+    def __init__(self, limit: int = CACHE_LIMIT) -> None:
         self._limit, self._cost = limit, 0
         self._verdicts: OrderedDict[_Key, Verdict] = OrderedDict()
 
@@ -58,14 +58,14 @@ class Memo:
         return len(self._verdicts)
 
     def get(self, key: _Key) -> Verdict | None:
-        """Return what was remembered of a file as it is now."""
+        """Return the verdict of a file as it is now, None if it is not cached."""
         verdict = self._verdicts.get(key)
         if verdict is not None:
             self._verdicts.move_to_end(key)
         return verdict
 
     def put(self, key: _Key, verdict: Verdict) -> None:
-        """Remember a verdict, and forget as many others as it takes."""
+        """Keep a verdict, and drop as many others as it takes."""
         self._cost += _cost(verdict) - _cost(self._verdicts.pop(key, None))
         self._verdicts[key] = verdict
         while self._cost > self._limit:
@@ -76,20 +76,20 @@ def _cost(verdict: Verdict | None) -> int:
     return 0 if verdict is None else 1 + len(verdict.names)
 
 
-class Look:
+class StepDirectory:
     """Reads one step directory once: each directory is listed once, links are not followed.
 
     Args:
         disk: The file system.
-        memo: What earlier looks found.
+        cache: What earlier scans found.
         path: The step's directory, which a listing of the job showed to be a directory.
-        progress: Called again and again while this takes its time.
+        progress: Called again and again during the work.
     """
 
     def __init__(
-        self, disk: Disk, memo: Memo, path: str, progress: Callable[[], None] = lambda: None
+        self, disk: Disk, cache: VerdictCache, path: str, progress: Callable[[], None] = lambda: None
     ) -> None:
-        self._disk, self._memo, self._path, self._progress = disk, memo, path, progress
+        self._disk, self._cache, self._path, self._progress = disk, cache, path, progress
         self._listed: dict[str, Mapping[str, Kind]] = {}
 
     def names(self, place: str = "") -> Mapping[str, Kind]:
@@ -101,15 +101,15 @@ class Look:
         return self._listed[place]
 
     def has_directory(self, place: str) -> bool:
-        """Say whether there is a directory, not a link, at a place relative to the step."""
+        """Return whether there is a directory, not a link, at a place relative to the step."""
         parent, _, name = place.rpartition("/")
         return self.names(parent).get(name) == "directory"
 
     def has_file(self, place: str, name: str) -> bool:
-        """Say whether there is a regular file of that name."""
+        """Return whether there is a regular file of that name."""
         return self.names(place).get(name) == "file"
 
-    def file(self, place: str, name: str, check: Check) -> File | None:
+    def file(self, place: str, name: str, check: Check) -> WeightFile | None:
         """Return one file and what it is, None where no regular file has that name."""
         if not self.has_file(place, name):
             return None
@@ -117,7 +117,9 @@ class Look:
         path = self._absolute(relative)
         try:
             stat = self._disk.stat(path)
-            return File(relative, stat, self._verdict(check, path, stat)) if stat.kind == "file" else None
+            return (
+                WeightFile(relative, stat, self._verdict(check, path, stat)) if stat.kind == "file" else None
+            )
         except MISSING:
             return None
 
@@ -126,16 +128,16 @@ class Look:
 
     def _verdict(self, check: Check, path: str, stat: FileStat) -> Verdict:
         key = check, path, stat
-        if (known := self._memo.get(key)) is not None:
+        if (known := self._cache.get(key)) is not None:
             return known
         try:
             verdict = check(self._disk, path, stat.size, self._progress)
         except CorruptDataError as error:
-            verdict = Verdict(State.DAMAGED, error.message)
-        self._memo.put(key, verdict)
+            verdict = Verdict(StepState.DAMAGED, error.message)
+        self._cache.put(key, verdict)
         return verdict
 
 
 def joined(place: str, name: str) -> str:
-    """Return a name below a place; the empty place is the step itself."""
+    """Return the path of a name below a place; the empty place is the step itself."""
     return f"{place}/{name}" if place else name

@@ -15,12 +15,8 @@ from memory import HandClock
 
 from syncd.errors import CorruptDataError, FencedError, LockHeldError, StorageError, TermLostError
 from syncd.protocol import process as subject
-from syncd.protocol.candidate import Candidate
-from syncd.protocol.disk import LocalDisk
-from syncd.protocol.fence import fence_below
 from syncd.protocol.layout import Job
-from syncd.protocol.process import Process
-from syncd.protocol.term import (
+from syncd.protocol.leadership import (
     BEAT,
     TIMEOUT,
     Term,
@@ -29,6 +25,9 @@ from syncd.protocol.term import (
     read_leader,
     token_name,
 )
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.process import Process
+from syncd.protocol.takeover import Candidate, fence_below
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "terms.py"
 
@@ -194,7 +193,7 @@ def test_publishing_and_removing_in_office(job, clock):
     term.publish(job.version, b"one")
     term.publish(job.version, b"two")
     assert Path(job.version).read_bytes() == b"two"
-    term.take(job.step(3), "global_step_3.x")
+    term.move_to_trash(job.step(3), "global_step_3.x")
     assert not os.path.exists(job.step(3))
     assert names(term.trash) == {"global_step_3.x"}
     assert names(term.directory) == {"leader.json", term.identity}
@@ -205,7 +204,7 @@ def test_publishing_and_removing_in_office(job, clock):
     "act",
     [
         lambda term, job: term.publish(job.version, b"stale"),
-        lambda term, job: term.take(job.step(3), "stale"),
+        lambda term, job: term.move_to_trash(job.step(3), "stale"),
         lambda term, job: term.beat((9, 9)),
     ],
 )
@@ -236,7 +235,7 @@ def removed_and_claimed_by_another(job: Job, clock: HandClock) -> tuple[Term, Te
     "act",
     [
         lambda term, job: term.publish(job.version, b"stale"),
-        lambda term, job: term.take(job.step(3), "stale"),
+        lambda term, job: term.move_to_trash(job.step(3), "stale"),
         lambda term, job: term.discard(f"{job.requests}/one.json"),
         lambda term, job: term.beat((9, 9)),
     ],
@@ -251,7 +250,7 @@ def test_of_two_leaders_of_one_token_only_the_one_whose_term_is_there_acts(job, 
         act(old, job)
     old.release()
     assert tree(job.root) == before
-    new.take(job.step(3), "x")
+    new.move_to_trash(job.step(3), "x")
     assert names(new.trash) == {"x"}
 
 
@@ -273,11 +272,11 @@ def test_a_trash_that_outlasts_its_terms_is_taken_over_and_fenced(tmp_path, cloc
     old = claim(job, clock)
     for step in (3, 4):
         os.mkdir(job.step(step))
-    old.take(job.step(3), "three")
+    old.move_to_trash(job.step(3), "three")
     shutil.rmtree(job.state)
     new = claim(job, clock)
     with pytest.raises(FencedError):
-        old.take(job.step(4), "stale")
+        old.move_to_trash(job.step(4), "stale")
     assert names(new.trash) == {"three"}
     assert os.path.isdir(job.step(4))
 
@@ -289,9 +288,9 @@ def test_a_leader_whose_trash_was_removed_has_lost_its_term_and_claims_again_at_
     os.mkdir(job.step(3))
     shutil.rmtree(job.trash)
     with pytest.raises(TermLostError):
-        term.take(job.step(3), "x")
+        term.move_to_trash(job.step(3), "x")
     assert candidate.holder() is None
-    candidate.claim().take(job.step(3), "x")
+    candidate.claim().move_to_trash(job.step(3), "x")
 
 
 def test_a_claim_whose_term_is_removed_on_its_way_leaves_that_of_another_alone(job, clock):
@@ -341,7 +340,7 @@ def test_a_fault_of_the_file_system_is_no_fence(job, clock):
     with pytest.raises(FileNotFoundError):
         term.publish(f"{job.root}/none/version.json", b"")
     with pytest.raises(FileNotFoundError):
-        term.take(job.step(9), "global_step_9.x")
+        term.move_to_trash(job.step(9), "global_step_9.x")
     term.publish(job.version, b"still in office")
 
 
@@ -350,7 +349,7 @@ def test_the_trash_of_earlier_terms_is_taken_over(job, clock):
     for step in (3, 4):
         os.mkdir(job.step(step))
         Path(job.step(step), "file").write_bytes(b"%d" % step)
-        old.take(job.step(step), f"global_step_{step}.x")
+        old.move_to_trash(job.step(step), f"global_step_{step}.x")
     new = claim(job, clock, dead=True)
     assert names(job.trash) == {token_name(2)}
     assert tree(new.trash) == {
@@ -366,7 +365,7 @@ def test_who_removes_nothing_makes_no_trash_but_fences_that_of_others(job, clock
     assert not os.path.exists(job.trash)
     os.makedirs(job.step(3))
     second = claim(job, clock, dead=True)
-    second.take(job.step(3), "x")
+    second.move_to_trash(job.step(3), "x")
     third = claim(job, clock, dead=True, removes=False)
     assert names(third.trash) == {"x"}
     for old in (first, second):
@@ -479,7 +478,7 @@ def crash_and_claim_again(job: Job, clock: HandClock, at: int, when: str) -> boo
     """Crash a take-over at a point, take over again, check that all is there; None without such a point."""
     first = claim(job, clock)
     os.mkdir(job.step(3))
-    first.take(job.step(3), "global_step_3.x")
+    first.move_to_trash(job.step(3), "global_step_3.x")
     os.mkdir(f"{job.lock}/.claim-left")
     Path(job.lock, ".claim-left", "leader.json").write_bytes(b"")
     try:
@@ -536,7 +535,7 @@ def test_one_who_is_overtaken_at_any_point_of_a_claim_gives_way(tmp_path, clock,
         job = Job.at(tmp_path / f"{operation}{number}")
         first = claim(job, clock)
         os.mkdir(job.step(3))
-        first.take(job.step(3), "global_step_3.x")
+        first.move_to_trash(job.step(3), "global_step_3.x")
         other: list[Term] = []
 
         class Overtaken(Hooked):

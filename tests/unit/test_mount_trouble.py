@@ -10,8 +10,8 @@ import pytest
 from jobs import ManualClock
 
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, StuckError, storage_error
-from syncd.protocol.disk import LocalDisk, SystemClock
-from syncd.protocol.trouble import PATIENT, MountState, trouble, trouble_of
+from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.mount import PATIENT, MountState, mount_trouble, mount_trouble_of
 from syncd.stall import hostfile
 from syncd.stall.calls import AttendedDisk, InHand
 from syncd.stall.views import Attended
@@ -37,19 +37,19 @@ def failed(number):
     ],
 )
 def test_each_error_of_storage_is_a_state(error, inodes, state):
-    found = trouble_of(error, "/j", inodes)
+    found = mount_trouble_of(error, "/j", inodes)
     assert found is not None
     assert found.state == state
     assert str(error) in found.message
 
 
 def test_what_is_not_of_storage_says_nothing_of_it():
-    assert trouble_of(CorruptDataError("half a document"), "/j") is None
+    assert mount_trouble_of(CorruptDataError("half a document"), "/j") is None
 
 
 @pytest.mark.parametrize("state", [state for state in MountState if state is not MountState.OK])
 def test_every_state_says_what_it_is_and_what_to_run(state):
-    said = trouble(state, "/my jobs/a")
+    said = mount_trouble(state, "/my jobs/a")
     if state is MountState.STUCK:
         assert "/my jobs" not in said.hint, "what asks the mount would hang, too"
     else:

@@ -5,11 +5,11 @@ between hosts:
 
 - A term is claimed by renaming a prepared directory to the next free token. A term's directory is never empty
   and a directory cannot be renamed over a full one, so exactly one claimer gets each token.
-- A claim counts only if a listing made after it shows no higher token. The highest term is never removed but
-  by the leader of a higher one.
-- The leader rewrites `leader.json` in its term. A candidate that sees it unchanged for `timeout` seconds of
-  its own clock, or sees that the process is gone from this host, or reads that it was released, claims the
-  next token.
+- A claim counts only if a listing made after it shows no higher token. Only the leader of a higher term removes
+  the highest one.
+- The leader rewrites `leader.json` in its term. A candidate claims the next token if it sees that file unchanged
+  for `timeout` seconds of its own clock, or sees that the process has ended on this host, or reads that the leader
+  released its term.
 - Fencing: what a leader renames into place it first writes to `daemon.lock/<token>/<identity>/`, and what it
   removes it first renames into `trash/<token>/<identity>/`. A new leader removes both directories of all
   earlier terms before it acts. From then on the server itself refuses the renames of a leader that was paused
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import FencedError, TermLostError
-from syncd.protocol.disk import MISSING, Clock, Entry, list_if_there, temporary_name
+from syncd.protocol.disk import MISSING, Clock, DirectoryEntry, list_if_there, temporary_name
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.process import Process, host_name
@@ -80,8 +80,8 @@ def token_name(token: int) -> str:
     return f"{token:0{_DIGITS}d}"
 
 
-def is_private(entry: Entry) -> bool:
-    """Say whether an entry of a term's place belongs to one claim alone: its name is the claim's identity."""
+def is_private(entry: DirectoryEntry) -> bool:
+    """Return whether an entry of a term's directory belongs to one claim alone: its name is the claim's identity."""
     return entry.kind == "directory" and _CLAIM_IDENTITY.fullmatch(entry.name) is not None
 
 
@@ -139,7 +139,7 @@ class Term:
         self._clock, self._leader = clock, leader
         self._beaten = clock.monotonic()
         self.left: tuple[Obstacle, ...] = ()
-        """Directories of leaders that have ended, which could not be removed."""
+        """Directories of leaders that have ended which could not be removed."""
 
     @property
     def identity(self) -> str:
@@ -148,7 +148,7 @@ class Term:
 
     @property
     def directory(self) -> str:
-        """Return the directory of this term, which another leader may come to have as well."""
+        """Return the directory of this term, which another leader may get as well."""
         return f"{self.job.lock}/{token_name(self.token)}"
 
     @property
@@ -178,7 +178,7 @@ class Term:
             self._check(error)
             raise
 
-    def take(self, source: str, name: str) -> None:
+    def move_to_trash(self, source: str, name: str) -> None:
         """Move a file or directory of the job into this term's trash.
 
         Raises:
@@ -191,7 +191,7 @@ class Term:
             raise
 
     def discard(self, path: str) -> None:
-        """Remove a file of the state directory; one that is not there is gone already.
+        """Remove a file of the state directory; a missing one is removed already.
 
         Raises:
             FencedError: A newer leader has taken over; nothing was removed by this call.
@@ -227,19 +227,19 @@ class Term:
             self._write(floor=floor)
 
     def release(self) -> None:
-        """Let a stand-by take over at once."""
+        """Let a standby take over at once."""
         with contextlib.suppress(OSError, FencedError):
             self._write(released=True)
 
     def _write(self, **changes: Any) -> None:
-        # A write that fails may have happened all the same: its number is never that of another content.
+        # A write that failed may have happened all the same: its number is never used for another content.
         self._leader = replace(self._leader, beat=self._leader.beat + 1)
         leader = replace(self._leader, **changes)
         self.publish(f"{self.directory}/{LEADER}", encode_leader(leader))
         self._leader, self._beaten = leader, self._clock.monotonic()
 
     def confirm(self) -> None:
-        """Look whether this term is still the one on disk.
+        """Check that this term is still the newest on disk.
 
         Raises:
             FencedError: A newer leader has taken over, or this term was removed.
@@ -253,13 +253,13 @@ class Term:
         self._check_there(self.staging)
 
     def _check_there(self, place: str) -> None:
-        # A listing asks the server; that a name is absent may be remembered from before.
+        # A listing asks the server; the absence of a name may be cached.
         above, _, name = place.rpartition("/")
         if all(entry.name != name for entry in list_if_there(self.job.disk, above)):
             raise TermLostError(f"somebody has removed term {self.token} of this daemon", path=place)
 
     def _check(self, error: OSError) -> None:
-        # Only a look at the terms tells a fence from a passing fault of the file system.
+        # Only reading the terms tells a fence from a passing fault of the file system.
         with contextlib.suppress(OSError):
             try:
                 self.confirm()

@@ -1,0 +1,185 @@
+"""Finds the weights in a directory: one file, numbered shards, an index, an adapter, a distributed checkpoint.
+
+The index decides where there is one: it is written last, and loaders follow it. Without one the numbers in the names
+decide. What contradicts itself is reported and never guessed.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from syncd.daemon.foreign.directory import Check, StepDirectory, Verdict, WeightFile, joined
+from syncd.daemon.foreign.weights import StepWeights, gather, lacking
+from syncd.daemon.foreign.whole_files import (
+    DATA_SUFFIX,
+    whole_archive,
+    whole_index,
+    whole_metadata,
+    whole_object,
+    whole_tensors,
+)
+from syncd.protocol.disk import Disk
+from syncd.protocol.step import StepState
+
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNames:
+    """The names that one library gives to the shards of a model.
+
+    Args:
+        single: The file of a model that is not sharded.
+        index: The file that names the shards.
+        numbered: A shard's name: its number and how many there are.
+        check: Returns whether a shard is whole.
+    """
+
+    single: str
+    index: str
+    numbered: re.Pattern[str]
+    check: Check
+
+
+def _family(stem: str, suffix: str, check: Check) -> ShardNames:
+    numbered = re.compile(rf"{stem}-([0-9]{{5}})-of-([0-9]{{5}})\.{suffix}", re.ASCII)
+    return ShardNames(f"{stem}.{suffix}", f"{stem}.{suffix}.index.json", numbered, check)
+
+
+SAFETENSORS = _family("model", "safetensors", whole_tensors)
+PYTORCH = _family("pytorch_model", "bin", whole_archive)
+_ADAPTERS: Mapping[str, Check] = {
+    "adapter_model.safetensors": whole_tensors,
+    "adapter_model.bin": whole_archive,
+}
+
+
+def find_shards(
+    directory: StepDirectory, place: str, families: tuple[ShardNames, ...] = (SAFETENSORS, PYTORCH)
+) -> StepWeights | None:
+    """Return the weights of a model in one directory, None where nothing is named like them."""
+    for family in families:
+        if (found := _of_family(directory, place, family)) is not None:
+            return found
+    return None
+
+
+def find_adapter(directory: StepDirectory, place: str) -> StepWeights | None:
+    """Return the adapter in a directory, None where nothing is named like one.
+
+    An adapter is whole once its configuration, which writers write after the weights, is there.
+    """
+    names = directory.names(place)
+    name = next((name for name in _ADAPTERS if name in names), None)
+    if name is None and ADAPTER_CONFIG not in names:
+        return None
+    files = gather(directory, place, (name,), _ADAPTERS[name]) if name else ()
+    return needing(directory, StepWeights(place, files, 1, kind="lora"), ADAPTER_CONFIG)
+
+
+def needing(directory: StepDirectory, weights: StepWeights, name: str) -> StepWeights:
+    """Return the weights, incomplete as long as a configuration file beside them is."""
+    found = directory.file(weights.place, name, whole_object)
+    if found is None:
+        return lacking(weights, f"{name} is not there yet")
+    return weights if found.is_whole else lacking(weights, f"{name}: {found.verdict.problem}")
+
+
+def _of_family(directory: StepDirectory, place: str, family: ShardNames) -> StepWeights | None:
+    names = directory.names(place)
+    numbered = {name: match for name in names if (match := family.numbered.fullmatch(name))}
+    if family.single in names and (numbered or family.index in names):
+        files = gather(directory, place, (family.single, *numbered), family.check)
+        return StepWeights(place, files, missing=f"{family.single} and shards are mixed")
+    if family.index in names:
+        return _indexed(directory, place, family)
+    if numbered:
+        return _numbered(directory, place, family, numbered)
+    if family.single in names:
+        return StepWeights(place, gather(directory, place, (family.single,), family.check), 1)
+    return None
+
+
+def _indexed(directory: StepDirectory, place: str, family: ShardNames) -> StepWeights:
+    index = directory.file(place, family.index, whole_index)
+    if index is None:
+        return StepWeights(place, missing=f"{family.index} is not a file")
+    problem = f"{family.index}: {index.verdict.problem}"
+    if index.verdict.state is StepState.DAMAGED:
+        return StepWeights(place, broken=problem)
+    names = [*index.verdict.names] or [
+        name for name in directory.names(place) if family.numbered.fullmatch(name)
+    ]
+    files = gather(directory, place, names, family.check)
+    return (
+        StepWeights(place, files, len(names))
+        if index.is_whole
+        else StepWeights(place, files, missing=problem)
+    )
+
+
+def _numbered(
+    directory: StepDirectory, place: str, family: ShardNames, numbered: Mapping[str, re.Match[str]]
+) -> StepWeights:
+    files = gather(directory, place, numbered, family.check)
+    totals = sorted({int(match[2]) for match in numbered.values()})
+    if len(totals) > 1:
+        return StepWeights(place, files, missing=f"shards of {totals[0]} and of {totals[-1]} are mixed")
+    for name, match in numbered.items():
+        if not 1 <= int(match[1]) <= totals[0]:
+            return StepWeights(place, files, broken=f"{name} counts beyond its total")
+    return StepWeights(place, files, totals[0])
+
+
+METADATA = ".metadata"
+_COMMON = "common.pt"
+
+
+def find_distributed(directory: StepDirectory, place: str) -> StepWeights | None:
+    """Return the weights of a distributed checkpoint of torch, None where there is nothing of one.
+
+    `.metadata` is renamed to its place after all data files were synced, so it decides which there must be and how
+    long each is. Megatron writes `common.pt` first and `metadata.json` last beside them.
+    """
+    names = directory.names(place)
+    data = [name for name in names if name.endswith(DATA_SUFFIX)]
+    if METADATA not in names and _COMMON not in names and not data:
+        return None
+    metadata = directory.file(place, METADATA, whole_metadata)
+    if metadata is None or metadata.verdict.state is StepState.FILLING:
+        why = metadata.verdict.problem if metadata else "it is not there yet"
+        return StepWeights(place, gather(directory, place, data, _as_it_is), missing=f"{METADATA}: {why}")
+    if metadata.verdict.state is StepState.DAMAGED:
+        return StepWeights(place, broken=f"{METADATA}: {metadata.verdict.problem}")
+    weights = _data_files(directory, place, metadata)
+    return _with_common(directory, weights) if _COMMON in names else weights
+
+
+def _as_it_is(_disk: Disk, _path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
+    """Accept a data file: the metadata says how long it must be."""
+    return Verdict()
+
+
+def _data_files(directory: StepDirectory, place: str, metadata: WeightFile) -> StepWeights:
+    lengths = {joined(place, name): length for name, length in metadata.verdict.names.items()}
+    data = gather(directory, place, metadata.verdict.names, _as_it_is)
+    files = (metadata, *(_measured(file, lengths) for file in data))
+    return StepWeights(place, files, len(lengths), extra=frozenset({metadata.name}))
+
+
+def _measured(file: WeightFile, lengths: Mapping[str, int]) -> WeightFile:
+    size, wanted = file.stat.size, lengths[file.name]
+    if size == wanted:
+        return file
+    state = StepState.FILLING if size < wanted else StepState.DAMAGED
+    return file._replace(verdict=Verdict(state, f"{size} of {wanted} bytes"))
+
+
+def _with_common(directory: StepDirectory, weights: StepWeights) -> StepWeights:
+    """Return the weights with what Megatron writes beside them, which must be whole too."""
+    common = gather(directory, weights.place, (_COMMON,), whole_archive)
+    if not common:
+        return lacking(weights, f"{_COMMON} is not a file")
+    extra = weights.extra | {joined(weights.place, _COMMON)}
+    return needing(directory, replace(weights, files=weights.files + common, extra=extra), "metadata.json")

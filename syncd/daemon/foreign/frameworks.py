@@ -1,0 +1,222 @@
+"""The layout of each framework: Trinity-RFT and verl, tinker, prime-rl, plain Hugging Face exports.
+
+docs/foreign.md says what each was checked against.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from syncd.daemon.foreign.directory import StepDirectory, Verdict, WeightFile, joined
+from syncd.daemon.foreign.find_weights import (
+    CONFIG,
+    SAFETENSORS,
+    find_adapter,
+    find_distributed,
+    find_shards,
+    needing,
+)
+from syncd.daemon.foreign.layout import ForeignLayout, numbered_after
+from syncd.daemon.foreign.weights import StepWeights, gather, lacking, together
+from syncd.daemon.foreign.whole_files import whole_archive
+from syncd.protocol.disk import Disk
+from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, parse_step_name
+from syncd.protocol.step import StepState
+
+_METADATA = ".metadata"
+
+
+def _has_mark(directory: StepDirectory) -> bool:
+    return directory.has_file("", FULL_CHECKPOINT)
+
+
+# --- verl, and Trinity-RFT, which trains with it: `global_step_<N>/`, announced by the job's marker ---------------
+
+_ADAPTER = f"{ACTOR}/lora_adapter"
+_EXPORT = "huggingface"
+_STREAM = "model.safetensors.tmp"
+_NUMBER = r"(0|[1-9][0-9]{0,5})"
+_RANKED = re.compile(rf"(model|optim|extra_state)_world_size_{_NUMBER}_rank_{_NUMBER}\.pt", re.ASCII)
+
+
+def _verl_base(directory: StepDirectory) -> str:
+    """Return where an engine's checkpoint is: verl's supervised trainer writes into the step itself."""
+    return ACTOR if directory.has_directory(ACTOR) else ""
+
+
+def _with_adapter(directory: StepDirectory, weights: StepWeights | None) -> StepWeights | None:
+    """Return weights that are whole only with the adapter beside them, if its directory is there."""
+    if weights is None or not directory.has_directory(_ADAPTER):
+        return weights
+    return together(weights, find_adapter(directory, _ADAPTER) or StepWeights(_ADAPTER, expected=1))
+
+
+def _trinity(directory: StepDirectory) -> StepWeights | None:
+    found = find_shards(directory, ACTOR, (SAFETENSORS,))
+    # The stream is renamed when it ends. One that a crash left behind must not hide what was saved later.
+    if found is None and _STREAM in directory.names(ACTOR) and not (_fsdp(directory) or _megatron(directory)):
+        found = StepWeights(ACTOR, expected=1)
+    return _with_adapter(directory, found)
+
+
+def _ranks(directory: StepDirectory, place: str, part: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, world size and rank of each file of one part of a checkpoint."""
+    for name in directory.names(place):
+        match = _RANKED.fullmatch(name)
+        if match and match[1] == part:
+            yield name, int(match[2]), int(match[3])
+
+
+def _fsdp(directory: StepDirectory) -> StepWeights | None:
+    place = _verl_base(directory)
+    found = list(_ranks(directory, place, "model"))
+    if not found:
+        others = {size for part in ("optim", "extra_state") for _, size, _ in _ranks(directory, place, part)}
+        # A checkpoint may leave the ranks' shards out in favour of an export.
+        if not others or find_shards(directory, joined(place, _EXPORT)):
+            return None
+        return StepWeights(place, expected=min(others) if len(others) == 1 else None)
+    files = gather(directory, place, (name for name, _, _ in found), whole_archive)
+    sizes = sorted({size for _, size, _ in found})
+    if len(sizes) > 1:
+        return StepWeights(place, files, broken=f"shards of world sizes {sizes[0]} and {sizes[-1]} are mixed")
+    if beyond := [name for name, size, rank in found if rank >= size]:
+        return StepWeights(place, files, broken=f"{beyond[0]} has a rank beyond its world size")
+    return _with_adapter(directory, StepWeights(place, files, sizes[0]))
+
+
+def _megatron(directory: StepDirectory) -> StepWeights | None:
+    base = _verl_base(directory)
+    nested = joined(base, "model")
+    root = nested if directory.has_directory(nested) else base
+    data, export = joined(root, "dist_ckpt"), joined(root, _EXPORT)
+    if not directory.has_directory(data) and not (root == nested and directory.has_directory(export)):
+        return None
+    # With a bridge the weights are the export, and what was distributed is the optimizer's state.
+    return (
+        find_shards(directory, export)
+        or find_distributed(directory, data)
+        or find_adapter(directory, f"{export}/adapter")
+        or StepWeights(data)
+    )
+
+
+def _verl_export(directory: StepDirectory) -> StepWeights | None:
+    place = joined(_verl_base(directory), _EXPORT)
+    found = find_shards(directory, place)
+    if found is None and directory.has_directory(place) and not directory.has_directory(_ADAPTER):
+        found = StepWeights(place)
+    return _with_adapter(directory, found)
+
+
+def _verl_adapter(directory: StepDirectory) -> StepWeights | None:
+    if not directory.has_directory(_ADAPTER):
+        return None
+    return find_adapter(directory, _ADAPTER) or StepWeights(_ADAPTER, expected=1, kind="lora")
+
+
+def _has_optimizer(directory: StepDirectory) -> bool:
+    states = [size for _, size, _ in _ranks(directory, _verl_base(directory), "optim")]
+    return _has_mark(directory) or (bool(states) and len(states) == min(states))
+
+
+def _has_distributed_optimizer(directory: StepDirectory) -> bool:
+    place = joined(_verl_base(directory), "optimizer/dist_ckpt")
+    return _has_mark(directory) or directory.has_file(place, _METADATA)
+
+
+# --- tinker, as Trinity-RFT uses it: the weights stay with the service, and the step holds their path -------------
+# `remote_sampler_path.txt` is written in place, and the marker after it; the daemon waits for a path that is late.
+
+_SAMPLER = "remote_sampler_path.txt"
+_CHECKPOINT = "remote_checkpoint_path.txt"
+_PATH_LIMIT = 4096
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[!-~]+", re.ASCII)
+
+
+def whole_path(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
+    """Return whether a file holds the path of remote weights, with that path.
+
+    Raises:
+        CorruptDataError: It is longer than any path.
+    """
+    text = disk.read(path, _PATH_LIMIT).decode("ascii", "replace").strip()
+    if not _URI.fullmatch(text):
+        return Verdict(StepState.FILLING, "it holds no path yet" if not text else "it holds no URI")
+    return Verdict(names={text: 0})
+
+
+def _uri(files: tuple[WeightFile, ...]) -> str:
+    return next((name for file in files for name in file.verdict.names), "")
+
+
+def _tinker(directory: StepDirectory) -> StepWeights | None:
+    if directory.names().keys().isdisjoint((_SAMPLER, _CHECKPOINT)):
+        return None
+    files = gather(directory, "", (_SAMPLER,), whole_path)
+    return StepWeights("", files, 1, kind="remote", uri=_uri(files))
+
+
+def _has_remote_checkpoint(directory: StepDirectory) -> bool:
+    return _has_mark(directory) and directory.has_file("", _CHECKPOINT)
+
+
+# --- prime-rl: `step_<N>/` with weights under Hugging Face names, and `STABLE` once all are there -----------------
+
+_STABLE = "STABLE"
+_PRIME_PLACES = ("", "weight", "weights")
+# Each rank writes under such a name and renames its files once it knows how many there are.
+_UNNAMED = re.compile(r"tmp-rank[0-9]+.*\.safetensors", re.ASCII)
+
+
+def _prime(directory: StepDirectory) -> StepWeights | None:
+    found = _prime_weights(directory)
+    if found is None:
+        # Where weights are broadcast the step is empty but for the ready file.
+        ready = _STABLE in directory.names()
+        return StepWeights("", missing="it is ready and holds no weights") if ready else None
+    return found if directory.has_file("", _STABLE) else lacking(found, f"{_STABLE} is not there yet")
+
+
+def _prime_weights(directory: StepDirectory) -> StepWeights | None:
+    for place in _PRIME_PLACES:
+        found = find_shards(directory, place) or find_adapter(directory, place)
+        if found is not None:
+            return found
+        if any(map(_UNNAMED.fullmatch, directory.names(place))):
+            return StepWeights(place)
+    return None
+
+
+def _has_trainer_state(directory: StepDirectory) -> bool:
+    return directory.has_file("trainer", _METADATA)
+
+
+# --- plain Hugging Face exports: `checkpoint-<N>/`. Nothing announces them; they count once they stop changing ----
+
+_OPTIMIZER = ("optimizer.pt", "optimizer.bin")
+
+
+def _huggingface(directory: StepDirectory) -> StepWeights | None:
+    model = find_shards(directory, "")
+    if model is not None:
+        return needing(directory, model, CONFIG)
+    return find_adapter(directory, "") or (StepWeights("") if CONFIG in directory.names() else None)
+
+
+def _has_huggingface_optimizer(directory: StepDirectory) -> bool:
+    return any(directory.has_file("", name) for name in _OPTIMIZER)
+
+
+LAYOUTS = (
+    ForeignLayout("tinker", parse_step_name, _tinker, _has_remote_checkpoint, "marker"),
+    ForeignLayout("trinity-0.6", parse_step_name, _trinity, _has_mark, "marker"),
+    ForeignLayout("verl-fsdp", parse_step_name, _fsdp, _has_optimizer, "marker"),
+    ForeignLayout("verl-megatron", parse_step_name, _megatron, _has_distributed_optimizer, "marker"),
+    ForeignLayout("verl-huggingface", parse_step_name, _verl_export, _has_mark, "marker"),
+    ForeignLayout("verl-lora", parse_step_name, _verl_adapter, _has_mark, "marker"),
+    ForeignLayout("prime-rl", numbered_after("step_"), _prime, _has_trainer_state, "itself"),
+    ForeignLayout(
+        "huggingface", numbered_after("checkpoint-"), _huggingface, _has_huggingface_optimizer, "time"
+    ),
+)
+"""Every layout; the first that matches a directory decides."""
