@@ -28,10 +28,10 @@ from syncd.protocol.memory import hold_copy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
-from syncd.transports.filesystem.load import check, load
-from syncd.transports.filesystem.read_targets import held
+from syncd.transports.filesystem.load import check_fit, load
+from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.filesystem.save import StepSaver
-from syncd.transports.memory.save import Copy, Memory, Options
+from syncd.transports.memory.save import MemoryCopies, StepCopy
 
 FILES, MEMORY = "files", "memory"
 SAVE, LOAD = "save", "load"
@@ -69,7 +69,7 @@ def _measure(scratch: Path, gib: float, options: argparse.Namespace) -> dict[str
     (scratch / "job").mkdir()
     weights, job = weights_of(gib), Job.at(scratch / "job")
     parameters = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    memory = Memory(job, Options(options.memory))
+    memory = MemoryCopies(job, options.memory)
     if problem := memory.open():
         raise SystemExit(problem)
     saver = StepSaver(job, 0, 1, dtype=None)
@@ -84,7 +84,9 @@ def _measure(scratch: Path, gib: float, options: argparse.Namespace) -> dict[str
     return {"bytes": size, "rounds": rounds[1:]}
 
 
-def _round(number: int, parts: tuple[Job, StepSaver, Memory], weights: Weights, parameters: Weights) -> Round:
+def _round(
+    number: int, parts: tuple[Job, StepSaver, MemoryCopies], weights: Weights, parameters: Weights
+) -> Round:
     job, saver, memory = parts
     found: Round = {}
     for place, way in enumerate((FILES, MEMORY) if number % 2 else (MEMORY, FILES)):
@@ -96,7 +98,7 @@ def _round(number: int, parts: tuple[Job, StepSaver, Memory], weights: Weights, 
     return found
 
 
-def _copy(memory: Memory, step: int, attempt: str, weights: Weights) -> Copy:
+def _copy(memory: MemoryCopies, step: int, attempt: str, weights: Weights) -> StepCopy:
     size = sum(tensor.nbytes for tensor in weights.values())
     if problem := memory.make_room(step, attempt, size):
         raise SystemExit(problem)
@@ -107,12 +109,12 @@ def _give_up(reason: str) -> None:
     raise SystemExit(reason)
 
 
-def _save(saver: StepSaver, step: int, attempt: str, weights: Weights, copy: Copy | None) -> None:
+def _save(saver: StepSaver, step: int, attempt: str, weights: Weights, copy: StepCopy | None) -> None:
     saver.save(step, attempt, weights.items(), {}, copy)
     saver.wait()
 
 
-def _loaded(job: Job, memory: Memory, step: int, parameters: Weights, way: str) -> float:
+def _loaded(job: Job, memory: MemoryCopies, step: int, parameters: Weights, way: str) -> float:
     manifest = read_manifest(job.disk, job.step(step))
     copy = hold_copy(memory.place, manifest) if way == MEMORY else None
     path = f"{copy.path if copy else job.step(step)}/{ACTOR}"
@@ -126,8 +128,8 @@ def _loaded(job: Job, memory: Memory, step: int, parameters: Weights, way: str) 
 
 def _fill(path: str, records: list[FileRecord], parameters: Weights) -> None:
     target = WeightDirectory(Version(1, 1, "weights", "step", "xxh3_128:0"), path, tuple(records))
-    place = held(parameters)
-    load(target, place, check(target, place))
+    place = target_tensors(parameters)
+    load(target, place, check_fit(target, place))
 
 
 def _timed(work: Callable[[], object]) -> float:

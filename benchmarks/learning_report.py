@@ -30,7 +30,7 @@ Found = Mapping[int, Mapping[str, Figures]]
 """Figures by seed and style."""
 
 
-class Target(NamedTuple):
+class WeightDirectory(NamedTuple):
     """One of the targets."""
 
     what: str
@@ -86,7 +86,7 @@ def noise_of(differences: Sequence[float]) -> float:
     return max(NOISE, 2 * statistics.stdev(differences) / len(differences) ** 0.5)
 
 
-def targets(found: Found) -> list[Target]:
+def targets(found: Found) -> list[WeightDirectory]:
     """Return the targets, all fixed before the first run, and whether they are met."""
     rises = [end_of(runs[ON_POLICY]) - start_of(runs[ON_POLICY]) for runs in found.values()]
     differences = [end_of(runs[ASYNC]) - end_of(runs[ON_POLICY]) for runs in found.values()]
@@ -94,20 +94,20 @@ def targets(found: Found) -> list[Target]:
     oldest = max(runs[ON_POLICY]["age_max"] for runs in found.values())
     age = min(statistics.fmean(runs[ASYNC]["ages"]) for runs in found.values())
     return [
-        Target(
+        WeightDirectory(
             "least rise of the reward, on-policy",
             f"{min(rises):+.3f}",
             f">= {MARGIN:+.2f}",
             min(rises) >= MARGIN,
         ),
-        Target(
+        WeightDirectory(
             "async less on-policy, at the end",
             f"{difference:+.3f}",
             f"within {noise:.3f}",
             abs(difference) <= noise,
         ),
-        Target("oldest rollout, on-policy, versions", f"{oldest:.0f}", "0", oldest == 0),
-        Target("mean age of rollouts, async, versions", f"{age:.2f}", "> 0", age > 0),
+        WeightDirectory("oldest rollout, on-policy, versions", f"{oldest:.0f}", "0", oldest == 0),
+        WeightDirectory("mean age of rollouts, async, versions", f"{age:.2f}", "> 0", age > 0),
     ]
 
 

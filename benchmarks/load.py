@@ -36,11 +36,9 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
-from syncd.transports.filesystem.load import check, load
-from syncd.transports.filesystem.page_cache import cached_share
-from syncd.transports.filesystem.read import THREADS
-from syncd.transports.filesystem.read_plan import PIECE
-from syncd.transports.filesystem.read_targets import held
+from syncd.transports.filesystem.load import THREADS, check_fit, load
+from syncd.transports.filesystem.read_file import PIECE, cached_share
+from syncd.transports.filesystem.read_targets import target_tensors
 
 _OWN = threading.local()
 
@@ -117,8 +115,8 @@ Contestant = tuple[Path, Callable[[], object]]
 
 def _contestants(scratch: Path, target: WeightDirectory, parameters: Weights) -> dict[str, Contestant]:
     """Return each contestant: the directory of its files, and what it does."""
-    place = held(parameters)
-    found = check(target, place)
+    place = target_tensors(parameters)
+    found = check_fit(target, place)
     verified = WeightDirectory(target.version, target.path, target.shards, verified=True)
     return {
         HASHED: (scratch / "step", lambda: load(target, place, found)),
@@ -238,8 +236,8 @@ def _read_at_once(target: WeightDirectory, parameters: Weights, count: int, *, d
 
     def read() -> None:
         before = _bytes_read()
-        place = held(parameters)
-        fits = check(target, place)
+        place = target_tensors(parameters)
+        fits = check_fit(target, place)
         start.wait(60)
         started = time.perf_counter()
         load(target, place, fits, direct=direct)

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
-from syncd.transports.filesystem.pinned_buffer import Arena, view
+from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, view
 from syncd.transports.filesystem.save import StepSaver
 
 Weights = dict[str, torch.Tensor]
@@ -184,7 +184,7 @@ def _memcpy(size: int, target: torch.Tensor) -> dict[str, Callable[[Path], float
     return {"memcpy": one, "memcpy, all cores": all_cores}
 
 
-def _raw_direct(source: Arena) -> Callable[[Path], None]:
+def _raw_direct(source: PinnedBuffer) -> Callable[[Path], None]:
     """Write the same bytes to a new file as fast as the device takes them: O_DIRECT, two threads."""
 
     def write(path: Path) -> None:
@@ -253,7 +253,7 @@ def _dcp_hugging_face(weights: Weights) -> Callable[[Path], None]:
 
 def _contestants(scratch: Path, weights: Weights) -> dict[str, Callable[[Path], float | None]]:
     size = sum(tensor.nbytes for tensor in weights.values())
-    memory = Arena(size)
+    memory = PinnedBuffer(size)
     return {
         **_memcpy(size, memory.bytes[:size]),
         RAW: _raw_direct(memory),

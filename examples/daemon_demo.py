@@ -1,7 +1,7 @@
-"""The daemon at work, in half a minute: `make demo-daemon`.
+"""The daemon alone, in half a minute: `make demo-daemon`.
 
 Two ranks write real safetensors steps, `syncd watch` publishes and prunes them, a fast and a slow explorer
-follow under leases. In the middle the daemon is killed with SIGKILL and started again. The end is a summary
+follow under leases. In the middle the daemon is killed with SIGKILL and restarted. The end is a summary
 computed from what happened: versions, latency, bytes, what each explorer loaded, what was pruned and why.
 """
 
@@ -27,7 +27,7 @@ Process = subprocess.Popen[bytes]
 
 
 def main() -> int:
-    """Run the demo; return 0 when everything that it shows has held."""
+    """Run the demo; return 0 if every check of it passed."""
     shutil.rmtree(OUT, ignore_errors=True)
     JOB.mkdir(parents=True)
     running: list[Process] = []

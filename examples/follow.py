@@ -1,9 +1,9 @@
-"""A small explorer of one's own: waits for versions, leases each, loads and verifies its tensors, says what it runs.
+"""A small explorer: waits for versions, leases each, loads and verifies its tensors, reports what it runs.
 
     python examples/follow.py JOB --name fast --until 24
 
 `Synchronizer.get_model_state_dict` leases the version, reads it, checks every byte and releases it;
-`confirm` publishes what this explorer really runs. Any number of these may run, on any hosts.
+`confirm` reports what this explorer really runs. Any number of these may run, on any hosts.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
             try:
                 tensors, step = explorer.get_model_state_dict()
             except TryAgainError:
-                continue  # overtaken: go on to the newest
+                continue  # superseded: continue with the newest
             explorer.confirm(step)
             log.write(json.dumps({"step": step, "tensors": len(tensors), "at": time.time()}) + "\n")
             log.flush()

@@ -2,7 +2,7 @@
 
     python examples/write_steps.py JOB --rank 1 --world-size 2 --steps 20 --every 0.5 --mib 4
 
-Ranks share nothing but the job directory: whoever finds all receipts of an attempt seals the step and announces it.
+Ranks share nothing but the job directory: the rank that finds all receipts of an attempt seals and announces it.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main() -> None:
     for step in range(1, options.steps + 1):
         tensors = {
             name: tensor + np.float32(0.001) for name, tensor in tensors.items()
-        }  # an optimizer's step
+        }  # in place of an optimizer step
         write(job, step, options.rank, options.world_size, tensors)
         time.sleep(options.every)
 

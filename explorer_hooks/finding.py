@@ -1,15 +1,26 @@
-"""Hooks by name: `vllm=http://127.0.0.1:8000` is the hook that an installed package registers as `vllm`."""
+"""Finds hooks by name, and a user's own code by import path.
+
+`vllm=http://127.0.0.1:8000` is the hook that an installed package registers as `vllm`.
+"""
 
 import difflib
+import importlib
 import importlib.metadata
+import os
 import shlex
+import sys
 from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
 from urllib.parse import urlsplit
 
 from explorer_hooks.hook import Hook, HookOptions
 from syncd.errors import ConfigError
 
 GROUP = "syncd.hooks"
+
+FORM = "package.module:attribute"
+"""How an import path is written."""
 
 
 def open_hook(
@@ -25,16 +36,16 @@ def open_hook(
     Args:
         text: NAME or NAME=ADDRESS.
         argv: A command, for hooks that run one.
-        settings: What the hook documents, by key.
+        settings: The hook's settings, by key.
         timeout: Seconds that one request, load or command may take.
         token: A bearer token or signing key.
 
     Raises:
-        ConfigError: No installed hook has the name, it cannot be imported, or the options do not fit it.
+        ConfigError: No installed hook has the name, it cannot be imported, or its options are wrong.
     """
     name, _, address = text.partition("=")
     options = HookOptions(address or None, argv, dict(settings or {}), timeout, token)
-    return _class_of(name).from_options(options)
+    return _hook_class(name).from_options(options)
 
 
 def shown(text: str) -> str:
@@ -42,6 +53,31 @@ def shown(text: str) -> str:
     name, _, address = text.partition("=")
     public = _public(address)
     return f"{name}={public}" if public else name
+
+
+def imported(path: str) -> Any:
+    """Return the object that an import path names; the module itself if no attribute is named.
+
+    Installed modules and PYTHONPATH precede the current directory.
+
+    Raises:
+        ConfigError: There is no such module or attribute, or its import fails.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not all(
+        part.isidentifier() for part in (*module_name.split("."), *attribute.split(".")) if path and part
+    ):
+        raise ConfigError(f"not an import path: {path!r}", hint=f"write {FORM}")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(f"cannot import {module_name}: {type(error).__name__}: {error}") from error
+    try:
+        return attrgetter(attribute)(module) if attribute else module
+    except AttributeError:
+        raise ConfigError(f"{module_name} has no {attribute}", hint=f"write {FORM}") from None
 
 
 def _public(address: str) -> str:
@@ -54,7 +90,7 @@ def _public(address: str) -> str:
         return ""
 
 
-def _class_of(name: str) -> type[Hook]:
+def _hook_class(name: str) -> type[Hook]:
     found = importlib.metadata.entry_points(group=GROUP)
     entry = next((one for one in found if one.name == name), None)
     if entry is None:
@@ -64,10 +100,10 @@ def _class_of(name: str) -> type[Hook]:
             f"there is no hook {name[:80]!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
             hint=f"installed: {', '.join(known) or 'none'}",
         )
-    return _loaded(entry)
+    return _imported_class(entry)
 
 
-def _loaded(entry: importlib.metadata.EntryPoint) -> type[Hook]:
+def _imported_class(entry: importlib.metadata.EntryPoint) -> type[Hook]:
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as error:

@@ -1,33 +1,37 @@
-"""The seam between the follower and an engine: what is to be loaded, and who loads it.
+"""The seam between the follower and an engine: `Hook`, and what hooks share.
 
-One version is loaded by these calls, in this order, by one thread:
+A follower loads one version by these calls, in this order, in one thread:
 
-    prepare(target)      the engine is not touched; whatever can be refused is refused here
-    load(target)         the engine stops taking work if it must, and takes the weights in
-    commit(target)       caches are reset, the engine is told its version, it works again
-    current_version()    what the engine itself says that it runs
+    prepare(target)      the engine is not touched; what can be refused is refused here
+    load(target)         the engine stops taking work if it must, and reads the weights
+    commit(target)       caches are reset, the engine gets the version's label, it works again
+    current_version()    returns what the engine itself says that it runs
 
-If `load` or `commit` raises, `abort(last_good)` follows: the engine is back on the last good version and works,
-or `EngineDeadError` says that it cannot be.
+If `load` or `commit` raises, `abort(last_good)` follows: the engine works again on the last good version, or
+`EngineDeadError` says that it cannot.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from syncd.errors import ConfigError, EngineDeadError, RefusedError
 from syncd.protocol.version import Pair, pair_of
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
+_FLAGS = {"true": True, "false": False}
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What an engine says of itself.
+    """What an engine says that it runs.
 
     Args:
-        label: What it calls its weights; None: it was never told, so it runs what it was started with. Any label
-            but that of a version of the job means that nobody knows what it runs.
+        label: The engine's label for its weights; None if it was never given one, so it runs its start weights. A
+            label that is of no version of the job means that nobody knows what the engine runs.
         paused: Whether it was left paused, so that it takes no work.
     """
 
@@ -36,17 +40,17 @@ class Running:
 
     @property
     def pair(self) -> Pair | None:
-        """Return the pair that the label names, None where it names none; of which job is not checked here."""
+        """Return the pair that the label names, None if it names none; its job is not checked here."""
         return pair_of(self.label)
 
 
 @dataclass(frozen=True, slots=True)
 class HookOptions:
-    """What every hook is given.
+    """What every hook is opened with.
 
     Args:
-        address: What stood behind `=` in `--hook NAME=ADDRESS`: a URL, a command, an import path.
-        argv: A command, where one was given behind `--`.
+        address: The text behind `=` in `--hook NAME=ADDRESS`: a URL, a command, an import path.
+        argv: The command behind `--`, if one was given.
         settings: `--hook-option KEY=VALUE`, as each hook documents them.
         timeout: Seconds that one request, load or command may take.
         token: A bearer token or signing key; never logged.
@@ -60,14 +64,17 @@ class HookOptions:
 
 
 class Hook(ABC):
-    """Makes one engine load versions, and says truthfully which one it runs."""
+    """Makes one engine load versions, and reports which one it runs."""
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
     """The kinds of version that it can load."""
 
+    takes: ClassVar[frozenset[str]] = frozenset({"directory"})
+    """In which form it takes weights: "directory", "tensors" (in this process's memory), or both."""
+
     checks_content: ClassVar[bool] = False
-    """Whether `load` itself compares every byte with its digest where the target is not verified."""
+    """Whether `load` itself compares every byte with its digest if the target is not verified."""
 
     @classmethod
     @abstractmethod
@@ -79,21 +86,21 @@ class Hook(ABC):
         """
 
     def tensors(self) -> Mapping[str, TensorMeta] | None:
-        """Return what the engine holds, None where it cannot say; the follower then asks what it loaded last."""
+        """Return the engine's tensors, None if it cannot list them; then those of the first version count."""
         return None
 
     @abstractmethod
     def prepare(self, target: WeightDirectory) -> None:
-        """Get ready without touching what the engine runs.
+        """Check the version without touching what the engine runs.
 
         Raises:
-            RefusedError: It can never be loaded by this engine.
+            RefusedError: This engine can never load it.
             EngineUnreachableError: The engine does not answer.
         """
 
     @abstractmethod
     def load(self, target: WeightDirectory) -> None:
-        """Take the weights in; the engine may be left paused until `commit` or `abort`.
+        """Have the engine read the weights; it may be left paused until `commit` or `abort`.
 
         Raises:
             LoadFailedError: The engine could not.
@@ -102,7 +109,7 @@ class Hook(ABC):
 
     @abstractmethod
     def commit(self, target: WeightDirectory) -> None:
-        """Make the loaded weights what is served, and let the engine work.
+        """Have the engine serve the loaded weights, and take work.
 
         Raises:
             LoadFailedError: The engine could not.
@@ -111,7 +118,7 @@ class Hook(ABC):
 
     @abstractmethod
     def current_version(self) -> Running:
-        """Ask the engine what it runs.
+        """Return what the engine says that it runs.
 
         Raises:
             EngineUnreachableError: The engine does not answer.
@@ -119,16 +126,157 @@ class Hook(ABC):
 
     @abstractmethod
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Bring the engine back after a failure.
+        """Restore the engine after a failed load.
 
         Args:
-            last_good: The version to go back to, still on this host; None if there is none, then an engine whose
-                weights were touched is dead.
+            last_good: The version to restore, still on this host; None if there is none: an engine whose weights
+                were touched is dead then.
 
         Raises:
-            EngineDeadError: It cannot be brought back.
+            EngineDeadError: The engine cannot be restored.
             EngineUnreachableError: The engine does not answer.
         """
 
     def close(self) -> None:
-        """Let go of connections; the engine keeps running."""
+        """Close connections; the engine keeps running."""
+
+
+class HookSettings:
+    """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused.
+
+    Args:
+        hook: The hook's name, for messages.
+        given: Values by name.
+    """
+
+    def __init__(self, hook: str, given: Mapping[str, str]) -> None:
+        self._hook = hook
+        self._given = dict(given)
+        self._known: list[str] = []
+
+    def text(self, key: str, default: str) -> str:
+        """Return a text."""
+        self._known.append(key)
+        return self._given.get(key, default)
+
+    def choice(self, key: str, default: str, among: tuple[str, ...]) -> str:
+        """Return one of a few words.
+
+        Raises:
+            ConfigError: It is another word.
+        """
+        value = self.text(key, default)
+        if value not in among:
+            raise self._wrong(key, value, f"one of {', '.join(among)}")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return true or false.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        value = self.text(key, "true" if default else "false")
+        if value not in _FLAGS:
+            raise self._wrong(key, value, "true or false")
+        return _FLAGS[value]
+
+    def seconds(self, key: str, default: float) -> float:
+        """Return a number of seconds above 0.
+
+        Raises:
+            ConfigError: It is not one.
+        """
+        value = self.text(key, str(default))
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise self._wrong(key, value, "a number of seconds above 0")
+        return seconds
+
+    def count(self, key: str, default: int) -> int:
+        """Return a whole number, at least 0.
+
+        Raises:
+            ConfigError: It is not one.
+        """
+        value = self.text(key, str(default))
+        if not (value.isascii() and value.isdigit()):
+            raise self._wrong(key, value, "a whole number")
+        return int(value)
+
+    def done(self) -> None:
+        """Return if every given setting was read.
+
+        Raises:
+            ConfigError: One is unknown.
+        """
+        if unknown := sorted(set(self._given) - set(self._known)):
+            raise ConfigError(
+                f"the hook {self._hook} has no setting {', '.join(unknown)}",
+                hint=f"it has {', '.join(sorted(self._known))}",
+            )
+
+    def _wrong(self, key: str, value: str, wanted: str) -> ConfigError:
+        return ConfigError(f"{key}={value} of the hook {self._hook}", hint=f"{key} is {wanted}")
+
+
+class LoadState:
+    """Whether an engine's weights may differ from the last version that it served well.
+
+    They may from `load` on, until the next `prepare`: by then the follower has accepted what was committed.
+    """
+
+    def __init__(self) -> None:
+        self.touched = False
+        self._committed = False
+
+    def prepare(self) -> None:
+        """Begin with a version; the last one was good if it was committed and not restored away."""
+        if self._committed:
+            self.touched = False
+
+    def load(self) -> None:
+        """Note that the engine's weights are about to change."""
+        self.touched, self._committed = True, False
+
+    def commit(self) -> None:
+        """Note that the version is served."""
+        self._committed = True
+
+    def restored(self) -> None:
+        """Note that the engine is back on a good version."""
+        self.touched = False
+        self._committed = False
+
+    def require_untouched(self, hint: str) -> None:
+        """Return if the engine still runs the last version that it served well.
+
+        Raises:
+            EngineDeadError: Its weights were touched, and there is no version to restore.
+        """
+        if self.touched:
+            raise EngineDeadError(
+                "the engine was touched and there is no good version to go back to", hint=hint
+            )
+
+
+def require_loadable(target: WeightDirectory, hook: Hook) -> None:
+    """Return if a hook can load the kind of a version and its directory is on this host.
+
+    Raises:
+        RefusedError: It cannot, or there is no directory.
+    """
+    kind = target.version.kind
+    if kind not in hook.kinds:
+        loads = ", ".join(sorted(hook.kinds))
+        raise RefusedError(
+            f"version {target.label} is of kind {kind}, and the hook {hook.name} loads {loads}",
+            hint="use the hook that fits what the trainer publishes",
+        )
+    if kind != "remote" and not os.path.isdir(target.path):
+        raise RefusedError(
+            f"the directory of version {target.label} is not on this host", path=target.path, hint="syncd ls"
+        )

@@ -1,8 +1,8 @@
-"""JSON over HTTP to one server: every request has a connection and a deadline of its own.
+"""JSON over HTTP to one server: every request has its own connection and its own deadline.
 
-A connection that is kept would be the one on which a server has just failed. The deadline covers connecting, sending,
-and the whole answer, so a server that sends one byte a second is given up like one that sends none. Redirects are
-never followed: a token given for one host must not be sent to another. Proxies of the environment are not used.
+A connection that is kept open would be the one on which a server has just failed. The deadline covers connecting,
+sending, and the whole answer, so a server that sends one byte a second times out like one that sends none. Redirects
+are never followed: a token for one host must not be sent to another. The environment's proxies are not used.
 """
 
 import contextlib
@@ -67,8 +67,8 @@ class Reply:
         return self.status == _MISSING and "error" not in (self.document or {})
 
 
-class Server:
-    """One HTTP server.
+class HttpClient:
+    """A client of one HTTP server.
 
     Args:
         address: `http://HOST:PORT` or `https://HOST:PORT`, with a path in front of the server's own if need be.
@@ -100,7 +100,7 @@ class Server:
         self._max_answer = max_answer
 
     def __repr__(self) -> str:
-        return f"Server({self.address})"
+        return f"HttpClient({self.address})"
 
     @property
     def address(self) -> str:
@@ -117,22 +117,22 @@ class Server:
         """Return the seconds that a load may take."""
         return self._timeout
 
-    def ask(self, path: str) -> Reply:
-        """Ask with GET; the answer says something or the engine counts as unreachable.
+    def get(self, path: str) -> Reply:
+        """Return the answer to a GET; an error status counts as an unreachable engine.
 
         Raises:
             EngineUnreachableError: It did not answer in time, or not sensibly.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.look(path)
+        reply = self.get_any(path)
         if reply.has_no_route:
             raise self._no_route(reply)
         if reply.is_error:
             raise EngineUnreachableError(self.complaint(reply), hint=f"curl -i {self.address}{path}")
         return reply
 
-    def look(self, path: str) -> Reply:
-        """Ask with GET and return the answer, whatever its status.
+    def get_any(self, path: str) -> Reply:
+        """Return the answer to a GET, whatever its status.
 
         Raises:
             EngineUnreachableError: It did not answer in time.
@@ -142,14 +142,14 @@ class Server:
         self._check_configured(reply)
         return reply
 
-    def ask_json(self, path: str) -> dict[str, Any]:
-        """Ask with GET for a JSON object.
+    def get_json(self, path: str) -> dict[str, Any]:
+        """Return the JSON object that answers a GET.
 
         Raises:
             EngineUnreachableError: It did not answer in time, or not with an object.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.ask(path)
+        reply = self.get(path)
         if reply.document is None:
             raise EngineUnreachableError(
                 f"{reply.request} is answered with something else than a JSON object: {self._excerpt(reply)}",
@@ -158,40 +158,42 @@ class Server:
             )
         return reply.document
 
-    def tell(
+    def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, hint: str, **query: str
     ) -> dict[str, Any]:
-        """Have something done with POST; return what was answered, an empty object where that is no JSON.
+        """Send a POST; return the JSON object that answers it, an empty one if the answer is none.
 
         Raises:
             LoadFailedError: The answer is an error.
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.tried(path, body, **query)
+        reply = self.post_any(path, body, **query)
         if reply.is_error:
             raise LoadFailedError(self.complaint(reply), path=self.address, hint=hint)
         return reply.document or {}
 
-    def tried(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Reply:
-        """Send a POST and return the answer, whatever its status.
+    def post_any(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Reply:
+        """Send a POST; return the answer, whatever its status.
 
         Raises:
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.posted(f"{path}?{urlencode(query)}" if query else path, body)
+        reply = self.post_raw(f"{path}?{urlencode(query)}" if query else path, body)
         if reply.has_no_route:
             raise self._no_route(reply)
         return reply
 
-    def posted(self, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Reply:
-        """Send a POST and return the answer, whatever its status, a path that the server does not know included.
+    def post_raw(
+        self, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
+    ) -> Reply:
+        """Send a POST; return the answer, whatever its status, also if the server does not know the path.
 
         Args:
             path: The path.
-            body: What is sent.
-            seconds: How long it may take; as long as a load unless given.
+            body: The JSON object to send.
+            seconds: How long it may take; by default as long as a load.
 
         Raises:
             EngineUnreachableError: It did not answer in time.

@@ -100,6 +100,12 @@ class CorruptDataError(SyncdError):
     exit_code = 65
 
 
+class NonFiniteError(CorruptDataError):
+    """A tensor holds NaN or infinity."""
+
+    code = "non_finite"
+
+
 class StorageError(SyncdError):
     """The file system refused an operation, or the job directory is not there."""
 

@@ -1,31 +1,101 @@
-"""Chooses the way of each sync for `sync.method = "auto"`: feeds the choice with what the last syncs took.
+"""Chooses the transport of each sync for `sync.method = "auto"`: the one that took the least time in the last syncs.
 
-Rank 0 knows what its own part took; what an explorer's load took, and where from, is in its presence.
+All others are measured again from time to time, the less often the slower they were: so one that got faster is found,
+and slow ones cost little. Rank 0 knows what its own part took; what an explorer's load took, and from where, is in
+the explorer's presence.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
-from syncd.client.peers import process_of
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.presence import Presence
-from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast.broadcaster import BACKEND
-from trainer.engines.base import Sent
-from trainer.method_choice import Measured, Measurements, choose
+from syncd.transports.base import FILES, Sent, WeightSender
 
-_WAITED_FOR = 4
-"""Syncs whose loads are still waited for: explorers may take their time."""
+AUTO = SyncMethod.AUTO.value
+
+ORDER = (FILES, SyncMethod.MEMORY.value, SyncMethod.NCCL.value)
+"""The transports to choose from, in the order of their first measurement; of two equal ones the earlier wins."""
+
+AGAIN = 16
+"""Syncs after which a transport as fast as the fastest is measured again; n times as many if it is n times slower."""
+
+RARELY = 16
+"""The largest such factor."""
+
+STICKS = 0.9
+"""The transport is changed once another one takes less than this part of the present one's time."""
+
+_MAX_PENDING = 4
+"""Syncs whose loads are still waited for: explorers may load late."""
+
+
+def senders_of(method: str) -> tuple[str, ...]:
+    """Return the names of the transports that a value of `sync.method` needs."""
+    return ORDER if method == AUTO else (method,)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What an explorer says of its last load.
+class Measured:
+    """The last measurement of one transport.
+
+    Args:
+        number: The sync that measured it; syncs are counted from 1.
+        size: Bytes of the weights.
+        seconds: From the trainer's call until the slowest explorer had them; None if it did not deliver them.
+        failures: How many times in a row it did not.
+    """
+
+    number: int
+    size: int = 0
+    seconds: float | None = None
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """All that is known before a sync.
+
+    Args:
+        number: The sync, from 1.
+        size: Bytes of the weights; 0 if unknown.
+        ways: The last measurement of each transport.
+        lacking: Transports that are unavailable now, and why.
+        present: The transport that was last chosen for its speed.
+    """
+
+    number: int
+    size: int
+    ways: Mapping[str, Measured] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    present: str = FILES
+
+
+@dataclass(frozen=True, slots=True)
+class MethodChoice:
+    """The transport of the next sync.
+
+    Args:
+        method: Its name.
+        reason: Why, for people.
+        expected: Seconds that each measured transport would take.
+        is_trial: Whether it is chosen only to measure it.
+    """
+
+    method: str
+    reason: str
+    expected: Mapping[str, float]
+    is_trial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerLoad:
+    """An explorer's last load, as its presence reports it.
 
     Args:
         step: The step.
@@ -38,7 +108,7 @@ class Loaded:
     seconds: float
 
 
-class Chooser:
+class MethodChooser:
     """Rank 0's side of `auto`.
 
     Args:
@@ -48,100 +118,147 @@ class Chooser:
     def __init__(self, sync: Synchronizer) -> None:
         self._sync, self._log = sync, structlog.get_logger()
         self._number = self._size = 0
-        self._ways: dict[SyncMethod, Measured] = {}
+        self._ways: dict[str, Measured] = {}
         self._pending: dict[int, tuple[int, Sent]] = {}
         self._last: Sent | None = None
-        self._present = SyncMethod.CHECKPOINT
+        self._present = FILES
 
-    def choose(self, methods: Collection[SyncMethod], sent: Sent | None) -> SyncMethod:
-        """Return how the next weights go out; an event says why. Where explorers cannot be looked at: by files.
+    def next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
+        """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files.
 
         Args:
-            methods: What the engine can do.
-            sent: What became of the sync before.
+            senders: The opened senders by name.
+            sent: The result of the sync before.
         """
         try:
-            return self._choose(methods, sent)
+            return self._next_method(senders, sent)
         except (SyncdError, OSError) as error:
-            self._log.warning("method_choice_failed", way=SyncMethod.CHECKPOINT.value, reason=str(error))
-            return SyncMethod.CHECKPOINT
+            self._log.warning("method_choice_failed", way=FILES, reason=str(error))
+            return FILES
 
-    def _choose(self, methods: Collection[SyncMethod], sent: Sent | None) -> SyncMethod:
+    def _next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
         if sent is not None and sent != self._last:
             self._last = sent
             self._pending[sent.step] = self._number, sent
             self._size = sent.size or self._size
         self._number += 1
-        living = self._sync.explorers.living()
-        self._take_in(living)
-        lacking = dict(self._lacking(methods, living))
-        found = choose(Measurements(self._number, self._size, dict(self._ways), lacking, self._present))
+        self._collect(self._sync.explorers.living().values())
+        lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
+        found = choose_method(
+            Measurements(self._number, self._size, dict(self._ways), lacking, self._present)
+        )
         if not found.is_trial:
             self._present = found.method
-        self._log.info("method_chosen", way=found.method.value, reason=found.reason, trial=found.is_trial)
+        self._log.info("method_chosen", way=found.method, reason=found.reason, trial=found.is_trial)
         return found.method
 
-    def _take_in(self, living: Mapping[str, Presence]) -> None:
-        """Take in what has become known of the last syncs."""
-        loads = [loaded for one in living.values() if (loaded := loaded_of(one.info)) is not None]
+    def _collect(self, living: Collection[Presence]) -> None:
+        """Collect what has become known of the last syncs."""
+        loads = [load for one in living if (load := load_of(one.info)) is not None]
         for step, (number, sent) in list(self._pending.items()):
             known = measured(number, sent, [one for one in loads if one.step == step])
             if known is not None:
-                self._note(sent.method, known)
-            if known is not None or self._number - number > _WAITED_FOR:
+                self._keep(sent.method, known)
+            if known is not None or self._number - number > _MAX_PENDING:
                 del self._pending[step]
 
-    def _note(self, method: SyncMethod, known: Measured) -> None:
+    def _keep(self, method: str, known: Measured) -> None:
         before = self._ways.get(method)
         if before is not None and before.number > known.number:
             return
         failures = before.failures + 1 if before is not None and known.seconds is None else known.failures
         self._ways[method] = Measured(known.number, known.size, known.seconds, failures)
 
-    def _lacking(
-        self, methods: Collection[SyncMethod], living: Mapping[str, Presence]
-    ) -> Iterator[tuple[SyncMethod, str]]:
-        if SyncMethod.MEMORY not in methods:
-            yield SyncMethod.MEMORY, "no copies can be made"
-        elif not any(_is_of_this_host(one) for one in living.values()):
-            yield SyncMethod.MEMORY, "no explorer is on this host"
-        if SyncMethod.NCCL not in methods:
-            yield SyncMethod.NCCL, "the engine does not broadcast"
-        elif not self._sync.broadcast_members(BACKEND):
-            yield SyncMethod.NCCL, "no explorer takes part"
+
+def _unavailable(senders: Mapping[str, WeightSender], name: str) -> str:
+    return senders[name].unavailable() if name in senders else "the engine did not open it"
 
 
-def measured(number: int, sent: Sent, loads: Collection[Loaded]) -> Measured | None:
-    """Return what a sync has shown of its way, None while that is not known.
+def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measured | None:
+    """Return the measurement that a sync is, None while it is unknown.
 
     Args:
         number: The sync.
-        sent: What became of it on the trainer's side.
+        sent: Its result on the trainer's side.
         loads: The loads of its step by explorers.
     """
     failed = Measured(number, sent.size, None, failures=1)
     if not sent.is_done:
         return failed
-    if sent.method is SyncMethod.NCCL:
+    if sent.is_received:
         return Measured(number, sent.size, sent.seconds)
     if not loads:
         return None
-    if sent.method is SyncMethod.MEMORY and all(one.source != "memory" for one in loads):
+    if sent.method != FILES and all(one.source != sent.method for one in loads):
         return failed
     return Measured(number, sent.size, sent.seconds + max(one.seconds for one in loads))
 
 
-def loaded_of(info: Mapping[str, Any]) -> Loaded | None:
-    """Return what an explorer's presence says of its last load, None where it says nothing usable."""
+def load_of(info: Mapping[str, Any]) -> ExplorerLoad | None:
+    """Return the last load that an explorer's presence reports, None if it reports none that is usable."""
     found = info.get("loaded")
     if not isinstance(found, Mapping):
         return None
     step, source, seconds = found.get("step"), found.get("source"), found.get("seconds")
     if type(step) is not int or not isinstance(source, str) or not isinstance(seconds, int | float):
         return None
-    return Loaded(step, source, float(seconds)) if seconds >= 0 else None
+    return ExplorerLoad(step, source, float(seconds)) if seconds >= 0 else None
 
 
-def _is_of_this_host(explorer: Presence) -> bool:
-    process = process_of(explorer)
-    return process is not None and process.boot == Process.current().boot != ""
+def choose_method(now: Measurements) -> MethodChoice:
+    """Return the transport of the next sync. Files are always available."""
+    able = [method for method in ORDER if method == FILES or method not in now.lacking]
+    expected = {method: seconds for method in able if (seconds := _expected(now, method)) is not None}
+    unknown = [method for method in able if method not in now.ways]
+    if unknown:
+        return MethodChoice(unknown[0], f"{unknown[0]} was not measured yet", expected, is_trial=True)
+    if len(able) == 1:
+        why = "; ".join(f"{method} is unavailable: {text}" for method, text in sorted(now.lacking.items()))
+        return MethodChoice(able[0], why or "there is no other transport", expected)
+    best = _fastest(now, expected)
+    overdue = [method for method in able if method != best.method and _is_due(now, method, expected)]
+    if overdue:
+        stalest = min(overdue, key=lambda method: now.ways[method].number)
+        ago = now.number - now.ways[stalest].number
+        return MethodChoice(stalest, f"{stalest} was measured {ago} syncs ago", expected, is_trial=True)
+    return best
+
+
+def due_after(measured: Measured, expected: float | None, least: float) -> int:
+    """Return the syncs after which a transport is measured again.
+
+    Args:
+        measured: Its last measurement.
+        expected: Seconds that it would take; None if it failed.
+        least: Seconds that the fastest one would take.
+    """
+    if expected is None:
+        return AGAIN * min(1 << max(measured.failures - 1, 0), RARELY)
+    factor = expected / least if least > 0 else float(RARELY)
+    return AGAIN * max(1, min(int(factor), RARELY))
+
+
+def _fastest(now: Measurements, expected: Mapping[str, float]) -> MethodChoice:
+    fastest = min(expected, key=lambda method: expected[method], default=FILES)
+    present = now.present
+    if present in expected and present != fastest and expected[fastest] > STICKS * expected[present]:
+        reason = f"{fastest} would take about as long as {present}: {_shown(expected)}"
+        return MethodChoice(present, reason, expected)
+    return MethodChoice(fastest, f"{fastest} takes the least: {_shown(expected)}", expected)
+
+
+def _is_due(now: Measurements, method: str, expected: Mapping[str, float]) -> bool:
+    measured = now.ways[method]
+    after = due_after(measured, expected.get(method), min(expected.values(), default=0.0))
+    return now.number - measured.number >= after
+
+
+def _expected(now: Measurements, method: str) -> float | None:
+    measured = now.ways.get(method)
+    if measured is None or measured.seconds is None:
+        return None
+    return measured.seconds * (now.size / measured.size if now.size and measured.size else 1.0)
+
+
+def _shown(expected: Mapping[str, float]) -> str:
+    return ", ".join(f"{method} {seconds:.3g} s" for method, seconds in expected.items())

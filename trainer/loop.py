@@ -2,24 +2,27 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Concatenate, ParamSpec
 
 import structlog
 
-from syncd.client.sync_policy import SyncMethod
-from syncd.errors import SyncdError
-from syncd.transports.filesystem.finite import NonFiniteError
+from syncd.errors import NonFiniteError, SyncdError
+from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
+from trainer.auto_method import AUTO
 from trainer.checkpoints import has_huggingface
-from trainer.engines.all_or_error import PASSING, agreed, is_known, raise_on_all
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
 from trainer.loop_state import TrainerState
 from trainer.next_action import Action, Finish, Idle, Save, Situation, Sync, Train, need_save, need_sync
-from trainer.rank0 import Head
+from trainer.rank0 import Rank0
 from trainer.stopping import StopSignals
 
-INTERRUPTED = 75
-"""Exit code of a run that was asked to stop: start it again and it goes on."""
+P = ParamSpec("P")
+
+RESUME = 75
+"""Exit code of a run that was asked to stop: the next start resumes it."""
 
 
 class Trainer:
@@ -27,10 +30,10 @@ class Trainer:
 
     Args:
         engine: What computes.
-        context: What the engine was made of.
+        context: What the engine was opened with.
         stop: Signals that ask for an end.
-        state: What to go on from.
-        head: Rank 0's side; None on the other ranks.
+        state: The state to resume from.
+        rank0: Rank 0's side; None on the other ranks.
     """
 
     def __init__(
@@ -39,15 +42,15 @@ class Trainer:
         context: EngineContext,
         stop: StopSignals,
         state: TrainerState,
-        head: Head | None,
+        rank0: Rank0 | None,
     ) -> None:
-        self.engine, self.head, self._state = engine, head, state
+        self.engine, self.rank0, self._state = engine, rank0, state
         self._context, self._ranks, self._stop = context, context.ranks, stop
         self._config = context.config
-        self._synced = self._saved = self._tried = self._cleared = 0
+        self._synced = self._saved = self._tried = self._vacated = 0
         self._waiting_since: float | None = None
         self._saved_as_hf = self._in_flight = False
-        self._intact = True  # no step of training is half done, and the samples' state is whole
+        self._intact = True  # no training step is half done, and the samples' state is whole
         self._failures = 0
         self._record: Metrics = {}
         self._last: Batch | None = None
@@ -59,7 +62,7 @@ class Trainer:
         return self.engine.train_step_num
 
     def prepare(self) -> None:
-        """Build the model and go on from the newest full checkpoint, if there is one.
+        """Build the model and resume from the newest full checkpoint, if there is one.
 
         Raises:
             SyncdError: On all ranks.
@@ -70,39 +73,36 @@ class Trainer:
             self.engine.load_checkpoint(state.step)
             self._saved_as_hf = has_huggingface(self._context.job, state.step)
             self._log.info("training_resumed", step=state.step)
-        self._synced = self._saved = self._cleared = state.step
-        limits = self.engine.limits
-        self._on_head(lambda head: head.begin(state, self._ranks.world_size, limits))
+        self._synced = self._saved = self._vacated = state.step
+        self._on_rank0(Rank0.begin, state, self._ranks.world_size, self.engine.limits)
 
     def train(self) -> int:
         """Train until the run is over; return the exit code.
 
         Raises:
-            SyncdError: The run cannot go on; the last good state is on disk.
+            SyncdError: The run cannot continue; the last good state is on disk.
         """
         try:
             while True:
                 action = self.next_action()
                 if isinstance(action, Finish):
                     return self._finish(action)
-                self._carry_out(action)
+                self._do(action)
         except Exception as error:
             self._end_with(error)
             raise
 
     def next_action(self) -> Action:
         """Return what all ranks do next."""
-        told = self._ranks.gather((self._stop.requested, self.engine.save_failed))
-        if any(failed for _, failed in told):
+        states = self._ranks.gather((self._stop.requested, self.engine.save_failed))
+        if any(has_failed for _, has_failed in states):
             self.wait_for_save()
-        now = self.situation()
-        head = self.head
-        decided = head.decide(now, [signal for signal, _ in told]) if head else None
-        action = self._ranks.broadcast(decided)
+        signals, rank0 = [signal for signal, _ in states], self.rank0
+        action = self._ranks.broadcast(rank0.decide(self.situation(), signals) if rank0 else None)
         assert action is not None
-        self._aside(lambda head: head.commit(self.engine.saved_step))
+        self._aside(Rank0.commit, self.engine.saved_step)
         if not isinstance(action, Sync | Save):
-            self._aside(self._flush)
+            self._aside(self._report_figures)
         return action
 
     def situation(self) -> Situation:
@@ -116,11 +116,11 @@ class Trainer:
         )
 
     def need_sync(self) -> bool:
-        """Say whether the weights of this step are due."""
+        """Return whether the weights of this step are due."""
         return need_sync(self._config, self.situation())
 
     def need_save(self) -> bool:
-        """Say whether a full checkpoint of this step is due."""
+        """Return whether a full checkpoint of this step is due."""
         return need_save(self._config, self.situation())
 
     def train_step(self, batch: Batch) -> Metrics:
@@ -130,7 +130,7 @@ class Trainer:
             metrics = self.engine.train_step(batch)
         self._intact = True
         self._record.update(metrics)
-        self._aside(lambda head: self._record.update(head.strategy.metrics()))
+        self._aside(self._add_sample_figures)
         self._last = batch
         return metrics
 
@@ -138,44 +138,37 @@ class Trainer:
         """Publish the weights of this step; a failure of the storage is counted, and the next sync tries again."""
         step = self.train_step_num
         with self._timed("time/sync_weight"):
-            if self._saving(self._published):
-                self._note(f"step {step}: weights out")
+            if self._begin_save(self._send):
+                self._note(f"step {step}: weights sent")
         self._synced = step
 
     def save_checkpoint(self, *, block_until_saved: bool = False, save_as_hf: bool = False) -> None:
         """Save a full checkpoint of this step, which publishes its weights too."""
         step = self.train_step_num
-        state = self.head.state_at(step) if self.head else {}
-
-        def save() -> None:
-            self._clear_way(step)
-            if self._takes_another_way():
-                self._send()
-            self.engine.save_checkpoint(state, block_until_saved=block_until_saved, save_as_hf=save_as_hf)
-
+        save = partial(self._save, self._state_at(step), block=block_until_saved, as_hf=save_as_hf)
         with self._timed("time/save_checkpoint"):
-            if self._saving(save, may_fail=not block_until_saved):
+            if self._begin_save(save, may_fail=not block_until_saved):
                 self._saved, self._saved_as_hf = step, save_as_hf
                 self._record["save/step"] = float(step)
                 self._note(f"step {step}: full checkpoint")
         self._synced = self._tried = step
 
     def wait_for_save(self) -> None:
-        """Return once nothing is being saved; a failure of the storage is counted."""
+        """Return once no save is in flight; a failure of the storage is counted."""
         if self._in_flight:
             self._in_flight = False
             if self._tolerated(self.engine.wait_for_save):
                 self._failures = 0
 
     def is_alive(self) -> bool:
-        """Say that this process lives."""
+        """Return true: this process lives."""
         return True
 
     def shutdown(self) -> None:
-        """Give back what the engine holds."""
+        """Give the engine's threads and memory back."""
         self.engine.shutdown()
 
-    def _carry_out(self, action: Action) -> None:
+    def _do(self, action: Action) -> None:
         match action:
             case Train(batch):
                 self._note_waiting()
@@ -192,43 +185,37 @@ class Trainer:
         since, self._waiting_since = self._waiting_since, None
         self._record["time/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
 
-    def _published(self) -> None:
-        self._clear_way(self.train_step_num)
-        self._send()
-
     def _send(self) -> None:
-        """Hand the weights out, the way that the job's file names or that is chosen now."""
+        """Publish the weights by the transport that the job's file names, or that is chosen now."""
+        self._vacate(self.train_step_num)
         method = self._config.sync.method
-        if method is SyncMethod.AUTO:
-            method = self._ranks.broadcast(self._chosen())
-        match method:
-            case SyncMethod.MEMORY:
-                self.engine.upload_state_dict()
-            case SyncMethod.NCCL:
-                self.engine.sync_weight_nccl()
-            case _:
-                self.engine.save_state_dict()
+        self.engine.sync_weight(self._ranks.broadcast(self._chosen_method()) if method == AUTO else method)
 
-    def _takes_another_way(self) -> bool:
-        """Say whether the weights of a full checkpoint go out by more than its files."""
-        method = self._config.sync.method
-        return method is SyncMethod.MEMORY or (method is not SyncMethod.CHECKPOINT and self.need_sync())
+    def _chosen_method(self) -> str:
+        rank0 = self.rank0
+        return rank0.chooser.next_method(self.engine.senders, self.engine.sent) if rank0 else ""
 
-    def _chosen(self) -> SyncMethod:
-        if self.head is None:
-            return SyncMethod.CHECKPOINT
-        return self.head.chooser.choose(self.engine.methods, self.engine.sent)
+    def _save(self, state: Mapping[str, object], *, block: bool, as_hf: bool) -> None:
+        """Begin a full checkpoint; its weights go out by the transport too if a sync is due."""
+        self._vacate(self.train_step_num)
+        sender = self.engine.senders.get(self._config.sync.method)
+        if self.need_sync() or (sender is not None and sender.sends_checkpoints):
+            self._send()
+        self.engine.save_checkpoint(state, block_until_saved=block, save_as_hf=as_hf)
 
-    def _clear_way(self, step: int) -> None:
-        """Have what an earlier start left under this step taken away; what lies there later is this run's own."""
-        if self._cleared != step:
-            self._on_head(lambda head: head.clear_way(step))
-            self._cleared = step
+    def _state_at(self, step: int) -> dict[str, object]:
+        return self.rank0.state_at(step) if self.rank0 else {}
 
-    def _saving(self, work: Callable[[], None], *, may_fail: bool = True) -> bool:
-        """Let the save in flight end, then begin another one; say whether that has begun.
+    def _vacate(self, step: int) -> None:
+        """Have what an earlier start left under this step removed; what is there later is this run's own."""
+        if self._vacated != step:
+            self._on_rank0(Rank0.vacate, step)
+            self._vacated = step
 
-        The storage may fail `sync.max_failures` times in a row: training goes on without, and tries again.
+    def _begin_save(self, work: Callable[[], None], *, may_fail: bool = True) -> bool:
+        """Wait for the save in flight, then begin another one; return whether that has begun.
+
+        The storage may fail `sync.max_failures` times in a row: training continues, and the next save tries again.
         """
         self.wait_for_save()
         self._in_flight = self._tolerated(work, may_fail=may_fail)
@@ -247,53 +234,57 @@ class Trainer:
             return False
         return True
 
-    def _on_head(self, work: Callable[[Head], None]) -> None:
-        """Do something on rank 0; what fails there fails on all ranks."""
-        head = self.head
-        agreed(self._ranks, lambda: work(head) if head else None)
+    def _on_rank0(
+        self, work: Callable[Concatenate[Rank0, P], object], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Do something on rank 0; an error there is raised on all ranks."""
+        if self.rank0 is None:
+            raise_gravest(self._ranks.gather(None))
+        else:
+            all_or_error(self._ranks, work, self.rank0, *args, **kwargs)
 
     def _finish(self, finish: Finish) -> int:
         if finish.error is None:
             self._in_flight = False
             self.engine.wait_for_save()
-        self._aside(lambda head: head.commit(self.engine.saved_step))
-        self._aside(self._flush)
+        self._aside(Rank0.commit, self.engine.saved_step)
+        self._aside(self._report_figures)
         self._log.info("training_finished", step=self.train_step_num, reason=finish.reason)
         self._intact = self._intact and finish.intact
-        error = finish.error or self._ranks.broadcast(self.head.failure if self.head else None)
+        error = finish.error or self._ranks.broadcast(self.rank0.failure if self.rank0 else None)
         if error is not None:
-            raise_on_all(error)
+            raise_agreed(error)
         if finish.again:
-            return INTERRUPTED
-        self._on_head(lambda head: head.finish(self.train_step_num, finish.reason, is_done=finish.is_done))
+            return RESUME
+        self._on_rank0(Rank0.finish, self.train_step_num, finish.reason, is_done=finish.is_done)
         return 0
 
     def _end_with(self, error: Exception) -> None:
-        """Save what was trained before the run ends with an error, where every rank holds it whole; say which."""
+        """Save what was trained before the run ends with an error, if every rank holds it whole; report if not."""
         reason = self._not_whole(error) or self._last_save()
         if reason:
-            self._tell_unsaved(reason)
+            self._report_unsaved(reason)
 
     def _not_whole(self, error: Exception) -> str:
-        """Return why what the ranks hold must not be saved, empty where it may."""
+        """Return why what the ranks hold must not be saved, empty if it may."""
         if not self._intact:
             return "the error came from inside a step: weights, optimizer or samples may be half changed"
         if isinstance(error, NonFiniteError):
             return "the weights are not finite"
-        if self._ranks.world_size > 1 and not is_known(error):
+        if self._ranks.world_size > 1 and not is_agreed(error):
             return "not all ranks have met the error: some may not answer"
         return ""
 
     def _last_save(self) -> str:
-        """Save a full checkpoint of this step unless there is one; return why there is none, empty where there is."""
+        """Save a full checkpoint of this step unless there is one; return why there is none, empty if there is."""
         step, self._in_flight = self.train_step_num, False
         with contextlib.suppress(SyncdError):  # a save in flight: it is done, or tried once more below
             self.engine.wait_for_save()
         try:
             if self._ranks.broadcast(self.engine.saved_step) == step:
                 return ""
-            state = self.head.state_at(step) if self.head else {}
-            self._clear_way(step)
+            state = self._state_at(step)
+            self._vacate(step)
             self.engine.save_checkpoint(state, block_until_saved=True)
         except Exception as error:  # noqa: BLE001 - the first error is the one to raise
             return f"it could not be saved: {error}"
@@ -301,31 +292,36 @@ class Trainer:
         self._note(f"step {step}: full checkpoint, saved because of an error")
         return ""
 
-    def _tell_unsaved(self, reason: str) -> None:
+    def _report_unsaved(self, reason: str) -> None:
         newest, step = self.engine.saved_step, self.train_step_num
-        if self.head is not None and newest < step:
+        if self.rank0 is not None and newest < step:
             self._log.error(
                 "checkpoint_save_failed", step=step, newest_full_checkpoint=newest or None, reason=reason
             )
             self._note(f"step {step} is not saved: {reason}; newest full checkpoint: {newest or 'none'}")
 
-    def _aside(self, work: Callable[[Head], None]) -> None:
-        """Do what only rank 0 does besides training."""
-        if self.head is not None:
-            self.head.attempt(work)
+    def _aside(
+        self, work: Callable[Concatenate[Rank0, P], object], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Do what only rank 0 does besides training; an error there ends the run at the next decision."""
+        if self.rank0 is not None:
+            self.rank0.attempt(work, *args, **kwargs)
 
     def _note(self, text: str) -> None:
-        if self.head is not None:
-            self.head.show.note(text)
+        if self.rank0 is not None:
+            self.rank0.sink.note(text)
 
-    def _flush(self, head: Head) -> None:
-        """Hand out the figures of the last step, once all that belongs to it is done."""
+    def _add_sample_figures(self, rank0: Rank0) -> None:
+        self._record.update(rank0.strategy.metrics())
+
+    def _report_figures(self, rank0: Rank0) -> None:
+        """Report the figures of the last step, once all that belongs to it is done."""
         if not self._record:
             return
         step = self.train_step_num
-        head.show.log({**self._record, "sync/step": float(self._synced)}, step)
+        rank0.sink.log({**self._record, "sync/step": float(self._synced)}, step)
         if self._last is not None and self._synced == step:
-            head.show.preview(self._last, step)
+            rank0.sink.preview(self._last, step)
         self._record, self._last = {}, None
 
     @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""What only rank 0 does: talk to explorers and the daemon, sample, decide, and show what happens."""
+"""What only rank 0 does: talk to explorers and the daemon, sample, decide, and report."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol
 
 import structlog
 
@@ -15,7 +15,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
-from trainer.auto_method import Chooser
+from trainer.auto_method import MethodChooser
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch, Strategy
 from trainer.experience.limits import UNLIMITED, Limits
@@ -26,45 +26,46 @@ from trainer.resume import lead_back
 from trainer.sampling import Supervised
 from trainer.waiting import Wait, Waiting, document
 
+P = ParamSpec("P")
+
 FIRST_GENERATION = 1
-"""The generation of experiences that were made before anything was published."""
+"""The generation of experiences that explorers made before the first version."""
 
 _IDLE = {False: 0.02, True: 0.25}
 """Seconds between two turns while there is nothing to do, by whether the mount is a network's."""
 
-
 _WAITING = "waiting"
-"""The event, and the field of the trainer's presence."""
+"""The field of the trainer's presence."""
 
 _FAILED = "rank 0 failed"
 
 
-class Show(Protocol):
+class FigureSink(Protocol):
     """Where figures go: monitors, the progress display."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the figures of a step."""
+        """Report the figures of a step."""
 
     def preview(self, batch: Batch, step: int) -> None:
-        """Take rollouts that were trained on."""
+        """Show rollouts that were trained on."""
 
     def note(self, text: str) -> None:
-        """Say something to whoever watches."""
+        """Show a line of text."""
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write what is left."""
 
 
-class Head:
+class Rank0:
     """Rank 0's side of the loop.
 
     Args:
         config: The job's file.
         sync: The trainer's synchronizer, open.
         strategy: Chooses samples.
-        show: Where figures go.
+        sink: Where figures go.
         clock: Time.
-        tend: Called each turn, to look after what runs beside the trainer.
+        checks: Called each turn; each raises if what it checks beside the trainer has failed.
     """
 
     def __init__(
@@ -72,25 +73,24 @@ class Head:
         config: JobConfig,
         sync: Synchronizer,
         strategy: Strategy,
-        show: Show,
+        sink: FigureSink,
         clock: Clock | None = None,
-        tend: Callable[[], None] = lambda: None,
+        checks: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self.config, self.sync, self.strategy, self.show = config, sync, strategy, show
-        self._clock, self._tend = clock or SystemClock(), tend
-        self.chooser = Chooser(sync)
+        self.config, self.sync, self.strategy, self.sink = config, sync, strategy, sink
+        self._clock, self._checks = clock or SystemClock(), checks
+        self.chooser = MethodChooser(sync)
         self._audience = Audience(sync, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting = Waiting(self._clock)
         self._path = places.root(sync.job)
         self._failure: SyncdError | None = None
-        self.is_finished = False
         self._uncommitted: TrainerState | None = None
         self._generation = FIRST_GENERATION
         self._world_size = 1
 
     def begin(self, state: TrainerState, world_size: int, limits: Limits = UNLIMITED) -> None:
-        """Go on from a state: samples behind its cursor, explorers no further than its step."""
+        """Resume from a state: samples behind its cursor, explorers no further than its step."""
         self._world_size = world_size
         self.strategy.limit(limits)
         clear_finished(self.sync.job)
@@ -104,20 +104,23 @@ class Head:
         try:
             if self._failure is not None:
                 return Finish(_FAILED, self._failure)
-            self._tend()
+            for check in self._checks:
+                check()
             return self._decide(now, next((number for number in signals if number), None))
         except SyncdError as error:
             return Finish(_FAILED, error)
         except OSError as error:
             return Finish(_FAILED, storage_error(error, self.sync.job.root))
-        except Exception as error:  # noqa: BLE001 - the other ranks wait for a word
-            # A bug: it may have come with groups taken from those that wait and handed to nobody.
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for a decision
+            # A bug: groups may have been taken out of the pool and given to nobody.
             return Finish(_FAILED, _bug(error), intact=False)
 
-    def attempt(self, work: Callable[["Head"], None]) -> None:
-        """Do what the other ranks have no part in; what fails there ends the run at the next decision."""
+    def attempt(
+        self, work: Callable[Concatenate["Rank0", P], object], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Do what the other ranks have no part in; if it fails, the next decision ends the run."""
         try:
-            work(self)
+            work(self, *args, **kwargs)
         except SyncdError as error:
             self._failure = self._failure or error
         except Exception as error:  # noqa: BLE001 - raised here, the other ranks would not hear of it
@@ -125,32 +128,31 @@ class Head:
 
     @property
     def failure(self) -> SyncdError | None:
-        """Return what `attempt` has met."""
+        """Return the first error of `attempt`."""
         return self._failure
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
-        """Note that the run has ended well, and for explorers, whether the job is finished."""
-        self.is_finished = True
+        """Note that the run has ended well, and tell explorers if the job is finished."""
         if is_done:
             mark_finished(self.sync.job, Finished(step, reason))
 
-    def clear_way(self, step: int) -> None:
-        """Have an abandoned step taken away that lies where this one is written."""
+    def vacate(self, step: int) -> None:
+        """Have the daemon remove an abandoned step that is where this one will be written."""
         self.sync.vacate(step)
 
     def state_at(self, step: int) -> dict[str, object]:
-        """Return the loop's state, to be saved with this step; samples are let go once that is durable."""
+        """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
         self._uncommitted = TrainerState(step, self._generation, self._world_size, self.strategy.state_dict())
         return self._uncommitted.document()
 
     def commit(self, saved_step: int) -> None:
-        """Let go of what the newest durable checkpoint covers."""
+        """Consume the samples that the newest durable checkpoint covers."""
         if self._uncommitted is not None and saved_step >= self._uncommitted.step:
             self.strategy.commit(self._uncommitted.sampler)
             self._uncommitted = None
 
     def _decide(self, now: Situation, signal: int | None) -> Action:
-        over = f"signal {signal}" if signal else self._over(now.step)
+        over = f"signal {signal}" if signal else self._samples_ended(now.step)
         timed_out = None if over else self._timed_out()
         ending = end_of(self.config, now.step, over or (timed_out.message if timed_out else ""))
         now = replace(
@@ -163,7 +165,7 @@ class Head:
         due = duty(self.config, now)
         if isinstance(due, Finish):
             return replace(due, error=timed_out, is_done=self._is_done(now.step))
-        return due or self._sampled(now.step)
+        return due or self._train_or_wait(now.step)
 
     def _read_generation(self) -> None:
         try:
@@ -174,7 +176,7 @@ class Head:
             return  # the daemon is about to replace the file, and generations rarely change
         self._generation = version.generation if version else FIRST_GENERATION
 
-    def _sampled(self, step: int) -> Action:
+    def _train_or_wait(self, step: int) -> Action:
         self._read_generation()
         batch = self.strategy.sample(step, generation=self._generation)
         if batch is not None:
@@ -182,11 +184,11 @@ class Head:
             return Train(batch)
         self._waiting.begin()
         if self._waiting.is_due():
-            self._tell_wait()
+            self._report_wait()
         return Idle(self._idle)
 
-    def _tell_wait(self) -> None:
-        """Say what is waited for; where it cannot be said in the presence, the log still has it."""
+    def _report_wait(self) -> None:
+        """Report what rank 0 waits for; if the presence cannot be written, the log still has it."""
         with contextlib.suppress(SyncdError, OSError):
             self.sync.describe({_WAITING: document(self._path, self._waiting.since)})
         metrics, data = self.strategy.metrics(), self.config.data
@@ -196,7 +198,7 @@ class Head:
         since, living, source = self._waiting.since, self._living(), self.config.job.source
         text = Wait(self._path, since, seconds, whole, data.groups, living, rejected, source).text()
         structlog.get_logger().info("experience_awaited", text=text)
-        self.show.note(text)
+        self.sink.note(text)
 
     def _end_wait(self) -> None:
         if self._waiting.seconds is not None:
@@ -212,15 +214,15 @@ class Head:
         return self._audience.living
 
     def _is_watched(self) -> bool:
-        """Say whether weights that are due shall be published; who cannot be seen may be there."""
+        """Return whether weights that are due are published; explorers that cannot be seen may be there."""
         return not looks_for_watchers(self.config) or self._living() != 0
 
     def _is_done(self, step: int) -> bool:
         total, strategy = self.config.trainer.total_steps, self.strategy
         return (total is not None and step >= total) or (isinstance(strategy, Supervised) and strategy.over)
 
-    def _over(self, step: int) -> str:
-        """Return why there will be no more samples."""
+    def _samples_ended(self, step: int) -> str:
+        """Return why there will be no more samples, empty while there may be."""
         if isinstance(self.strategy, Supervised):
             return "all epochs done" if self.strategy.over else ""
         if self._waiting.seconds is None or not self.config.data.end_when_left or not self._audience.look():
@@ -235,7 +237,7 @@ class Head:
         return TimedOutError(f"no whole batch of experiences within {limit:g} s", path=self._path, hint=hint)
 
     def _explorer_asks(self, now: Situation) -> bool:
-        """Say whether an explorer waits for what this step has; tell it where there is nothing newer."""
+        """Return whether an explorer asks for weights; if there are no newer ones, tell it so."""
         if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
             return False
         if now.synced == now.step and self._announced() >= now.synced:

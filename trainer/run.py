@@ -8,17 +8,16 @@ from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
-from syncd.transports.ranks import Ranks
+from syncd.transports.ranks import is_agreed, rank0_or_error
 from trainer.config.model import JobConfig
-from trainer.engines.all_or_error import agreed, is_known
 from trainer.engines.base import EngineContext, make_engine
-from trainer.launch.daemon import start_daemon
+from trainer.launch.daemon import DaemonProcess, start_daemon
 from trainer.launch.join import Joined, join
 from trainer.launch.rank_env import Place
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
 from trainer.loop_state import TrainerState
-from trainer.rank0 import Head
+from trainer.rank0 import Rank0
 from trainer.reporting.report import Screen
 from trainer.resume import FRESH, find_state
 from trainer.sampling import make_strategy
@@ -34,14 +33,14 @@ def run_rank(config: JobConfig, place: Place, allowed: Collection[str] = ()) -> 
         allowed: Fixed keys that the user lets change, where the job directory is not settled yet.
 
     Raises:
-        SyncdError: What ended the run, on the rank that tells it.
+        SyncdError: What ended the run, on the rank that reports it.
     """
     configure("warning" if place.rank else "info", sys.stderr)
     with StopSignals() as stop, join(config, place, allowed) as joined, ExitStack() as opened:
         try:
             return _train(joined, stop, opened)
         except SyncdError as error:
-            if joined.ranks.rank and is_known(error):
+            if joined.ranks.rank and is_agreed(error):
                 return error.exit_code
             raise
 
@@ -49,47 +48,47 @@ def run_rank(config: JobConfig, place: Place, allowed: Collection[str] = ()) -> 
 def _train(joined: Joined, stop: StopSignals, opened: ExitStack) -> int:
     config, ranks = joined.config, joined.ranks
     job = Job.at(config.job.dir, config.job.state_dir or None)
-    locks: list[TrainerLock] = []
-    agreed(
-        ranks, lambda: None if ranks.rank else locks.append(opened.enter_context(TrainerLock.acquire(job)))
-    )
-    state = _found_state(job, ranks)
-    heads: list[Head] = []
-    agreed(ranks, lambda: None if ranks.rank else _open_head(config, job, locks[0], state, opened, heads))
-    head = heads[0] if heads else None
-    sync = head.sync if head else None
-    fence = ranks.broadcast(sync.fence if sync else "")
+    lock = rank0_or_error(ranks, _acquire, job, opened)
+    daemon = rank0_or_error(ranks, start_daemon, config)
+    is_finished = False
+    try:
+        with ExitStack() as inner:
+            state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
+            rank0 = rank0_or_error(ranks, _open_rank0, config, job, lock, daemon, state, inner)
+            code = _run(joined, job, stop, state, rank0)
+            is_finished = code == 0
+        return code
+    finally:
+        if daemon is not None:
+            daemon.close(tidy=is_finished)
+
+
+def _run(joined: Joined, job: Job, stop: StopSignals, state: TrainerState, rank0: Rank0 | None) -> int:
+    sync = rank0.sync if rank0 else None
+    fence = joined.ranks.broadcast(sync.fence if sync else "")
     lease = sync.lease if sync else nullcontext
-    context = EngineContext(config, job, ranks, joined.device, lease, sync, fence)
-    trainer = Trainer(make_engine(context), context, stop, state, head)
+    context = EngineContext(joined.config, job, joined.ranks, joined.device, lease, sync, fence)
+    trainer = Trainer(make_engine(context), context, stop, state, rank0)
     trainer.prepare()
     code = trainer.train()
     trainer.shutdown()
     return code
 
 
-def _found_state(job: Job, ranks: Ranks) -> TrainerState:
-    found = [FRESH]
-
-    def find() -> None:
-        if ranks.rank == 0:
-            found[0] = find_state(job)
-
-    agreed(ranks, find)
-    return ranks.broadcast(found[0])
+def _acquire(job: Job, opened: ExitStack) -> TrainerLock:
+    return opened.enter_context(TrainerLock.acquire(job))
 
 
-def _open_head(
+def _open_rank0(
     config: JobConfig,
     job: Job,
-    lock: TrainerLock,
+    lock: TrainerLock | None,
+    daemon: DaemonProcess | None,
     state: TrainerState,
     opened: ExitStack,
-    heads: list[Head],
-) -> None:
-    daemon = start_daemon(config)
-    if daemon is not None:
-        opened.callback(lambda: daemon.close(tidy=any(head.is_finished for head in heads)))
+) -> Rank0:
+    """Join the job, and open what only rank 0 has; `opened` closes all of it."""
+    assert lock is not None
     state_dir = config.job.state_dir or None
     sync = Synchronizer.open(
         job.root, "trainer", config.trainer.name, state_dir=state_dir, timeout=config.sync.timeout
@@ -98,10 +97,5 @@ def _open_head(
     opened.enter_context(sync)
     screen = Screen(config, state.step)
     opened.callback(screen.close)
-
-    def tend() -> None:
-        lock.check()
-        if daemon is not None:
-            daemon.check()
-
-    heads.append(Head(config, sync, make_strategy(config, job), screen, tend=tend))
+    checks = [lock.check] if daemon is None else [lock.check, daemon.check]
+    return Rank0(config, sync, make_strategy(config, job), screen, checks=checks)

@@ -33,15 +33,15 @@ from syncd.protocol.version import Pair
 from syncd.synchronizer import Synchronizer
 
 BEFORE_THE_FIRST: Pair = (1, 0)
-"""The version that nobody published: the model that the trainer starts from, which is continued by generation 1."""
+"""The unpublished first version: the model that the trainer starts from. Generation 1 continues it."""
 
 _BREATH = 0.02
-"""Seconds between two waits that an answer of the trainer has ended."""
+"""Seconds between two waits that ended with an answer of the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many batches the explorers of a job may have written together, counted from a moment on.
+    """The number of batches that the explorers of a job may write together, counted from one moment.
 
     Args:
         step: The version at that moment.
@@ -56,7 +56,7 @@ class Allowance:
     ahead: int
 
     def covers(self, step: int, written: int) -> bool:
-        """Say whether there may be one more now."""
+        """Return whether one more batch is allowed now."""
         return written - self.written < (step - self.step + 1 + self.ahead) * self.batches
 
 
@@ -76,12 +76,12 @@ class Explorer:
         self.pair = BEFORE_THE_FIRST
         self._tasks = tasks(f"{options.seed}/{options.name}", "train")
         self._run, self._numbers = uuid.uuid4().hex[:8], count()
-        # From the very beginning: an explorer that comes later has no allowance of its own.
+        # Counted from the beginning of the job: an explorer that starts later gets no extra allowance.
         self._allowance = Allowance(0, 0, options.batches_per_step, options.ahead)
         self._evaluate()
 
     def turn(self) -> None:
-        """Write one batch, or wait until there may be one."""
+        """Write one batch, or wait until one is allowed."""
         self.follow()
         if self._allowance.covers(self.pair[1], self._written()):
             self.writer.write(self._batch())
@@ -89,7 +89,7 @@ class Explorer:
             self._wait()
 
     def follow(self) -> None:
-        """Go to the newest version, if it is another one; the rollouts that follow are made by it."""
+        """Load the newest version if it is another one; later rollouts use it."""
         version = self.sync.get_latest_version()
         if version is None or version.pair == self.pair:
             return
@@ -109,7 +109,7 @@ class Explorer:
         try:
             self.sync.wait_new_model_state_dict(self.pair[1], timeout=self.options.patience)
         except TimedOutError:
-            # The trainer lives and has not come to a new version: it has dropped some, and waits for others.
+            # The trainer lives and has published no new version: it has dropped batches and waits for others.
             self._allowance = self._from_now_on()
         time.sleep(_BREATH)
 
@@ -145,7 +145,7 @@ class Explorer:
         return Allowance(self.pair[1], self._written(), self.options.batches_per_step, self.options.ahead)
 
     def _written(self) -> int:
-        """Return how many batches all explorers of the job have written, those already used among them."""
+        """Return how many batches all explorers of the job have written, including those already used."""
         job = self.writer.job
         newest = (
             max(places.numbers(job, places.batches(job, name)) | {places.consumed_through(job, name)})
@@ -154,7 +154,7 @@ class Explorer:
         return sum(newest)
 
     def _evaluate(self) -> None:
-        """Append the greedy accuracy on the held-out problems to a file, where one is asked for."""
+        """Append the greedy accuracy on the held-out problems to a file, if one is requested."""
         if not self.options.evaluate:
             return
         accuracy = mean_reward(roll_out(self.model, self.tokenizer, problems("test"), greedy=True))
@@ -168,7 +168,7 @@ def _load(directory: str) -> torch.nn.Module:
 
 
 def main() -> None:
-    """Explore until the trainer has gone."""
+    """Explore until the trainer has left."""
     options = _options()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def _while_trained(sync: Synchronizer, timeout: float) -> Iterator[None]:
-    """Yield until the trainer that was there has gone.
+    """Yield until the trainer that was seen has left.
 
     Raises:
         TimedOutError: For this many seconds no trainer has come.
@@ -206,7 +206,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job")
     parser.add_argument("--model", required=True, help="the directory that the trainer starts from")
-    parser.add_argument("--name", required=True, help="an identity of its own")
+    parser.add_argument("--name", required=True, help="a unique identity")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--groups", type=int, default=16, help="groups of a batch")
     parser.add_argument("--group-size", type=int, default=8, help="rollouts of a group")

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 
 def main() -> None:
-    """Write all of it."""
+    """Write the model, the demonstrations and the tasks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations")

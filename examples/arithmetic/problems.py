@@ -63,7 +63,7 @@ def problems(split: Split) -> tuple[Problem, ...]:
 
 
 def tasks(seed: int | str, split: Split) -> Iterator[Problem]:
-    """Yield problems of a split without end, in an order that follows from the seed."""
+    """Yield problems of a split endlessly, in an order that follows from the seed."""
     chooser, known = random.Random(f"{seed}/{split}"), problems(split)
     while True:
         yield chooser.choice(known)

@@ -39,7 +39,7 @@ def roll_out(
     Args:
         model: In float32.
         tokenizer: The model's; it pads on the left.
-        problems: A problem that stands here twice gets two rollouts.
+        problems: A problem that occurs twice gets two rollouts.
         greedy: Take the most probable token; else tokens are drawn at temperature 1 from torch's generator.
     """
     prompts = tokenizer([problem.prompt for problem in problems], padding=True, return_tensors="pt")
@@ -67,7 +67,7 @@ def _generate(
     chosen = GenerationConfig(
         max_new_tokens=MAX_RESPONSE,
         do_sample=not greedy,
-        # All of the distribution: what is drawn must have the log-prob that is recorded.
+        # Sample from the whole distribution, so that a token's probability is the one that is recorded.
         **({} if greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,

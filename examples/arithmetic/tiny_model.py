@@ -12,11 +12,11 @@ CHARACTERS = "0123456789+-="
 HIDDEN, LAYERS, HEADS, INNER = 128, 2, 4, 256
 POSITIONS = 32
 SPREAD = 0.08
-"""Standard deviation of the first weights; at the usual 0.02 so narrow a model takes many steps to get going."""
+"""Standard deviation of the first weights; with the usual 0.02 a model this narrow takes long to learn."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer: one token a character, nothing added at either end."""
+    """Return the tokenizer: one token per character, nothing added at either end."""
     vocabulary = {token: number for number, token in enumerate((PAD, END, UNKNOWN, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

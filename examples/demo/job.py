@@ -1,4 +1,4 @@
-"""The demo's configuration files: a short imitation, then reinforcement with two explorers that wait for nobody."""
+"""The demo's configuration files: a short imitation, then reinforcement with two asynchronous explorers."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _ENGINE: Config = {
 
 
 def imitation(out: Path) -> Config:
-    """Return the configuration of the stage that makes a model to start from."""
+    """Return the configuration of the stage that trains the start model."""
     optimizer = {"lr": 4e-3, "betas": [0.9, 0.99], "warmup_steps": 10, "schedule": "cosine"}
     return {
         "job": {"dir": str(out / "sft"), "seed": 1},
@@ -36,7 +36,7 @@ def imitation(out: Path) -> Config:
 
 
 def reinforcement(out: Path, model: Path, engine: Config, steps: int) -> Config:
-    """Return the configuration of the job that the demo is about.
+    """Return the configuration of the demo's main job.
 
     Args:
         out: Where everything is.

@@ -1,4 +1,4 @@
-"""The demo's processes: each with a log of its own, none left behind."""
+"""The demo's processes: each with its own log, none left behind."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ Process = subprocess.Popen[bytes]
 
 
 class FailedError(Exception):
-    """A process of the demo ended with an error, or did not do its part in time."""
+    """A process of the demo ended with an error, or timed out."""
 
 
 class Processes:
@@ -43,7 +43,7 @@ class Processes:
             end(process)
 
     def start(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> Process:
-        """Start a command; it is told to end if the demo itself is killed."""
+        """Start a command that gets SIGTERM if the demo itself is killed."""
         print(f"$ {shown(command)}", flush=True)
         # One thread a process: there are more processes than cores.
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
@@ -74,7 +74,7 @@ class Processes:
         return f"{path}:\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
 
     def wait(self, name: str, seconds: float) -> None:
-        """Wait until one of them has ended well, and all others with it run or have ended well.
+        """Wait until one process has succeeded and all others run or have succeeded.
 
         Raises:
             FailedError: One has failed, or time is up.
@@ -82,7 +82,7 @@ class Processes:
         self.until(lambda: self.running[name].poll() is not None, seconds, f"{name} to end")
 
     def until(self, there: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for something while all processes are well.
+        """Wait for a condition while no process has failed.
 
         Raises:
             FailedError: One has failed, or time is up.
@@ -97,7 +97,7 @@ class Processes:
 
 
 def end(process: Process) -> None:
-    """End a process: SIGTERM first, which all parts of syncd finish with their work in hand."""
+    """End a process: first by SIGTERM, on which every part of syncd finishes its current work."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -108,7 +108,7 @@ def end(process: Process) -> None:
 
 
 def shown(command: list[str]) -> str:
-    """Return a command as one would type it here."""
+    """Return a command as a user would type it here."""
     program, first, *rest = command
     own = program == sys.executable
     words = rest if own and first == "-m" else ["python", first, *rest]

@@ -1,8 +1,8 @@
 """The whole loop on one machine: `make demo`.
 
-A little model imitates a sloppy teacher of sums for half a minute. Then the job begins: `syncd watch`, a
+A small model imitates a careless teacher of sums for half a minute. Then the job begins: `syncd watch`, a
 trainer of two ranks (verl, FSDP2, CPU), and two explorers that follow each version and write experiences, none of
-them waiting for another. `syncd status` shows it live. The end is a summary computed from what happened.
+them waiting for the other. `syncd status` shows it live. The end is a summary computed from what happened.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _EVERY = 30.0
 
 
 def main() -> int:
-    """Run the demo; return 0 when everything that it shows has held."""
+    """Run the demo; return 0 if every check of it passed."""
     options = _options()
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
@@ -38,7 +38,7 @@ def main() -> int:
             model = imitate(processes, options.out)
             explore(processes, options, model)
     except KeyboardInterrupt:
-        print("\nstopped; nothing runs any more")
+        print("\nstopped; all processes have ended")
         return 130
     except FailedError as error:
         print(f"\n{error}", file=sys.stderr)

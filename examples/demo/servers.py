@@ -10,7 +10,7 @@ from pathlib import Path
 from processes import ROOT, FailedError, Processes
 
 STARTING = 900.0
-"""Seconds that all servers together may take to start; 30 to 90 each on a machine that is quiet."""
+"""Seconds that all servers together may take to start; 30 to 90 each on an idle machine."""
 
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that a follower needs

@@ -1,4 +1,4 @@
-"""What a run of the demo came to, computed from what it left in the job directory."""
+"""The result of a demo run, computed from what it left in the job directory."""
 
 import json
 import statistics
@@ -13,7 +13,7 @@ from trainer.monitors.history import read_history
 Document = Mapping[str, Any]
 
 PARTS = ("noticed", "verify", "stage", "prepare", "load", "confirm")
-"""What the time from a version's publication until the engine has confirmed it is made of."""
+"""Parts of the time from a version's publication until the engine has confirmed it."""
 
 _ENDS = 5
 """Steps at either end whose mean reward is shown."""
@@ -21,7 +21,7 @@ _ENDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What one explorer did.
+    """The result of one explorer.
 
     Args:
         applied: The versions that its engine confirmed, as (generation, step), in their order.
@@ -34,7 +34,7 @@ class Explored:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the demo shows at its end.
+    """The summary that the demo prints at its end.
 
     Args:
         rewards: Mean reward of each training step.
@@ -56,7 +56,7 @@ class Summary:
 
     @property
     def problems(self) -> list[str]:
-        """Return what did not hold; empty when all did."""
+        """Return the checks that failed; empty if all passed."""
         found = [] if list(self.published) == sorted(set(self.published)) else ["versions went back"]
         last = self.published[-1] if self.published else None
         for name, one in self.explorers.items():
@@ -80,7 +80,7 @@ class Summary:
 
 
 def summarize(job: Path, explorers: Mapping[str, Path]) -> Summary:
-    """Read what a run left.
+    """Return the summary of a finished run.
 
     Args:
         job: The job directory.
@@ -135,7 +135,7 @@ def _percentiles(seconds: Sequence[float]) -> str:
 
 
 def _lines(path: Path) -> Iterator[Document]:
-    """Yield the JSON objects of a log; what is none of them is for people."""
+    """Yield the JSON objects of a log; other lines are for people."""
     for line in path.read_text(errors="replace").splitlines():
         try:
             found = json.loads(line)

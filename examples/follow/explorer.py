@@ -1,12 +1,12 @@
-"""An explorer of one's own: follows with a function that loads, samples, and writes what it has sampled.
+"""Your own explorer: follows with a function that loads, samples rollouts, and writes them.
 
     syncd watch JOB &
     python examples/publish/pytorch.py JOB &
     python examples/follow/explorer.py JOB --name e0
 
-`load` is all that the follower must be given: it is called with a version that was leased and checked, and stays on
-this host while it is read. What it raises leaves the old weights in place, and the version is tried again. The
-explorer ends when the trainer has gone and its last version is applied. Any number of these may run, on any hosts.
+The follower needs only `load`: it calls it with a version that was leased and checked, and that stays on this
+host while `load` reads it. If `load` raises, the old weights stay in place, and the load is retried. The explorer
+ends when the trainer has left and its last version is applied. Any number of these may run, on any hosts.
 """
 
 import argparse
@@ -27,7 +27,7 @@ VOCABULARY, LENGTH, GROUP = 16, 8, 4
 def main() -> None:
     """Follow and explore."""
     options = _options()
-    model = torch.nn.Embedding(VOCABULARY, VOCABULARY)  # what examples/publish/pytorch.py trains
+    model = torch.nn.Embedding(VOCABULARY, VOCABULARY)  # the model of examples/publish/pytorch.py
 
     def load(target: WeightDirectory) -> None:
         state = {}
@@ -53,7 +53,7 @@ def main() -> None:
 
 @torch.no_grad()
 def roll_out(model: torch.nn.Module, batch: int, number: int, version: tuple[int, int]) -> Experience:
-    """Sample one rollout; the reward is the share of tokens that count on."""
+    """Sample one rollout; the reward is the share of tokens that continue the count."""
     tokens, logprobs = [batch % VOCABULARY], []
     for _ in range(LENGTH):
         found = torch.log_softmax(model(torch.tensor(tokens[-1])), -1)

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Several engines on one host that share one stage: each version is read from the job's mount once, whoever comes first.
+# Several engines on one host that share one stage: the first follower reads each version from the job's mount, once.
 #
 #   examples/follow/one_stage.sh JOB vllm=http://127.0.0.1:8000 vllm=http://127.0.0.1:8001 sglang=http://127.0.0.1:30000
 #
-# One `syncd follow` for each engine. It ends with them: when the trainer has gone and all run its last version, or on
-# Ctrl-C or SIGTERM, after the load in hand. Its status is that of the first follower that did not end well.
+# Starts one `syncd follow` for each engine and ends with them: when the trainer has left and all run its last version, or on
+# Ctrl-C or SIGTERM, after the current load. Its exit code is that of the first follower that failed.
 #
-# STAGE (/dev/shm/syncd): local to this host, with room for two versions. NAME (this host's name): of the explorers.
+# STAGE (/dev/shm/syncd): local to this host, with space for two versions. NAME (this host's name): of the explorers.
 set -u
 job=$1
 shift

@@ -1,10 +1,10 @@
-"""A callback with which transformers' Trainer, and every trainer of TRL, publishes its weights.
+"""A callback that publishes the weights of transformers' Trainer and of every trainer of TRL.
 
     trainer = GRPOTrainer(..., callbacks=[PublishWeights("/ckpt/job", every=1)])
 
-Steps are written behind the training, by each rank its share of the tensors; what blocks is one copy in memory. The
-directory of a step loads with `from_pretrained`. With DDP and FSDP2 each rank has the callback, as it is; it does not
-gather what DeepSpeed's ZeRO-3 has spread.
+Each rank writes its share of the tensors in the background of training; only one copy in memory blocks. The
+directory of a step loads with `from_pretrained`. With DDP and FSDP2 give the callback to each rank unchanged. It
+does not gather parameters that DeepSpeed's ZeRO-3 has sharded.
 """
 
 import uuid
@@ -24,9 +24,9 @@ class PublishWeights(TrainerCallback):
     """Publishes every `every` steps, and the last one.
 
     Args:
-        job: The job directory, which exists.
+        job: The job directory; must exist.
         every: Optimizer steps between two versions.
-        dtype: What weights are cast to; None keeps them.
+        dtype: The dtype to cast weights to; None keeps theirs.
         companions: Files beside the weights by name, such as the tokenizer's.
     """
 
@@ -41,18 +41,18 @@ class PublishWeights(TrainerCallback):
         self._published = 0
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Say that this trainer lives, and get ready to write."""
+        """Publish this trainer's presence and prepare to write."""
         self._saver = StepSaver(Job.at(self._job), args.process_index, args.world_size, dtype=self._dtype)
         self._sync = Synchronizer.open(self._job, "trainer") if args.process_index == 0 else None
         self._published = state.global_step
 
     def on_step_end(self, _: Any, state: Any, __: Any, model: Any = None, **___: Any) -> None:
-        """Publish if it is due; the save before this one has ended by then, or its error is raised here."""
+        """Publish if a step is due; wait for the save before it and raise its error here."""
         if state.global_step % self._every == 0:
             self._publish(state.global_step, model)
 
     def on_train_end(self, _: Any, state: Any, __: Any, model: Any = None, **___: Any) -> None:
-        """Publish the last step, wait until it is durable, and say that this trainer has ended."""
+        """Publish the last step, wait until it is durable, and report that this trainer has ended."""
         self._publish(state.global_step, model)
         self._saver.close()
         if self._sync is not None:
@@ -68,7 +68,7 @@ class PublishWeights(TrainerCallback):
 
 
 def _agreed(name: str) -> str:
-    """Return rank 0's name for a save: all ranks share it, and no other save has it."""
+    """Return rank 0's name for a save: the same on all ranks and unique."""
     names = [name]
     if dist.is_initialized():
         dist.broadcast_object_list(names)

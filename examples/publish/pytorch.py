@@ -1,12 +1,12 @@
-"""A training loop of one's own that publishes its weights: the two lines that say `sync`.
+"""Your own training loop, publishing its weights with the two lines that use `sync`.
 
     syncd watch JOB &
     python examples/publish/pytorch.py JOB --steps 20 --every 2
 
 `set_model_state_dict` writes the tensors as safetensors, seals the step and announces it; the daemon checks it and
-publishes the version that explorers follow. It returns when the step is durable. Where that takes too long, or the
-model is spread over ranks, `syncd.transports.filesystem.save.StepSaver` writes behind the training, each rank its
-share: examples/publish/callback.py has it.
+publishes the version that explorers follow. It returns when the step is durable. If that takes too long, or if the
+model is sharded over ranks, use `syncd.transports.filesystem.save.StepSaver`: it writes in the background of
+training, each rank its share (examples/publish/callback.py).
 """
 
 import argparse
@@ -21,10 +21,10 @@ VOCABULARY = 16
 
 
 def main() -> None:
-    """Teach a bigram model to count."""
+    """Train a bigram model to count."""
     options = _options()
     torch.manual_seed(0)
-    model = torch.nn.Embedding(VOCABULARY, VOCABULARY)  # by the last token: the logits of the next one
+    model = torch.nn.Embedding(VOCABULARY, VOCABULARY)  # maps the last token to the logits of the next
     optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
     with Synchronizer.open(options.job, "trainer") as sync:
         for step in range(1, options.steps + 1):
@@ -41,10 +41,10 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("job", help="the job directory, which exists")
+    parser.add_argument("job", help="the job directory; must exist")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--every", type=int, default=2, help="steps between two versions")
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds that a step takes longer")
+    parser.add_argument("--pause", type=float, default=0.1, help="extra seconds per step")
     return parser.parse_args()
 
 

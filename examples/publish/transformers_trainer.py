@@ -1,4 +1,4 @@
-"""transformers' Trainer that publishes its steps: one line, `callbacks=[PublishWeights(...)]`.
+"""transformers' Trainer, publishing its steps with one line: `callbacks=[PublishWeights(...)]`.
 
 python examples/arithmetic/make.py /tmp/base
 syncd watch JOB &
@@ -19,7 +19,7 @@ from transformers import (
 
 
 def main() -> None:
-    """Learn sums by heart."""
+    """Train a model to memorise sums."""
     options = _options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = AutoModelForCausalLM.from_pretrained(options.model)
@@ -45,8 +45,8 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("job", help="the job directory, which exists")
-    parser.add_argument("--model", required=True, help="a directory of model and tokenizer")
+    parser.add_argument("job", help="the job directory; must exist")
+    parser.add_argument("--model", required=True, help="a directory with model and tokenizer")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--every", type=int, default=1, help="steps between two versions")
     return parser.parse_args()

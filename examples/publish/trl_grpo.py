@@ -1,11 +1,11 @@
-"""TRL's GRPO that publishes each of its steps: one line, `callbacks=[PublishWeights(...)]`.
+"""TRL's GRPO trainer, publishing each step with one line: `callbacks=[PublishWeights(...)]`.
 
     pip install trl
     python examples/arithmetic/make.py /tmp/base
     syncd watch JOB &
     python examples/publish/trl_grpo.py JOB --model /tmp/base/model --steps 2
 
-Any trainer of TRL takes callbacks in the same way.
+Every trainer of TRL accepts callbacks in the same way.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from syncd.stall.calls import IS_IT_UP, STUCK_AFTER
 from syncd.worker_thread import Work
 
 if TYPE_CHECKING:
-    from explorer_hooks.follower.follower import FollowOptions, Outcome
+    from explorer_hooks.follower.follower import FollowOptions, TurnOutcome
     from explorer_hooks.hook import Hook
 
 _CREDENTIAL = "hook-token"
@@ -140,16 +140,16 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
       syncd follow /ckpt/job --hook command --once -- ./reload.sh {path} {step}
     """
     from explorer_hooks.finding import shown  # noqa: PLC0415
-    from explorer_hooks.follower.service import Service, logged  # noqa: PLC0415
+    from explorer_hooks.follower.service import FollowService, log_listener  # noqa: PLC0415
 
     options, hook = _options(given), _hook(argv, given)
-    tell = logged(given["log_level"], given["log_format"], sys.stderr)
+    listener = log_listener(given["log_level"], given["log_format"], sys.stderr)
     hear = _print if given["as_json"] else None
-    service = Service(tell, hear, once=given["once"], wait=given["wait"])
+    service = FollowService(listener, hear, once=given["once"], wait=given["wait"])
     service.serve(_job_directory(job), hook, given["name"], options, shown(given["hook"]))
 
 
-def _print(outcome: "Outcome") -> None:
+def _print(outcome: "TurnOutcome") -> None:
     generation, step = outcome.pair or (None, None)
     document = {
         "kind": outcome.kind,

@@ -10,7 +10,7 @@ from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.explorer.own_files import TaskLedger
 from explorer_hooks.explorer.pacing import Allowance
 from explorer_hooks.explorer.weight_sources import WeightSource
-from explorer_hooks.follower.follower import Outcome
+from explorer_hooks.follower.follower import TurnOutcome
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.protocol.version import Pair
@@ -56,7 +56,7 @@ class EngineVersions:
         self._read_newest()
         return self.source.may_work() and self.permitted() is not None
 
-    def update(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Wait for a version that is due, and load it."""
         outcome = self.source.update(timeout, ask=ask)
         if outcome.kind == "applied":
@@ -150,7 +150,7 @@ class EngineGate:
                 time.sleep(_BREATH)
         return False
 
-    def update(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Wait for a version that is due, load it, and evaluate it."""
         outcome = self._versions.update(timeout, ask=ask)
         if outcome.kind == "applied":

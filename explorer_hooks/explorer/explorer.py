@@ -12,8 +12,8 @@ from explorer_hooks.explorer.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next, PacingFacts
-from explorer_hooks.follower.follower import Outcome
-from explorer_hooks.follower.policy import asks
+from explorer_hooks.follower.follower import TurnOutcome
+from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import TimedOutError
 from syncd.jobfile.finished import finished
@@ -23,7 +23,7 @@ TURN = 1.0
 """Seconds of one wait, and so the longest delay of a signal."""
 
 _BREATH = 0.05
-"""Seconds between two asks that the trainer answers at once."""
+"""Seconds between two asks_trainer that the trainer answers at once."""
 
 _POLL = 0.25
 """Seconds between two polls for the last version."""
@@ -154,7 +154,7 @@ class Explorer:
     def _wait(self, *, is_due: bool) -> None:
         """Wait a little for a version; while one is due or there is no room, nothing is generated."""
         begin = time.monotonic()
-        outcome = self._gate.update(TURN, ask=asks(self._rules.style))
+        outcome = self._gate.update(TURN, ask=asks_trainer(self._rules.style))
         took = time.monotonic() - begin
         self._waited += took
         answered = outcome.kind == "nothing" and took < TURN
@@ -224,7 +224,7 @@ class Explorer:
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
 
-    def _load_last(self) -> Outcome:
+    def _load_last(self) -> TurnOutcome:
         outcome, end = self._gate.update(0.0), time.monotonic() + _LAST
         while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
             time.sleep(_POLL)

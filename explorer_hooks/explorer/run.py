@@ -27,7 +27,7 @@ from explorer_hooks.explorer.weight_sources import EarlySource, FileSource, Weig
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import Hook
-from explorer_hooks.hooks.http_engine import ServedHook
+from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
@@ -164,7 +164,7 @@ def _open_source(
         return
     hook = engine.hook
     parameters = engine.model.state_dict() if engine.model is not None else None
-    check_fit = hook.check_offered if isinstance(hook, ServedHook) else None
+    check_fit = hook.check_offered if isinstance(hook, HttpEngineHook) else None
     with closing(
         transport.open_receiver(ReceiveContext(follower.sync, stop, parameters, check_fit))
     ) as receiver:
@@ -175,7 +175,7 @@ def _open_source(
 
 
 def _open_sink(hook: Hook, receiver: EarlyReceiver, follower: Follower) -> WeightSink:
-    if isinstance(hook, ServedHook):
+    if isinstance(hook, HttpEngineHook):
         return ServerSink(receiver, hook, follower)
     assert isinstance(hook, TransformersHook)
     return ModelSink(receiver, hook)
@@ -189,8 +189,8 @@ def _tensor_transport(method: str) -> Transport | None:
 
 
 def _takes_tensors(engine: _Engine) -> bool:
-    if not isinstance(engine.hook, ServedHook):
-        return True
+    if not isinstance(engine.hook, HttpEngineHook):
+        return "tensors" in engine.hook.takes
     reason = "torch is not installed" if find_spec("torch") is None else engine.hook.no_broadcasts()
     if reason:
         _LOG.info("broadcasts_disabled", reason=reason)
@@ -212,7 +212,7 @@ def _open_follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
         file.explorer.name or None,
         options,
         engine=engine.name,
-        tell=_log_event,
+        listener=_log_event,
         stop=stop,
     )
 

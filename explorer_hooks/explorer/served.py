@@ -26,7 +26,7 @@ from explorer_hooks.explorer.generation import (
     version_of,
 )
 from explorer_hooks.hook import Running
-from explorer_hooks.http_client import Reply, Server
+from explorer_hooks.http_client import HttpClient, Reply
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 
@@ -147,7 +147,7 @@ class ServerCalls:
         settle: Seconds that a group waits for an engine that loads a version.
     """
 
-    server: Server
+    server: HttpClient
     model: str
     running: Callable[[], Running]
     retries: int = 4
@@ -264,7 +264,7 @@ class ServerGenerator(Generator):
         raise AssertionError("the loop returns or raises")
 
     def _answer(self, body: dict[str, object]) -> "dict[str, object] | None":
-        reply = self._calls.server.tried(PATH, body)
+        reply = self._calls.server.post_any(PATH, body)
         if is_transient(reply):
             raise EngineUnreachableError(self._calls.server.complaint(reply))
         if reply.is_error:
@@ -286,14 +286,14 @@ def backoff(attempt: int) -> float:
     return min(_BACKOFF * 2.0 ** (attempt - 1), _LONGEST) * random.uniform(0.8, 1.2)  # noqa: S311
 
 
-def served_model(server: Server) -> str:
+def served_model(server: HttpClient) -> str:
     """Return the name of a server's first model.
 
     Raises:
         ConfigError: It names none.
         EngineUnreachableError: It does not answer.
     """
-    found = server.ask_json("/v1/models").get("data")
+    found = server.get_json("/v1/models").get("data")
     first = found[0] if isinstance(found, list) and found else None
     name = first.get("id") if isinstance(first, dict) else None
     if not isinstance(name, str) or not name:
@@ -322,7 +322,7 @@ def open_generator(
         EngineUnreachableError: It does not answer.
     """
     section = file.explorer.engine
-    server = Server(
+    server = HttpClient(
         section.address,
         token=token,
         timeout=section.timeout,

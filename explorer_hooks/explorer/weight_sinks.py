@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import structlog
 
 from explorer_hooks.follower.follower import Follower
-from explorer_hooks.hooks.http_engine import ServedHook, UntouchedError
+from explorer_hooks.hooks.http_engine import HttpEngineHook, UntouchedError
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import SyncdError
 from syncd.transports.base import EarlyReceiver, WeightTensors
@@ -54,15 +54,15 @@ class ModelSink(WeightSink):
 
     def load(self, weights: WeightTensors) -> None:
         """Copy what was received into the parameters, between two generations."""
-        self._hook.take(weights.label, lambda: self.receiver.load(weights))
+        self._hook.load_tensors(weights.label, lambda: self.receiver.load(weights))
 
     def mark_published(self, label: str) -> None:
         """Rename the model's version."""
-        self._hook.own(label)
+        self._hook.set_label(label)
 
     def mark_void(self) -> None:
         """Name the model's version unknown."""
-        self._hook.disown()
+        self._hook.drop_label()
 
 
 class ServerSink(WeightSink):
@@ -74,14 +74,14 @@ class ServerSink(WeightSink):
         follower: Brings the server back after a failure.
     """
 
-    def __init__(self, receiver: EarlyReceiver, hook: ServedHook, follower: Follower) -> None:
+    def __init__(self, receiver: EarlyReceiver, hook: HttpEngineHook, follower: Follower) -> None:
         super().__init__(receiver)
         self._hook, self._follower = hook, follower
 
     def load(self, weights: WeightTensors) -> None:
         """Push what was received to the server; if the server is left half loaded, roll it back at once."""
         try:
-            self._hook.take(weights.label, weights.tensors)
+            self._hook.load_tensors(weights.label, weights.tensors)
         except UntouchedError:
             raise
         except SyncdError:
@@ -92,11 +92,11 @@ class ServerSink(WeightSink):
     def mark_published(self, label: str) -> None:
         """Tell the server the label of the files."""
         try:
-            self._hook.own(label)
+            self._hook.set_label(label)
         except SyncdError as error:
             # This process knows the version in any case; another process loads the files, which are the same.
             _LOG.warning("version_report_failed", reason=str(error))
 
     def mark_void(self) -> None:
         """Forget the server's name for what it loaded."""
-        self._hook.disown()
+        self._hook.drop_label()

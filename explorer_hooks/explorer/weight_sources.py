@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
-from explorer_hooks.follower.follower import Follower, Outcome
+from explorer_hooks.follower.follower import Follower, TurnOutcome
 from syncd.errors import CorruptDataError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, engine_label, label_of
 from syncd.transports.base import WeightTensors
@@ -53,7 +53,7 @@ class WeightSource(ABC):
         """Return whether the engine may be given work."""
 
     @abstractmethod
-    def update(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Wait for weights that are due, and load them.
 
         Args:
@@ -117,7 +117,7 @@ class FileSource(WeightSource):
         """Return whether the engine answers, and is not too far behind."""
         return self._follower.may_work()
 
-    def update(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Wait for a version, and load it."""
         return self._follower.turn(timeout, ask=ask)
 
@@ -179,7 +179,7 @@ class EarlySource(FileSource):
         """Return the newest version; that is the one that runs here if it is not published yet."""
         return self._unpublished or super().newest()
 
-    def update(self, timeout: float, *, ask: bool = False) -> Outcome:
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Receive from the transport, or load a version from files.
 
         In every sync style the trainer counts on an ask of each explorer. If `timeout` is 0, there is an ask only
@@ -220,9 +220,9 @@ class EarlySource(FileSource):
             came = self._receiver.wait(self._follower.met, PIECE)
         return came if isinstance(came, WeightTensors) else None
 
-    def _loaded(self, weights: WeightTensors) -> Outcome:
+    def _loaded(self, weights: WeightTensors) -> TurnOutcome:
         pair = weights.pair
-        self._follower.know(weights.label)
+        self._follower.add_label(weights.label)
         try:
             self._sink.load(weights)
         except SyncdError as error:
@@ -232,7 +232,7 @@ class EarlySource(FileSource):
         self._unpublished, self._received_at = pair, time.monotonic()
         self._sender_seen_at, self._failures = self._received_at, 0
         _LOG.info("broadcast_received", version=label_of(pair))
-        return Outcome("applied", pair)
+        return TurnOutcome("applied", pair)
 
     def _begin_rest(self) -> None:
         """Leave the transport for a while: the trainer should not send what the engine does not load."""
@@ -240,7 +240,7 @@ class EarlySource(FileSource):
         self._rest = min(2 ** (self._failures - 1), _LONGEST_REST)
         self._receiver.leave()
 
-    def _counted(self, outcome: Outcome) -> Outcome:
+    def _counted(self, outcome: TurnOutcome) -> TurnOutcome:
         """Count a version that came through files, and rejoin the transport after enough of them."""
         if outcome.kind == "applied":
             self._rest -= 1
@@ -250,27 +250,27 @@ class EarlySource(FileSource):
 
     # --- publication ------------------------------------------------------------------------------------------
 
-    def _await_decision(self, timeout: float) -> Outcome:
+    def _await_decision(self, timeout: float) -> TurnOutcome:
         """Wait until what runs is published, or will not be: then load files."""
         pair = self._unpublished
         assert pair is not None
         try:
             self.sync.wait_for(self._is_decided, timeout)
         except TimedOutError:
-            return Outcome("nothing", reason="what runs is not published yet")
+            return TurnOutcome("nothing", reason="what runs is not published yet")
         self._unpublished = None
         if self._receiver.confirm_published() and self.sync.confirmed == pair:
             label = engine_label(pair, self.sync.confirmed_digest)
-            self._follower.know(label)
+            self._follower.add_label(label)
             self._sink.mark_published(label)
             self._follower.adopt(pair)
-            return Outcome("applied", pair)
+            return TurnOutcome("applied", pair)
         _LOG.warning("broadcast_discarded", version=label_of(pair), reason="it was not published")
         # Until files are loaded, nobody can name what the engine runs, so it is given no work. Work that began with
         # the start model may have ended with the weights that overwrote it.
         self._void |= {pair, BEFORE_THE_FIRST}
         self._sink.mark_void()
-        self._follower.disown()
+        self._follower.confirm_none()
         return super().update(0.0)
 
     def _is_decided(self) -> bool:

@@ -1,1 +1,1 @@
-"""What a follower is made of."""
+"""Keeps one engine at the version that a policy names: read, decide, fetch, load, report."""

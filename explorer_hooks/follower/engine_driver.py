@@ -1,17 +1,13 @@
-"""Drives one engine: looks what it runs, loads what is given to it, and publishes what became of it."""
+"""Drives one engine: polls what it runs, loads what is due, and reports the result."""
 
 import contextlib
 from typing import Any
 
-from explorer_hooks.follower.attempts import Attempts
 from explorer_hooks.follower.engine import Engine
-from explorer_hooks.follower.fetch import Placed, Placing
-from explorer_hooks.follower.load import Loading
-from explorer_hooks.follower.options import FollowOptions, Outcome
-from explorer_hooks.follower.policy import is_within
-from explorer_hooks.follower.reporter import Telling, record_of
-from explorer_hooks.follower.timing import NOTICED, Timings
-from explorer_hooks.follower.versions import Versions
+from explorer_hooks.follower.fetch import Fetcher
+from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
+from explorer_hooks.follower.report import Reporter, problem_record
+from explorer_hooks.follower.versions import FailedVersions, KnownVersions
 from syncd.errors import (
     EngineDeadError,
     EngineUnreachableError,
@@ -23,16 +19,20 @@ from syncd.errors import (
 )
 from syncd.protocol.disk import Clock
 from syncd.protocol.version import Pair, Version, label_of
+from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
+
+_NOTICED = "noticed"
+"""The age of a version when it was read: a part of the timings, but not of the load."""
 
 
-class Driver:
-    """One engine and what is known of it.
+class EngineDriver:
+    """Loads versions into one engine and reports what it runs.
 
     Args:
         engine: The engine.
-        versions: What is published.
-        placing: Puts versions where the engine can load them.
-        telling: Tells what happens.
+        versions: The versions of the job.
+        fetcher: Fetches the directories of versions.
+        reporter: Reports what happens.
         clock: This host's clock.
         options: How to follow.
     """
@@ -40,201 +40,196 @@ class Driver:
     def __init__(
         self,
         engine: Engine,
-        versions: Versions,
-        placing: Placing,
-        telling: Telling,
+        versions: KnownVersions,
+        fetcher: Fetcher,
+        reporter: Reporter,
         clock: Clock,
         options: FollowOptions,
     ) -> None:
-        self.engine, self._versions, self._placing, self._telling = engine, versions, placing, telling
+        self._engine, self._versions, self._fetcher, self._reporter = engine, versions, fetcher, reporter
         self._clock, self._max_lag = clock, options.max_lag
-        self._loading = Loading(engine)
-        self.attempts = Attempts(clock, options.retries, options.backoff)
+        self.failed = FailedVersions(clock, options.retries, options.backoff)
         self.position: Pair | None = None
-        """The version that was loaded last, and that the engine should run unless a newer one is due."""
+        """The version that was loaded last: the engine should run it unless a newer one is due."""
         self._loads, self._bytes = 0, 0
-        self._is_met = False
+        self._is_polled = False
 
     @property
     def needs_load(self) -> bool:
-        """Say whether the engine runs something else than it should, or may be half loaded."""
-        return self.engine.is_suspect or self.engine.applied != self.position
+        """Return whether the engine does not run what was loaded last, or may be half loaded."""
+        return self._engine.is_suspect or self._engine.applied != self.position
 
-    @property
-    def can_go_back(self) -> bool:
-        """Say whether there is anything to be done for an engine that no version can be loaded into."""
-        return self._loading.good is not None or self.engine.is_suspect
+    def poll(self) -> None:
+        """Read from the engine what it runs, and publish that."""
+        engine = self._engine
+        before, was_reachable = engine.applied, engine.is_reachable
+        engine.poll()
+        if not engine.is_reachable:
+            if was_reachable or not self._is_polled:
+                self._reporter.event("warning", "engine_connection_failed", reason=engine.reason)
+        elif not was_reachable or engine.applied != before:
+            self._accept_running()
+        self._is_polled = True
+        self._publish()
 
-    def close(self) -> None:
-        """Let go of the last good version; the engine keeps running."""
-        self._telling.ready.show(None)
-        self._loading.close()
-        self.engine.hook.close()
-
-    def look(self) -> None:
-        """Ask the engine what it runs, and publish that."""
-        before, was_reachable = self.engine.applied, self.engine.is_reachable
-        self.engine.ask()
-        if not self.engine.is_reachable:
-            if was_reachable or not self._is_met:
-                self._telling.event("warning", "engine_connection_failed", reason=self.engine.reason)
-        elif not was_reachable or self.engine.applied != before:
-            self._meet()
-        self._is_met = True
-        self.settle()
-
-    def settle(self, **fields: Any) -> None:
-        """Publish the state that the engine is in now."""
-        engine = self.engine
-        state = "dead" if engine.dead else "serving" if engine.applied else "waiting"
-        if self._telling.applied != engine.applied:
-            self._telling.confirm(engine.applied)
-        self._telling.say(state if engine.is_reachable else "unreachable", **fields)
-        self.show()
-
-    def show(self) -> None:
-        """Let the ready file say whether the engine is to be given work."""
-        engine = self.engine
+    def show_ready(self) -> None:
+        """Update the ready file."""
+        engine = self._engine
         is_good = engine.is_reachable and not engine.is_suspect
-        is_near = is_within(engine.applied, self._versions.pair, self._max_lag)
-        served = engine.applied if is_good and is_near else None
-        self._telling.ready.show(label_of(served) if served else None)
+        is_recent = is_within(engine.applied, self._versions.pair, self._max_lag)
+        served = engine.applied if is_good and is_recent else None
+        self._reporter.ready.show(label_of(served) if served else None)
 
-    def load(self, wanted: Version | int) -> Outcome:
+    def load(self, wanted: Version | int) -> TurnOutcome:
         """Load a version.
 
         Raises:
-            EngineDeadError: The engine can neither load it nor go back.
+            EngineDeadError: The engine can neither load it nor be restored.
             UsageError: This process may not act for its explorer any more.
         """
-        timings = Timings(self._clock)
+        timings = LoadTimings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
-            timings[NOTICED] = round(max(self._clock.time() - wanted.published_at, 0.0), 6)
-        self._telling.say("loading", now=False, refused=None, failed=None)
+            timings[_NOTICED] = round(max(self._clock.time() - wanted.published_at, 0.0), 6)
+        self._reporter.publish("loading", now=False, refused=None, failed=None)
         try:
-            placed = self._loaded(wanted, timings)
+            held = self._fetch_and_load(wanted, timings)
         except UsageError:
             raise
         except (SyncdError, OSError) as error:
-            return self._not_applied(pair, error)
-        return self._applied(placed, timings)
+            return self._report_failure(pair, error)
+        return self._report_applied(held, timings)
 
     def adopt(self, pair: Pair) -> None:
-        """Take over a version that has reached the engine by another way; its files are the way back to it."""
+        """Accept a version that reached the engine by another way; its files will restore it."""
         self.position = pair
-        self.attempts.succeed()
-        self._hold(pair)
-        self.look()
+        self.failed.clear()
+        self._keep_running(pair)
+        self.poll()
 
     def recover(self) -> None:
-        """Bring the engine back, or have the next version loaded into it where there is nothing to go back to."""
-        if self._loading.good is not None:
-            self.bring_back()
+        """Restore the engine; without a good version the next one is loaded into it."""
+        if self._engine.good is not None:
+            self.restore()
             return
-        self.engine.is_suspect = True
-        self.engine.ask()
-        self.settle()
+        self._engine.is_suspect = True
+        self._engine.poll()
+        self._publish()
 
-    def bring_back(self) -> None:
-        """Put the engine back on the last good version, where there is nothing else for it."""
-        with contextlib.suppress(EngineDeadError):  # the engine's own state says it
-            self._loading.recover()
-        good, engine = self._loading.good, self.engine
-        label = good.target.label if good else None
+    def restore(self) -> None:
+        """Put the engine back on the last good version."""
+        engine = self._engine
+        with contextlib.suppress(EngineDeadError):  # the engine's state says it
+            engine.restore()
+        good = engine.good
         is_back = not engine.is_suspect and (good is None or engine.applied == good.pair)
         if engine.is_reachable and engine.dead is None and is_back:
             self.position = engine.applied
             shown = label_of(good.pair) if good else None
-            self._telling.event("info", "engine_restored", version=shown)
+            self._reporter.event("info", "engine_restored", version=shown)
         elif engine.is_reachable and good is not None and engine.dead is None:
-            engine.die(EngineDeadError(f"the engine does not go back to {label}"))
-        if good is not None and is_back:
-            self._loading.keep(good)
-        self.settle()
+            engine.die(EngineDeadError(f"the engine does not go back to {good.directory.label}"))
+        self._publish()
 
-    def _loaded(self, wanted: Version | int, timings: Timings) -> Placed:
+    def close(self) -> None:
+        """Remove the ready file, and give up the last good version; the engine keeps running."""
+        self._reporter.ready.show(None)
+        self._engine.close()
+
+    def _publish(self, **fields: Any) -> None:
+        """Publish the state that the engine is in now."""
+        engine = self._engine
+        state = "dead" if engine.dead else "serving" if engine.applied else "waiting"
+        if self._reporter.applied != engine.applied:
+            self._reporter.confirm(engine.applied)
+        self._reporter.publish(state if engine.is_reachable else "unreachable", **fields)
+        self.show_ready()
+
+    def _fetch_and_load(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
         try:
-            return self._tried(wanted, timings)
+            return self._try(wanted, timings)
         except (LoadFailedError, RefusedError) as error:
-            if not self._placing.copies.spoil():
+            if not self._fetcher.reject():
                 raise
-            self._telling.event("warning", "memory_load_failed", reason=str(error))
-        return self._tried(wanted, timings)  # what memory held is no reason to give up what the files hold
+            self._reporter.event("warning", "memory_load_failed", reason=str(error))
+        return self._try(wanted, timings)  # the copy in memory failed: load the files
 
-    def _tried(self, wanted: Version | int, timings: Timings) -> Placed:
+    def _try(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
         with contextlib.ExitStack() as undo:
-            placed = self._placing.place(wanted, timings)
-            undo.callback(placed.close)
-            self._versions.know(placed.target.label)
-            self._loading.prepare(placed.target, timings)
-            self._telling.event(
-                "debug", "load_started", version=label_of(placed.pair), path=placed.target.path
-            )
-            self._loading.load(placed, timings)
+            held = self._fetcher.fetch(wanted, timings)
+            undo.callback(held.close)
+            directory = held.directory
+            self._versions.add_label(directory.label)
+            self._engine.prepare(directory, timings)
+            self._reporter.event("debug", "load_started", version=label_of(held.pair), path=directory.path)
+            self._engine.load(directory, timings)
             undo.pop_all()
-            return placed
+            return held
 
-    def _applied(self, placed: Placed, timings: Timings) -> Outcome:
-        self._loads, self._bytes = self._loads + 1, self._bytes + placed.size
-        self.position = placed.pair
-        self.attempts.succeed()
-        counted: dict[str, Any] = {"loads": self._loads, "bytes": self._bytes}
-        loaded = {"step": placed.pair[1], "source": placed.source, "seconds": timings.load}
-        told = {"staged": placed.staged_at, "loaded": loaded, "timings": dict(timings), **counted}
-        self._telling.say("serving", now=False, **told)
-        self._telling.confirm(placed.pair)
-        self.show()
-        placed.settle()
-        self._loading.keep(placed)
-        self._placing.tidy()
-        self._telling.event(
-            "info", "version_applied", version=label_of(placed.pair), source=loaded["source"], **timings
+    def _report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
+        self._loads, self._bytes = self._loads + 1, self._bytes + held.size
+        self.position = held.pair
+        self.failed.clear()
+        seconds = round(sum(spent for part, spent in timings.items() if part != _NOTICED), 6)
+        self._reporter.publish(
+            "serving",
+            now=False,
+            staged=held.staged_at,
+            loaded={"step": held.pair[1], "source": held.source, "seconds": seconds},
+            timings=dict(timings),
+            loads=self._loads,
+            bytes=self._bytes,
         )
-        return Outcome("applied", placed.pair, timings=dict(timings))
+        self._reporter.confirm(held.pair)
+        self.show_ready()
+        self._engine.keep(held)
+        self._fetcher.sweep()
+        version = label_of(held.pair)
+        self._reporter.event("info", "version_applied", version=version, source=held.source, **timings)
+        return TurnOutcome("applied", held.pair, timings=dict(timings))
 
-    def _not_applied(self, pair: Pair, error: SyncdError | OSError) -> Outcome:
-        reason, record = str(error), record_of(pair, str(error))
+    def _report_failure(self, pair: Pair, error: SyncdError | OSError) -> TurnOutcome:
+        reason, version = str(error), label_of(pair)
         if isinstance(error, EngineDeadError):
-            self.attempts.give_up(pair)
-            self.settle(failed=record)
-            self._telling.event("error", "engine_died", version=label_of(pair), reason=reason)
+            self.failed.give_up(pair)
+            self._publish(failed=problem_record(pair, reason))
+            self._reporter.event("error", "engine_died", version=version, reason=reason)
             raise error
         if isinstance(error, EngineUnreachableError):
-            self.engine.lose(error)
-            self.settle()
-            self._telling.event("warning", "engine_connection_failed", reason=reason)
-            return Outcome("unreachable", pair, reason)
+            self._engine.lose(error)
+            self._publish()
+            self._reporter.event("warning", "engine_connection_failed", reason=reason)
+            return TurnOutcome("unreachable", pair, reason)
         if isinstance(error, TryAgainError):
-            self.attempts.miss(pair)
-            self.settle()
-            self._telling.event("info", "version_skipped", version=label_of(pair), reason=reason)
-            return Outcome("gone", pair, reason)
+            self.failed.miss(pair)
+            self._publish()
+            self._reporter.event("info", "version_skipped", version=version, reason=reason)
+            return TurnOutcome("gone", pair, reason)
         if isinstance(error, RefusedError):
-            self.attempts.give_up(pair)
-            self.settle(refused=record)
-            self._telling.event("error", "load_refused", version=label_of(pair), reason=reason)
-            return Outcome("refused", pair, reason)
-        again = self.attempts.fail(pair)
-        self.settle(failed=record)
-        self._telling.event("warning", "load_failed", version=label_of(pair), reason=reason, again=again)
-        return Outcome("failed", pair, reason)
+            self.failed.give_up(pair)
+            self._publish(refused=problem_record(pair, reason))
+            self._reporter.event("error", "load_refused", version=version, reason=reason)
+            return TurnOutcome("refused", pair, reason)
+        again = self.failed.fail(pair)
+        self._publish(failed=problem_record(pair, reason))
+        self._reporter.event("warning", "load_failed", version=version, reason=reason, again=again)
+        return TurnOutcome("failed", pair, reason)
 
-    def _meet(self) -> None:
-        """Take over what an engine runs that has come back, or is met for the first time."""
-        pair = self.engine.applied
-        known, said = self.engine.is_known, {"version": self.engine.label, "suspect": self.engine.is_suspect}
-        self._telling.event("info" if known else "warning", "engine_runs", known=known, **said)
-        if pair is not None and self.position is None:
-            self.position = pair
-            self._hold(pair)
+    def _accept_running(self) -> None:
+        """Report what an engine runs that is polled for the first time or came back, and keep its files."""
+        engine = self._engine
+        level = "info" if engine.is_known else "warning"
+        fields = {"known": engine.is_known, "version": engine.label, "suspect": engine.is_suspect}
+        self._reporter.event(level, "engine_runs", **fields)
+        if engine.applied is not None and self.position is None:
+            self.position = engine.applied
+            self._keep_running(engine.applied)
 
-    def _hold(self, pair: Pair) -> None:
-        """Keep the files of what the engine runs already."""
-        placed = self._placing.adopt(pair)
-        if placed is not None:
-            placed.settle()
-            self._loading.keep(placed)
+    def _keep_running(self, pair: Pair) -> None:
+        """Keep the files of the version that the engine runs already."""
+        held = self._fetcher.fetch_running(pair)
+        if held is not None:
+            self._engine.keep(held)
 
     def _pair_of(self, step: int) -> Pair:
         newest = self._versions.newest

@@ -1,14 +1,17 @@
-"""Which version an engine goes to next, whether a sync is due, and how far behind one may work. Pure functions."""
+"""How a follower is set up, and what it does next: pure functions of a frozen snapshot."""
 
+import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
 from syncd.errors import ConfigError
 from syncd.protocol.layout import MAX_STEP
+from syncd.protocol.presence import TTL
 from syncd.protocol.version import Pair
+from syncd.transports.filesystem.receive import Verification
 
 Which = Literal["newest", "every", "exact", "at-least"]
 
@@ -17,7 +20,7 @@ _HINT = "newest, every, exact=N or at-least=N"
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class FollowPolicy:
     """Which versions are loaded.
 
     Args:
@@ -33,7 +36,7 @@ class Policy:
         return self.which if self.which in ("newest", "every") else f"{self.which}={self.step}"
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: str) -> FollowPolicy:
     """Return the policy that a text names.
 
     Raises:
@@ -43,22 +46,108 @@ def parse_policy(text: str) -> Policy:
     if match is None or int(match[3] or 0) > MAX_STEP:
         raise ConfigError(f"no policy is called {text[:80]!r}", hint=_HINT)
     name, step = (match[1], 0) if match[1] else (match[2], int(match[3]))
-    return Policy(next(which for which in _WHICH if which == name), step)
+    return FollowPolicy(next(which for which in _WHICH if which == name), step)
 
 
 _WHICH: tuple[Which, ...] = ("newest", "every", "exact", "at-least")
 
 
+OutcomeKind = Literal["applied", "nothing", "refused", "failed", "unreachable", "gone", "ended"]
+
+EventListener = Callable[[str, str, Mapping[str, Any]], None]
+"""Hears each event: its level (debug, info, warning, error), its name, its fields."""
+
+
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What a choice is made from.
+class FollowOptions:
+    """How a follower follows.
+
+    Args:
+        policy: A policy, or its text: newest, every, exact=N, at-least=N.
+        max_lag: Steps that the engine may be behind and still be given work; None for any number.
+        stage: A local directory for one copy per host; None to load from the job directory.
+        verify: How closely a version is checked before the engine gets it; by default every byte is hashed.
+        retries: How often a version that failed to load is tried again.
+        backoff: Seconds before the first retry; doubled before each further one, up to a minute.
+        state_dir: Where the daemon keeps its state, if not in the job directory.
+        poll: Seconds between two polls; by default the kind of mount decides.
+        ttl: Seconds of silence after which others count as dead.
+        check_every: Seconds between two polls of what the engine runs.
+        stay: Whether the follower waits for another trainer after one has ended, instead of ending too.
+        ready_file: A file that exists while the engine serves a version that is recent enough.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+
+    policy: FollowPolicy | str = field(default_factory=FollowPolicy)
+    max_lag: int | None = None
+    stage: str | None = None
+    verify: Verification | str = Verification.CONTENT
+    retries: int = 2
+    backoff: float = 1.0
+    state_dir: str | None = None
+    poll: float | None = None
+    ttl: float = TTL
+    check_every: float = 5.0
+    stay: bool = False
+    ready_file: str | None = None
+
+    def __post_init__(self) -> None:
+        policy_of(self)
+        try:
+            Verification(self.verify)
+        except ValueError:
+            hint = "size, header or content"
+            raise ConfigError(f"nothing is verified by {self.verify!r}", hint=hint) from None
+        for name in ("retries", "backoff", "max_lag", "check_every"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name} is {value}", hint="a number that is not negative")
+
+
+def policy_of(options: FollowOptions) -> FollowPolicy:
+    """Return the policy of options that hold a policy or its text.
+
+    Raises:
+        ConfigError: The text names none.
+    """
+    return options.policy if isinstance(options.policy, FollowPolicy) else parse_policy(options.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOutcome:
+    """The result of a turn.
+
+    Args:
+        kind: applied: the engine confirmed a version. nothing: none was due in time. refused: a version does not
+            fit or is damaged; the engine was not touched. failed: it could not be loaded, and is given up for now.
+            unreachable: the engine did not answer. gone: the step was removed before it was loaded. ended: the
+            trainer has ended, or the policy wants nothing more.
+        pair: The version concerned.
+        reason: Why it was not applied.
+        timings: Seconds of each part of a load: noticed, verify, stage, prepare, load, confirm.
+    """
+
+    kind: OutcomeKind
+    pair: Pair | None = None
+    reason: str = ""
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowSnapshot:
+    """What a follower decides from.
 
     Args:
         newest: The published pair.
         position: The pair that was loaded last, None before the first.
-        again: Whether the engine must be loaded although it was: it runs something else, or may be half loaded.
-        steps: The steps below the published one that are still there, for the policies that visit them.
-        skipped: Pairs that were refused or given up.
+        again: Whether `position` must be loaded again: the engine runs another version, or may be half loaded.
+        steps: The steps below the published one that still exist, for the policies that visit them.
+        skipped: Pairs that were given up, or are retried later.
+        applied: The pair that the engine has confirmed.
+        retries: Whether a pair is retried later.
+        can_restore: Whether the engine can be restored to what it ran.
     """
 
     newest: Pair | None
@@ -66,37 +155,65 @@ class Situation:
     again: bool = False
     steps: tuple[int, ...] = ()
     skipped: frozenset[Pair] = frozenset()
+    applied: Pair | None = None
+    retries: bool = False
+    can_restore: bool = False
 
 
-def needs_steps(policy: Policy, situation: Situation) -> bool:
-    """Say whether a choice depends on which older steps are still there."""
-    newest = situation.newest
-    if newest is None or (situation.position == newest and not situation.again):
+@dataclass(frozen=True, slots=True)
+class FollowDecision:
+    """What a follower does next.
+
+    Args:
+        action: load: load `pair`. restore: put the engine back on the last good version. end: the policy wants
+            nothing more. missing: the step that it wants was removed. wait: nothing now.
+        pair: The pair to load.
+    """
+
+    action: Literal["load", "restore", "end", "missing", "wait"]
+    pair: Pair | None = None
+
+
+def decide(policy: FollowPolicy, now: FollowSnapshot) -> FollowDecision:
+    """Return what a follower does next."""
+    if (pair := choose_version(policy, now)) is not None:
+        return FollowDecision("load", pair)
+    if now.again and now.newest and not now.retries and now.can_restore:
+        return FollowDecision("restore")
+    if is_done(policy, now.applied):
+        return FollowDecision("end")
+    return FollowDecision("missing" if has_passed(policy, now) else "wait")
+
+
+def needs_steps(policy: FollowPolicy, now: FollowSnapshot) -> bool:
+    """Return whether the decision depends on which older steps still exist."""
+    newest = now.newest
+    if newest is None or (now.position == newest and not now.again):
         return False
     return policy.which == "every" or (policy.which == "exact" and newest[1] > policy.step)
 
 
-def choose(policy: Policy, now: Situation) -> Pair | None:
-    """Return the pair that is to be loaded now, None if there is none."""
+def choose_version(policy: FollowPolicy, now: FollowSnapshot) -> Pair | None:
+    """Return the pair to load now, None if there is none."""
     if now.newest is None:
         return None
     candidates = [pair for pair in _candidates(policy, now, now.newest) if pair not in now.skipped]
     return next((pair for pair in candidates if now.again or pair != now.position), None)
 
 
-def is_done(policy: Policy, applied: Pair | None) -> bool:
-    """Say whether nothing more will ever be loaded."""
+def is_done(policy: FollowPolicy, applied: Pair | None) -> bool:
+    """Return whether the policy wants nothing more."""
     return policy.which == "exact" and applied is not None and applied[1] == policy.step
 
 
-def has_passed(policy: Policy, now: Situation) -> bool:
-    """Say whether the one step that is wanted has gone."""
+def has_passed(policy: FollowPolicy, now: FollowSnapshot) -> bool:
+    """Return whether the one step that the policy wants was removed."""
     if policy.which != "exact" or now.newest is None or now.newest[1] <= policy.step:
         return False
     return policy.step not in now.steps
 
 
-def _candidates(policy: Policy, now: Situation, newest: Pair) -> Iterable[Pair]:
+def _candidates(policy: FollowPolicy, now: FollowSnapshot, newest: Pair) -> Iterable[Pair]:
     if policy.which == "every":
         return _in_order(now, newest)
     if policy.which == "exact":
@@ -105,8 +222,8 @@ def _candidates(policy: Policy, now: Situation, newest: Pair) -> Iterable[Pair]:
     return [newest] if policy.which == "newest" or newest[1] >= policy.step else []
 
 
-def _in_order(now: Situation, newest: Pair) -> list[Pair]:
-    # Which step a generation began with is not written anywhere: of a new one, the newest is taken.
+def _in_order(now: FollowSnapshot, newest: Pair) -> list[Pair]:
+    # Nothing records the first step of a generation: start a new generation with its newest step.
     if now.position is not None and now.position[0] != newest[0]:
         return [newest]
     after = now.position[1] if now.position else -1
@@ -115,9 +232,9 @@ def _in_order(now: Situation, newest: Pair) -> list[Pair]:
 
 
 def lag_of(applied: Pair | None, newest: Pair | None) -> float:
-    """Return how many steps an engine is behind; endless where the trainer went back from what it runs.
+    """Return how many steps an engine is behind; infinite if the trainer rolled back from what it runs.
 
-    An engine that runs no version of the job is at step 0, which everybody starts with.
+    An engine that runs no version of the job is at step 0, the start model.
     """
     if newest is None:
         return 0
@@ -126,15 +243,15 @@ def lag_of(applied: Pair | None, newest: Pair | None) -> float:
 
 
 def is_within(applied: Pair | None, newest: Pair | None, max_lag: int | None) -> bool:
-    """Say whether an engine may be worked with."""
+    """Return whether an engine is recent enough for work."""
     return max_lag is None or lag_of(applied, newest) <= max_lag
 
 
 def is_due(style: SyncStyle, step: int, interval: int = 1, offset: int = 0) -> bool:
-    """Say whether an explorer looks for a version after its own step; fully asynchronous ones always do."""
+    """Return whether an explorer polls for a version after its own step; fully asynchronous ones always do."""
     return style is SyncStyle.FULLY_ASYNC or explorer_needs_sync(step, interval, offset)
 
 
-def asks(style: SyncStyle) -> bool:
-    """Say whether an explorer asks the trainer for a version, and waits for its answer."""
+def asks_trainer(style: SyncStyle) -> bool:
+    """Return whether an explorer asks the trainer for a version, and waits for its answer."""
     return style is SyncStyle.EXPLORER_DRIVEN

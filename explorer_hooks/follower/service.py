@@ -1,4 +1,4 @@
-"""A follower as a process: signals, the log, and how it ends."""
+"""A follower as a process: signals, the log, and the exit code."""
 
 import contextlib
 import math
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, TextIO
 
-from explorer_hooks.follower.follower import Follower, FollowOptions, Outcome
-from explorer_hooks.follower.options import Tell
+from explorer_hooks.follower.follower import Follower
+from explorer_hooks.follower.policy import EventListener, FollowOptions, TurnOutcome
 from explorer_hooks.hook import Hook
 from syncd.errors import (
     EngineUnreachableError,
@@ -27,84 +27,84 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ONCE = ("applied", "refused", "failed")
 
 
-class Service:
-    """Runs a follower until a signal, its end, or with `once` until the first version is through.
+class FollowService:
+    """Runs a follower until a signal or its end; with `once` until the first version is loaded or failed.
 
     Args:
-        tell: Hears each event.
+        listener: Hears each event.
         hear: Hears each outcome; None for nobody.
         once: Whether it ends once the engine runs what the policy names.
-        wait: Seconds for that.
+        wait: Seconds to wait for that.
         clock: This host's clock.
     """
 
     def __init__(
         self,
-        tell: Tell,
-        hear: Callable[[Outcome], None] | None = None,
+        listener: EventListener,
+        hear: Callable[[TurnOutcome], None] | None = None,
         *,
         once: bool = False,
         wait: float = 3600.0,
         clock: Clock | None = None,
     ) -> None:
-        self._tell, self._hear, self._once, self._wait = tell, hear, once, wait
+        self._listener, self._hear, self._once, self._wait = listener, hear, once, wait
         self._clock = clock or SystemClock()
-        self._is_told = False
+        self._is_stopping = False
         self._ends = math.inf
-        self._through: Outcome | None = None
+        self._finished: TurnOutcome | None = None
 
     def serve(self, job: str, hook: Hook, identity: str | None, options: FollowOptions, engine: str) -> None:
-        """Follow.
+        """Follow a job.
 
         Args:
             job: The job directory.
             hook: What loads versions into the engine.
-            identity: The explorer's name.
+            identity: The explorer's name in the job.
             options: How to follow.
             engine: The engine's name without secrets.
 
         Raises:
-            SyncdError: It ended otherwise than it should; the exit code says how.
+            SyncdError: The follower failed; the exit code says how.
         """
         with (
-            _signals(self._take),
-            Follower.open(job, hook, identity, options, engine=engine, tell=self._tell) as follower,
+            _signal_handler(self._stop),
+            Follower.open(job, hook, identity, options, engine=engine, listener=self._listener) as follower,
         ):
-            self._tell(
+            self._listener(
                 "info", "follower_started", {"job": job, "name": follower.sync.identity, "engine": engine}
             )
             if self._once and follower.is_current():
                 return
             self._ends = self._clock.monotonic() + self._wait
             outcome = follower.run(self._is_over, self._note)
-            outcome = self._through or outcome
-            self._tell("info", "follower_stopped", {"kind": outcome.kind, "reason": outcome.reason})
-            if not self._is_told:
+            outcome = self._finished or outcome
+            self._listener("info", "follower_stopped", {"kind": outcome.kind, "reason": outcome.reason})
+            if not self._is_stopping:
                 self._end(outcome)
 
-    def _take(self, _: int, __: FrameType | None) -> None:
-        if self._is_told:
-            raise KeyboardInterrupt  # asked twice: the load in hand is aborted
-        self._is_told = True
+    def _stop(self, _: int, __: FrameType | None) -> None:
+        if self._is_stopping:
+            raise KeyboardInterrupt  # the second signal aborts the load that has begun
+        self._is_stopping = True
 
     def _is_over(self) -> bool:
         is_late = self._once and self._clock.monotonic() >= self._ends
-        return self._is_told or self._through is not None or is_late
+        return self._is_stopping or self._finished is not None or is_late
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: TurnOutcome) -> None:
         if self._hear is not None:
             self._hear(outcome)
         if self._once and outcome.kind in _ONCE:
-            self._through = outcome
+            self._finished = outcome
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: TurnOutcome) -> None:
         error = error_of(outcome, once=self._once)
         if error is not None:
             raise error
 
 
-def error_of(outcome: Outcome, *, once: bool) -> SyncdError | None:
-    """Return the error that a last outcome means, None where all is well."""
+def error_of(outcome: TurnOutcome, *, once: bool) -> SyncdError | None:
+    """Return the error of a last outcome, None if there is none."""
     version = label_of(outcome.pair) if outcome.pair else "the version"
     reason = f"{version}: {outcome.reason}"
     if outcome.kind == "gone":
@@ -121,8 +121,8 @@ def error_of(outcome: Outcome, *, once: bool) -> SyncdError | None:
 
 
 @contextlib.contextmanager
-def _signals(take: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, take) for number in _SIGNALS}
+def _signal_handler(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
         yield
     finally:
@@ -130,8 +130,8 @@ def _signals(take: Callable[[int, FrameType | None], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def logged(level: str, style: str, stream: TextIO) -> Tell:
-    """Return what writes events to the log.
+def log_listener(level: str, style: str, stream: TextIO) -> EventListener:
+    """Return a listener that writes events to the log.
 
     Args:
         level: debug, info, warning or error.
@@ -145,7 +145,7 @@ def logged(level: str, style: str, stream: TextIO) -> Tell:
     log.configure(level, stream, json=None if style == "auto" else style == "json")
     logger = structlog.get_logger()
 
-    def tell(level: str, name: str, fields: Mapping[str, Any]) -> None:
+    def listen(level: str, name: str, fields: Mapping[str, Any]) -> None:
         logger.log(log.LEVELS[level], name, **fields)
 
-    return tell
+    return listen

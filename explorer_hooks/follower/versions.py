@@ -1,15 +1,21 @@
-"""What is published, which older steps are still there, and which labels name content of the job."""
+"""The versions of a job: which is published, which older ones exist, and which are not tried now."""
 
 from syncd.errors import SyncdError
-from syncd.protocol.disk import MISSING
+from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
 from syncd.synchronizer import Synchronizer
 
+_LONGEST_BACKOFF = 60.0
+_MISSING_PAUSE = 0.25
+"""Seconds until a missing step is tried again: its successor is published within that time."""
 
-class Versions:
-    """The versions of a job as this process has seen them.
+_REMEMBERED = 256
+
+
+class KnownVersions:
+    """The versions of a job that this process has read.
 
     Args:
         sync: The connection to the job.
@@ -26,36 +32,36 @@ class Versions:
         return self.newest.pair if self.newest else None
 
     def read(self) -> None:
-        """Look which version is published.
+        """Read which version is published.
 
         Raises:
             SyncdError: It cannot be read.
             OSError: The same.
         """
         found = self._sync.get_latest_version()
-        # A look that a mount has cached must not lead back: pairs only grow.
+        # A mount may return a cached, older file: pairs only grow.
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
             self.newest = found
 
-    def know(self, label: str) -> None:
-        """Remember a label as one that names content of this job."""
+    def add_label(self, label: str) -> None:
+        """Remember that a label names weights of this job."""
         self._labels.add(label)
 
-    def is_known(self, label: str | None) -> bool:
-        """Say whether a label was met as one of this job; nothing is read. Any thread may ask."""
+    def has_label(self, label: str | None) -> bool:
+        """Return whether a label is known as one of this job; nothing is read. Any thread may call this."""
         return label in self._labels
 
-    def named(self, label: str | None) -> Pair | None:
-        """Return the published version that a label names, None where it is not of this job or nobody can tell.
+    def pair_of_label(self, label: str | None) -> Pair | None:
+        """Return the pair of the published version that a label names, None if it is not of this job or unknown.
 
-        Numbers alone prove nothing: two jobs have the same ones. A version that this process has not met is looked up
-        by the manifest of its step.
+        Numbers prove nothing: two jobs have the same ones. If this process has not read the version yet, it compares
+        the label with the manifest of the step.
         """
         pair = pair_of(label)
         if label is None or pair is None or is_unpublished(label):
             return None
         if label not in self._labels and label == self._label_in_job(pair):
-            self.know(label)
+            self.add_label(label)
         return pair if label in self._labels else None
 
     def _label_in_job(self, pair: Pair) -> str | None:
@@ -70,15 +76,71 @@ class Versions:
         except (*MISSING, SyncdError, OSError):
             return None
 
-    def find(self, pair: Pair) -> Version | int:
+    def to_lease(self, pair: Pair) -> Version | int:
         """Return what is leased for a pair: the published version, or the step of an older one."""
         return self.newest if self.newest is not None and self.newest.pair == pair else pair[1]
 
-    def older(self) -> tuple[int, ...]:
-        """Return the steps below the published one whose directories are there and that were not abandoned."""
+    def older_steps(self) -> tuple[int, ...]:
+        """Return the steps below the published one that have a directory and were not abandoned."""
         if self.newest is None:
             return ()
         entries = self._sync.job.disk.list(self._sync.job.root)
         steps = {parse_step_name(entry.name) for entry in entries if entry.kind == "directory"}
         left = steps - {step for step, _ in self.newest.abandoned}
         return tuple(sorted(step for step in left if step and step < self.newest.step))
+
+
+class FailedVersions:
+    """The versions that could not be loaded, and when they are tried again.
+
+    Args:
+        clock: This host's clock.
+        retries: How often a version is retried.
+        backoff: Seconds before the first retry; doubled before each further one.
+    """
+
+    def __init__(self, clock: Clock, retries: int, backoff: float) -> None:
+        self._clock, self._retries, self._backoff = clock, retries, backoff
+        self._failures: dict[Pair, int] = {}
+        self._paused: dict[Pair, float] = {}
+        self._given_up: dict[Pair, None] = {}
+
+    def fail(self, pair: Pair) -> bool:
+        """Note a failure; return whether the version will be retried."""
+        failures = self._failures[pair] = self._failures.get(pair, 0) + 1
+        if failures > self._retries:
+            self.give_up(pair)
+            return False
+        self._paused[pair] = self._clock.monotonic() + min(
+            self._backoff * 2 ** (failures - 1), _LONGEST_BACKOFF
+        )
+        return True
+
+    def miss(self, pair: Pair) -> None:
+        """Note that a version was missing."""
+        self._paused[pair] = self._clock.monotonic() + _MISSING_PAUSE
+
+    def give_up(self, pair: Pair) -> None:
+        """Never try a version again."""
+        self._failures.pop(pair, None)
+        self._paused.pop(pair, None)
+        self._given_up[pair] = None
+        if len(self._given_up) > _REMEMBERED:
+            del self._given_up[next(iter(self._given_up))]
+
+    def clear(self) -> None:
+        """Forget failures, since another version was loaded."""
+        self._failures.clear()
+        self._paused.clear()
+
+    @property
+    def given_up(self) -> frozenset[Pair]:
+        """Return the versions that are never tried again."""
+        return frozenset(self._given_up)
+
+    @property
+    def paused(self) -> frozenset[Pair]:
+        """Return the versions that are retried later."""
+        now = self._clock.monotonic()
+        self._paused = {pair: until for pair, until in self._paused.items() if until > now}
+        return frozenset(self._paused)

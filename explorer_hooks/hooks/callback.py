@@ -1,12 +1,13 @@
-"""callback: one's own Python loads the version."""
+"""callback: the user's own Python functions load the version."""
 
+import queue
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any, ClassVar, NoReturn, Self
 
-from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.load_state import Attempt, require_loadable
-from explorer_hooks.hooks.worker import Worker
-from explorer_hooks.importing import FORM, imported
+from explorer_hooks.finding import FORM, imported
+from explorer_hooks.hook import Hook, HookOptions, LoadState, Running, require_loadable
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -19,24 +20,23 @@ from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
-Say = Running | str | None
-"""What an engine may say of itself: all of it, or its label only."""
+RunningOrLabel = Running | str | None
 
 _RESTART = "restart the engine"
 
 
 class CallbackHook(Hook):
-    """Calls functions, all of them in one thread that makes no other calls.
+    """Calls functions in one thread that makes no other calls.
 
-    What they raise becomes the follower's error: `ConnectionError` and `TimeoutError` mean that the engine does not
-    answer, anything else that it could not. A subclass with other `kinds` loads those.
+    The follower treats a `ConnectionError` or `TimeoutError` that they raise as an engine that does not answer, and
+    any other exception as a failed load. A subclass may set other `kinds`.
 
     Args:
-        load: Takes the weights of a target in.
-        current: Returns what the engine runs; without it, what was committed last through this hook.
-        tensors: Returns what the engine holds, None if it cannot say.
-        abort: Brings the engine back to a target, None: to what is good; without it the last good version is loaded.
-        commit: Makes the loaded weights what is served; without it `load` does.
+        load: Loads the weights of a target.
+        current: Returns what the engine runs; without it the hook reports what it committed last.
+        tensors: Returns the engine's tensors, None if it cannot list them.
+        abort: Restores the engine to a target, None: to what is good; without it the last good version is loaded.
+        commit: Has the engine serve the loaded weights; without it `load` does.
         timeout: Seconds that one call may take.
     """
 
@@ -45,30 +45,25 @@ class CallbackHook(Hook):
     def __init__(
         self,
         load: Callable[[WeightDirectory], object],
-        current: Callable[[], Say] | None = None,
+        current: Callable[[], RunningOrLabel] | None = None,
         tensors: Callable[[], Mapping[str, TensorMeta] | None] | None = None,
         abort: Callable[[WeightDirectory | None], object] | None = None,
         *,
         commit: Callable[[WeightDirectory], object] | None = None,
         timeout: float = 300.0,
     ) -> None:
-        self._load, self._current, self._tensors, self._abort, self._commit = (
-            load,
-            current,
-            tensors,
-            abort,
-            commit,
-        )
+        self._load, self._commit, self._abort = load, commit, abort
+        self._current, self._tensors = current, tensors
         self._timeout = timeout
         self._label: str | None = None
-        self._attempt, self._worker = Attempt(), Worker("callback-hook")
+        self._state, self._caller = LoadState(), CallThread("callback-hook")
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for what an import path names.
+        """Return a hook for the object that an import path names.
 
-        It is a function that loads a target, or something that has one called `load`, and `current`, `tensors`,
-        `abort` and `commit` where it needs them; the module itself will do.
+        The object is a function that loads a target, or has such a function as `load` and, if it needs them,
+        `current`, `tensors`, `abort` and `commit`; a module will do.
         """
         if not options.address:
             raise ConfigError("the callback hook needs an import path", hint=f"--hook callback={FORM}")
@@ -82,54 +77,54 @@ class CallbackHook(Hook):
         return cls(load, **rest, timeout=options.timeout)
 
     def tensors(self) -> Mapping[str, TensorMeta] | None:
-        """Return what the engine holds, where there is somebody to ask."""
+        """Return what the function `tensors` returns, None without one."""
         return None if self._tensors is None else self._ask(self._tensors)
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Refuse what cannot be loaded; no function is called."""
-        require_loadable(target, self.kinds, self.name)
-        self._attempt.prepare()
+        """Refuse a version of another kind or without a directory; no function is called."""
+        require_loadable(target, self)
+        self._state.prepare()
 
     def load(self, target: WeightDirectory) -> None:
-        """Have the engine take the weights in."""
-        self._attempt.load()
+        """Call `load`."""
+        self._state.load()
         self._do(f"loading {target.label}", lambda: self._load(target))
 
     def commit(self, target: WeightDirectory) -> None:
-        """Have the engine serve them."""
+        """Call `commit`, if there is one."""
         if self._commit is not None:
             commit = self._commit
             self._do(f"committing {target.label}", lambda: commit(target))
         self._label = target.label
-        self._attempt.commit()
+        self._state.commit()
 
     def current_version(self) -> Running:
-        """Ask the engine, or say what was committed last."""
+        """Return what `current` returns; without it, what was committed last."""
         if self._current is None:
             return Running(self._label)
         found = self._ask(self._current)
         return found if isinstance(found, Running) else Running(found)
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Have the engine go back."""
-        if last_good is None and (self._abort is None or not self._attempt.touched):
-            self._attempt.require_untouched(_RESTART)
+        """Restore the engine by `abort`, or by loading the last good version."""
+        if last_good is None and (self._abort is None or not self._state.touched):
+            self._state.require_untouched(_RESTART)
             return
         self._label = UNKNOWN_LABEL
         try:
-            self._go_back(last_good)
+            self._restore(last_good)
         except LoadFailedError as error:
             raise EngineDeadError(
                 f"the engine could not be brought back: {error.message}", hint=_RESTART
             ) from error
         self._label = last_good.label if last_good else None
-        self._attempt.restored()
+        self._state.restored()
 
     def close(self) -> None:
-        """Let the thread end."""
-        self._worker.close()
+        """End the thread after its current call."""
+        self._caller.close()
 
-    def _go_back(self, last_good: WeightDirectory | None) -> None:
+    def _restore(self, last_good: WeightDirectory | None) -> None:
         if self._abort is not None:
             abort = self._abort
             self._do("going back", lambda: abort(last_good))
@@ -139,21 +134,72 @@ class CallbackHook(Hook):
 
     def _do(self, what: str, function: Callable[[], object]) -> None:
         try:
-            self._worker.call(function, self._timeout)
+            self._caller.call(function, self._timeout)
         except TimedOutError as error:
             raise LoadFailedError(f"{what}: {error.message}") from error
-        except Exception as error:  # noqa: BLE001 - it is somebody else's code
+        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
             _raise(what, error, LoadFailedError)
 
     def _ask(self, function: Callable[[], Any]) -> Any:
         try:
-            return self._worker.call(function, self._timeout)
-        except Exception as error:  # noqa: BLE001 - it is somebody else's code
+            return self._caller.call(function, self._timeout)
+        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
             _raise("asking the engine", error, EngineUnreachableError)
 
 
+class CallThread:
+    """Makes calls in one thread, in order, and waits for each within a bound.
+
+    A call that outlasts its time cannot be stopped; the next call waits for it, within its own bound. A call that has
+    not begun when its time is over is not made.
+
+    Args:
+        name: The thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        # A daemon thread: a call that never ends must not keep the interpreter from ending.
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def call(self, function: Callable[[], Any], timeout: float) -> Any:
+        """Return what a call returns, or raise what it raises.
+
+        Raises:
+            EngineUnreachableError: The call before it has not ended, so this one was not made.
+            TimedOutError: It was made and has not ended.
+        """
+        future: Future[Any] = Future()
+        self._calls.put((future, function))
+        wait([future], timeout)
+        if not future.done() and future.cancel():
+            raise EngineUnreachableError(f"the call before this one has not ended within {timeout:g} s")
+        if not future.done():
+            raise TimedOutError(f"the call has not ended within {timeout:g} s")
+        return future.result(0)
+
+    def close(self) -> None:
+        """Have the thread end after its current call."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            _run_call(*item)
+
+
+def _run_call(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001 - `call` raises it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 def _raise(what: str, error: Exception, other: type[SyncdError]) -> NoReturn:
-    """Raise an error of somebody else's code as one that a follower knows."""
+    """Raise an error of the user's code as one that a follower knows."""
     if isinstance(error, SyncdError) and not isinstance(error, TimedOutError):
         raise error
     kind = EngineUnreachableError if isinstance(error, ConnectionError | TimeoutError) else other

@@ -6,10 +6,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.load_state import Attempt, require_loadable
-from explorer_hooks.hooks.process import Finished, run
-from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from explorer_hooks.hooks.process import CommandEnd, run
 from syncd.errors import (
     ConfigError,
     CorruptDataError,
@@ -69,8 +67,8 @@ class CommandHook(Hook):
         _check(phases, among=PHASES)
         self._argv, self._current, self._timeout = tuple(argv), tuple(current), timeout
         self._phases = frozenset(phases)
-        self._memory = Memory(state)
-        self._attempt = Attempt()
+        self._remembered = LabelFile(state)
+        self._state = LoadState()
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
@@ -78,7 +76,7 @@ class CommandHook(Hook):
 
         Settings: `current`, a command; `state`, a file; `phases`, with commas between them.
         """
-        settings = Settings(cls.name, options.settings)
+        settings = HookSettings(cls.name, options.settings)
         current, state = _words(settings.text("current", "")), settings.text("state", "")
         phases = tuple(filter(None, settings.text("phases", "load").split(",")))
         settings.done()
@@ -90,16 +88,16 @@ class CommandHook(Hook):
 
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse what is not there; the program may refuse it too, where it is run for `prepare`."""
-        require_loadable(target, self.kinds, self.name)
+        require_loadable(target, self)
         arguments(self._argv, values_of(target, "load"))
-        self._attempt.prepare()
+        self._state.prepare()
         if "prepare" in self._phases:
             self._run("prepare", target, RefusedError)
 
     def load(self, target: WeightDirectory) -> None:
         """Run the program for `load`."""
-        self._attempt.load()
-        self._memory.forget()
+        self._state.load()
+        self._remembered.forget()
         if "load" in self._phases:
             self._run("load", target, LoadFailedError)
 
@@ -107,13 +105,13 @@ class CommandHook(Hook):
         """Run the program for `commit`, where it is asked for; from now on the label is the new one."""
         if "commit" in self._phases:
             self._run("commit", target, LoadFailedError)
-        self._memory.keep(target.label)
-        self._attempt.commit()
+        self._remembered.keep(target.label)
+        self._state.commit()
 
     def current_version(self) -> Running:
         """Ask the second program, or say what was committed last."""
         if not self._current:
-            return Running(self._memory.label)
+            return Running(self._remembered.label)
         finished = run(self._current, {"SYNCD_PHASE": "current"}, self._timeout)
         if finished.code != 0:
             raise EngineUnreachableError(f"{self._current[0]} {ending(finished, self._timeout)}")
@@ -122,17 +120,17 @@ class CommandHook(Hook):
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Run the program for `abort`, with the version to go back to."""
         if last_good is None:
-            self._attempt.require_untouched(_RESTART)
+            self._state.require_untouched(_RESTART)
             return
-        self._memory.forget(also_here=True)
+        self._remembered.forget(also_here=True)
         try:
             self._run("abort", last_good, LoadFailedError)
         except LoadFailedError as error:
             raise EngineDeadError(
                 f"the engine could not be brought back: {error.message}", hint=_RESTART
             ) from error
-        self._memory.keep(last_good.label)
-        self._attempt.restored()
+        self._remembered.keep(last_good.label)
+        self._state.restored()
 
     def _run(self, phase: str, target: WeightDirectory, wrong: type[RefusedError | LoadFailedError]) -> None:
         values = values_of(target, phase)
@@ -146,7 +144,7 @@ class CommandHook(Hook):
         raise wrong(message)
 
 
-class Memory:
+class LabelFile:
     """The label committed last: here, and in a small file if there is one.
 
     Args:
@@ -226,7 +224,7 @@ def running_of(out: str) -> Running:
     return Running(words[0] if words and words[0] != "-" else None, paused)
 
 
-def ending(finished: Finished, timeout: float) -> str:
+def ending(finished: CommandEnd, timeout: float) -> str:
     """Return how a command ended and the end of what it said, on one line that is safe to print."""
     how = f"ended with {finished.code}" if finished.code is not None else f"was killed after {timeout:g} s"
     if finished.code is not None and finished.code < 0:

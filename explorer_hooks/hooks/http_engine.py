@@ -1,23 +1,20 @@
-"""What all engines behind HTTP share that take weights in place, between a pause and a resume.
+"""The base of hooks for engines behind HTTP that load weights in place, between a pause and a resume.
 
-An engine is left alone in one of three states: it works; it is paused with weights that are whole; it is paused with
-weights that nobody knows. The hook never resumes the third: it loads what is good first.
+Between two calls of the hook an engine is in one of three states: it works; it is paused with whole weights; it is
+paused with unknown weights. The hook never resumes the third: it loads a good version first.
 """
 
 import contextlib
-import ipaddress
-import json
 import os
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
-from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.hooks.start_check import Start, refuse_misfit, start_of
-from explorer_hooks.http_client import Server
+from explorer_hooks.hook import Hook, Running, require_loadable
+from explorer_hooks.hooks.http_settings import LOOPBACK, PathMap
+from explorer_hooks.hooks.start_check import StartModel, require_same_model, start_model_of
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import (
-    ConfigError,
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
@@ -25,7 +22,6 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import is_unpublished
-from syncd.safe_open import open_read
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import Tensors
 
@@ -34,53 +30,50 @@ if TYPE_CHECKING:
 
     import torch
 
-MAX_DOCUMENT = 1 << 20
-
 UNTOLD = "default"
-"""What an engine says that was never told a version."""
-
-_LOOPBACK = "127.0.0.1"
+"""The label of an engine that was never given one."""
 
 
 class UntouchedError(LoadFailedError):
-    """The engine said no before it had written anything."""
+    """The engine refused the weights before it wrote anything."""
 
 
-class Ahead(NamedTuple):
-    """What an engine runs that no manifest stands behind yet.
+class UnpublishedLabel(NamedTuple):
+    """The labels of weights that an engine runs and that are not published yet.
 
     Args:
-        told: What the engine calls it: no follower that comes later takes this for a version.
-        label: What it is called here: the same, and once it is published the label of its files.
+        told: The label that the engine was given; no later follower mistakes it for a version.
+        label: The label here: the same one, and after the publication that of the files.
     """
 
     told: str
     label: str
 
 
-class ServedHook(Hook):
-    """An engine behind HTTP that is paused, loaded, told its version and resumed.
+class HttpEngineHook(Hook):
+    """An engine behind HTTP that is paused, loaded, given the version's label and resumed.
 
     Args:
-        server: Where the engine listens.
+        server: Its address.
         paths: How its paths differ from those of this host.
-        start_check: How closely a version is compared with what the engine was started from.
-        address: The address of this host on which the engine's workers meet it, for weights that come by a
-            broadcast; None: they come from files alone.
+        start_check: How a version is compared with the model that the engine was started from.
+        address: The address of this host at which the engine's workers join a group, for weights from a broadcast;
+            None if weights come from files alone.
     """
 
+    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
     restart_hint: str
-    """What to do about an engine that is dead."""
+    """What to do about a dead engine."""
 
     def __init__(
-        self, server: Server, paths: "PathMap", start_check: str = "full", address: str | None = None
+        self, server: HttpClient, paths: PathMap, start_check: str = "full", address: str | None = None
     ) -> None:
         self._server = server
         self._paths = paths
         self._start_check = start_check
         self._address = address
-        self._ahead: Ahead | None = None
-        self._start: Start | None = None
+        self._unpublished: UnpublishedLabel | None = None
+        self._start: StartModel | None = None
         self._touched = False
         self._paused_by_us = False
 
@@ -89,11 +82,11 @@ class ServedHook(Hook):
 
     @abstractmethod
     def _check_engine(self) -> None:
-        """Check that the engine is one that can be driven."""
+        """Check that the engine answers and its release is supported."""
 
     @abstractmethod
     def _started_from(self) -> str | None:
-        """Return the directory of the weights that the engine has, as far as it says."""
+        """Return the directory that the engine was started from, None if it does not say."""
 
     @abstractmethod
     def _pause(self) -> None:
@@ -101,27 +94,27 @@ class ServedHook(Hook):
 
     @abstractmethod
     def _reload(self, target: WeightDirectory) -> None:
-        """Have the engine read a directory; it is paused."""
+        """Have the paused engine read a directory."""
 
     @abstractmethod
     def _announce(self, label: str) -> None:
-        """Drop what the old weights left in caches, tell the engine its version; it is paused."""
+        """Have the paused engine drop caches of the old weights, and set its label."""
 
     @abstractmethod
-    def _tell_version(self, label: str) -> None:
-        """Tell the engine what it is to call its weights; it works meanwhile."""
+    def _set_engine_label(self, label: str) -> None:
+        """Set the label of an engine that works meanwhile."""
 
     @abstractmethod
     def _delivery(self, link: Link) -> Delivery:
-        """Return a way for weights in memory into the engine."""
+        """Return what sends weights from this process's memory to the engine."""
 
     @abstractmethod
     def _resume(self) -> None:
         """Have the engine work again."""
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Check the kind, the directory and the engine; the engine is not touched."""
-        refuse_unfit(self, target)
+        """Check the kind, the files, the engine and the model that it was started from."""
+        require_files(self, target)
         self._check_engine()
         if self._start_check != "off":
             self._check_start(target)
@@ -132,70 +125,70 @@ class ServedHook(Hook):
         self._reload_touching(target)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Reset caches, tell the version, resume."""
+        """Reset caches, set the label, resume."""
         self._announce(target.label)
         self._resume()
         self._touched = self._paused_by_us = False
-        self._ahead = None
+        self._unpublished = None
 
     def no_broadcasts(self) -> str:
-        """Say why weights in this process's memory cannot be handed to the engine, nothing if they can."""
+        """Return why the engine cannot take weights from this process's memory, empty if it can."""
         return "" if self._address else "the engine is on another host, or broadcast=false"
 
     def check_offered(self, tensors: Tensors) -> None:
-        """Compare what a broadcast brings with what the engine was started from.
+        """Compare the tensors of a broadcast with the model that the engine was started from.
 
         Raises:
-            RefusedError: It does not fit.
+            RefusedError: They do not fit.
             EngineUnreachableError: The engine does not answer.
         """
         if self._start_check != "off":
-            self._refuse_misfit(tensors, "the broadcast")
+            self._require_same_model(tensors, "the broadcast")
 
-    def take(self, told: str, tensors: "Mapping[str, torch.Tensor]") -> None:
+    def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, before they are published.
 
         Args:
-            told: What they are called until then (`base.unpublished_label`).
+            label: Their label until then (`label.unpublished_label`).
             tensors: All of them by name.
 
         Raises:
-            UntouchedError: The engine took nothing; it goes on with what it ran.
-            LoadFailedError: It is paused, and nobody knows its weights, until a version is loaded or `abort`.
+            UntouchedError: The engine took nothing and still runs what it ran.
+            LoadFailedError: It is paused with unknown weights until a version is loaded or `abort` is called.
             EngineUnreachableError: It does not answer.
         """
         self._hold()
-        delivery = self._delivery(Link(self._address or _LOOPBACK, self._server.timeout))
+        delivery = self._delivery(Link(self._address or LOOPBACK, self._server.timeout))
         try:
             with contextlib.closing(delivery):
                 delivery.open()
-                delivery.push(told, tensors)
+                delivery.push(label, tensors)
         except (SyncdError, OSError) as error:
             self._touched = self._touched or delivery.touched
             if isinstance(error, EngineUnreachableError):
                 raise
             raise self._not_taken(error) from error
         self._touched = True
-        self._announce(told)
-        self._ahead = Ahead(told, told)
+        self._announce(label)
+        self._unpublished = UnpublishedLabel(label, label)
         self._resume()
         self._touched = self._paused_by_us = False
 
-    def own(self, label: str) -> None:
-        """Have the engine say the label of what it has taken, which is published by now."""
-        if self._ahead is not None:
-            self._ahead = Ahead(self._ahead.told, label)
-            self._tell_version(label)
+    def set_label(self, label: str) -> None:
+        """Give the engine the label of its weights' files, once they are published."""
+        if self._unpublished is not None:
+            self._unpublished = UnpublishedLabel(self._unpublished.told, label)
+            self._set_engine_label(label)
 
-    def disown(self) -> None:
-        """Say that what the engine has taken is no version of the job."""
-        self._ahead = None
+    def drop_label(self) -> None:
+        """Forget the label of weights that were not published: the engine runs unknown weights."""
+        self._unpublished = None
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Have the engine on the last good version, working, or say that it is dead."""
+        """Have the engine work on the last good version, or declare it dead."""
         running = self.current_version()
         if self._is_whole(running, last_good):
-            self._let_go(running)
+            self._release(running)
             return
         if last_good is None:
             raise EngineDeadError(
@@ -203,31 +196,31 @@ class ServedHook(Hook):
                 path=self._server.address,
                 hint=self.restart_hint,
             )
-        self._bring_back(last_good)
+        self._restore(last_good)
 
     def _check_start(self, target: WeightDirectory) -> None:
         tensors = target.tensors
         if (
             not tensors and not target.shards
-        ):  # a directory that no manifest lists: the model that a run began with
-            found = start_of(target.path)
+        ):  # a directory without a manifest: the model that a run began with
+            found = start_model_of(target.path)
             tensors = found.tensors if found else {}
-        self._refuse_misfit(tensors, target.path)
+        self._require_same_model(tensors, target.path)
 
-    def _refuse_misfit(self, tensors: Tensors, where: str) -> None:
+    def _require_same_model(self, tensors: Tensors, where: str) -> None:
         if self._start is None:
             directory = self._started_from()
-            self._start = start_of(self._paths.here(directory)) if directory else None
+            self._start = start_model_of(self._paths.here(directory)) if directory else None
         if self._start is not None:
-            refuse_misfit(tensors, self._start, self._start_check, where)
+            require_same_model(tensors, self._start, self._start_check, where)
 
     def _running(self, told: str, *, paused: bool) -> Running:
-        """Return what an engine's own words stand for.
+        """Return what the label of the engine means.
 
-        What it has taken before it was published is known here alone, until it is disowned. Else nobody can say
-        what such an engine runs, and it counts as one that takes no work.
+        Only this process knows which weights an unpublished label stands for, until `drop_label`. In any other
+        process such an engine runs unknown weights and counts as paused.
         """
-        ahead = self._ahead
+        ahead = self._unpublished
         if ahead is not None and told == ahead.told:
             return Running(ahead.label, paused)
         if is_unpublished(told):
@@ -235,20 +228,20 @@ class ServedHook(Hook):
         return Running(None if told == UNTOLD else told, paused)
 
     def _not_taken(self, error: SyncdError | OSError) -> SyncdError:
-        """Return what to raise where the engine did not take weights; one that is whole works again."""
+        """Return the error for weights that the engine did not take; an engine with whole weights is resumed."""
         message, hint = str(error), None
         if isinstance(error, SyncdError):
             message, hint = error.message, error.hint
         if self._touched:
             return LoadFailedError(message, path=self._server.address, hint=hint)
         try:
-            self._let_go(Running(None, paused=True))
+            self._release(Running(None, paused=True))
         except SyncdError as other:
             return other
         return UntouchedError(message, path=self._server.address, hint=hint)
 
     def _hold(self) -> None:
-        """Pause the engine, and remember whether it had been left paused by somebody else."""
+        """Pause the engine, and remember whether it was paused before."""
         if not self.current_version().paused:
             self._paused_by_us = True
         self._pause()
@@ -262,20 +255,20 @@ class ServedHook(Hook):
             raise
 
     def _is_whole(self, running: Running, last_good: WeightDirectory | None) -> bool:
-        """Return whether what the engine holds is known and is what it should hold."""
+        """Return whether the engine's weights are known and are those of the last good version."""
         if last_good is not None and running.label != last_good.label:
             return False
         if self._touched:
-            # Only a restart takes the pause of a load away, and the labels with it.
+            # Only a restart ends the pause of a load, and removes the label too.
             return last_good is None and running == Running(None)
         return self._paused_by_us or not running.paused
 
-    def _let_go(self, running: Running) -> None:
+    def _release(self, running: Running) -> None:
         if running.paused:
             self._resume()
         self._touched = self._paused_by_us = False
 
-    def _bring_back(self, last_good: WeightDirectory) -> None:
+    def _restore(self, last_good: WeightDirectory) -> None:
         try:
             self._pause()
             self._reload_again(last_good)
@@ -290,156 +283,28 @@ class ServedHook(Hook):
         self._touched = self._paused_by_us = False
 
     def _reload_again(self, last_good: WeightDirectory) -> None:
-        """Load twice: the first may be mixed with what the failed load had buffered, the second is not."""
+        """Load twice: the engine may mix the first load with what the failed one had buffered."""
         with contextlib.suppress(LoadFailedError):
             self._reload_touching(last_good)
         self._reload_touching(last_good)
 
 
-class PathMap:
-    """Where the engine sees a directory of this host, such as in a container.
+def require_files(hook: Hook, target: WeightDirectory) -> None:
+    """Return if a hook can load a version, and each of its shards is there with its size.
 
-    Args:
-        text: `HERE:THERE`, or nothing if both are the same.
-
-    Raises:
-        ConfigError: It is not two absolute paths.
-    """
-
-    def __init__(self, text: str) -> None:
-        here, colon, there = text.partition(":")
-        if text and not (colon and here.startswith("/") and there.startswith("/") and ":" not in there):
-            raise ConfigError(f"path_map={text} is not two paths", hint="path_map=/here:/there")
-        self._here, self._there = here.rstrip("/"), there.rstrip("/")
-
-    def here(self, path: str) -> str:
-        """Return this host's path of a directory of the engine."""
-        return _replaced(path, self._there, self._here)
-
-    def there(self, path: str) -> str:
-        """Return the engine's path of a directory; it is absolute, since the engine has another working directory."""
-        return _replaced(os.path.abspath(path), self._here, self._there)
-
-
-def _replaced(path: str, old: str, new: str) -> str:
-    is_below = bool(old) and (path == old or path.startswith(f"{old}/"))
-    return new + path[len(old) :] if is_below else path
-
-
-def refuse_unfit(hook: Hook, target: WeightDirectory) -> None:
-    """Check what can be known without the engine: the kind and the directory.
+    A missing or truncated file crashes engines.
 
     Raises:
-        RefusedError: The hook does not load such versions, or a file is not there.
+        RefusedError: It cannot, or a file is missing or has another size.
     """
-    kind = target.version.kind
-    if kind not in hook.kinds:
-        loads = ", ".join(sorted(hook.kinds))
-        raise RefusedError(
-            f"version {target.label} is of kind {kind}, and the hook {hook.name} loads {loads}",
-            hint="use the hook that fits what the trainer publishes",
-        )
-    if not os.path.isdir(target.path):
-        raise RefusedError(
-            f"the directory of version {target.label} is not on this host", path=target.path, hint="syncd ls"
-        )
+    require_loadable(target, hook)
     for shard in target.shards:
-        refuse_wrong_size(f"{target.path}/{shard.name}", shard.size)
-
-
-def refuse_wrong_size(path: str, size: int) -> None:
-    """Check that a file is there with its size: engines are damaged by what is missing or cut off.
-
-    Raises:
-        RefusedError: It is not.
-    """
-    try:
-        found = os.stat(path).st_size
-    except OSError as error:
-        raise RefusedError(
-            f"a file of the version cannot be read: {error.strerror}", path=path, hint="syncd verify --deep"
-        ) from error
-    if found != size:
-        raise RefusedError(f"it has {found} bytes instead of {size}", path=path, hint="syncd verify --deep")
-
-
-def floor(version: object, lowest: tuple[int, ...]) -> bool:
-    """Return whether a version that an engine tells is at least the lowest; what cannot be read counts as new."""
-    numbers = leading_numbers(version)
-    return not numbers or numbers >= lowest
-
-
-def leading_numbers(version: object) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: (0, 32, 0) of 0.32.0rc1+cpu; none of what is no release."""
-    parts: list[int] = []
-    for part in str(version).split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-        if digits != part:
-            break
-    # A build of a branch without tags calls itself 0.1.dev<N>.
-    return () if "dev" in str(version) and parts[:2] == [0, 1] else tuple(parts)
-
-
-def document_of(path: str) -> dict[str, object]:
-    """Return a JSON object of a small file.
-
-    Raises:
-        RefusedError: It cannot be read or is something else.
-    """
-    try:
-        with open(open_read(path), "rb") as file:
-            document = json.loads(file.read(MAX_DOCUMENT))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RefusedError(f"it cannot be read: {error}", path=path, hint="syncd verify --deep") from error
-    if not isinstance(document, dict):
-        raise RefusedError("it is not a JSON object", path=path, hint="syncd verify --deep")
-    return document
-
-
-def server_settings(
-    settings: Settings, options: HookOptions, default: str, missing: str
-) -> tuple[Server, PathMap]:
-    """Return the server and the paths that the options which all engines behind HTTP share stand for.
-
-    Args:
-        settings: The hook's settings.
-        options: What the hook was given.
-        default: The address where none was given.
-        missing: The hint where the server does not know a path.
-
-    Raises:
-        ConfigError: One of them is not usable.
-    """
-    server = Server(
-        options.address or default,
-        token=options.token,
-        timeout=options.timeout,
-        ask_timeout=settings.seconds("ask_timeout", 10.0),
-        missing=missing,
-    )
-    return server, PathMap(settings.text("path_map", ""))
-
-
-def meeting_address(settings: Settings, server: Server) -> str | None:
-    """Return the address on which an engine's workers meet this process, None where broadcasts are not taken.
-
-    An engine on this host's loopback is met there; for any other one the address has to be given.
-
-    Raises:
-        ConfigError: What was given is none.
-    """
-    given = settings.text("broadcast", "true")
-    if given == "false":
-        return None
-    if given == "true":
-        return _LOOPBACK if server.host in ("localhost", "::1") or server.host.startswith("127.") else None
-    try:
-        return str(ipaddress.ip_address(given))
-    except ValueError:
-        raise ConfigError(
-            f"broadcast={given} is neither true, false nor an address of this host",
-            hint="broadcast=10.0.0.5, an address of this host that the engine reaches",
-        ) from None
+        path = f"{target.path}/{shard.name}"
+        try:
+            size = os.stat(path).st_size
+        except OSError as error:
+            problem = f"a file of the version cannot be read: {error.strerror}"
+            raise RefusedError(problem, path=path, hint="syncd verify --deep") from error
+        if size != shard.size:
+            problem = f"it has {size} bytes instead of {shard.size}"
+            raise RefusedError(problem, path=path, hint="syncd verify --deep")

@@ -1,22 +1,27 @@
-"""LoRA adapters in vLLM: each version is an adapter with a name of its own, and nothing is paused.
+"""lora: LoRA adapters in vLLM. Each version is an adapter with its own name, and nothing is paused.
 
-An adapter's name says its content, so a rollout that names `policy-2.120.0f1e2d3c4b5a6978` runs that version to its
-end. The newest adapter is what the engine runs; older ones are unloaded once no request uses them.
+An adapter's name contains its digest, so a rollout that names `policy-2.120.0f1e2d3c4b5a6978` runs that version to
+its end. The newest adapter is what the engine runs; older ones are unloaded once no request uses them.
+
+vLLM's metric `vllm:lora_requests_info` has one line for each set of adapters that was ever in use together; its value
+is the last time of such use, so the line with the highest value is the newest. The engine writes it after each step:
+it may still name an adapter whose last request has just ended, but never lacks one in use.
 """
 
 import contextlib
+import json
 import os
 import re
 import time
 from typing import ClassVar, Self
 
-from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.adapters import in_use
-from explorer_hooks.hooks.http_engine import PathMap, document_of, refuse_unfit, server_settings
-from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.http_client import Server
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, Running
+from explorer_hooks.hooks.http_engine import require_files
+from explorer_hooks.hooks.http_settings import PathMap, server_settings
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
+from syncd.safe_open import open_read
 from syncd.transports.base import WeightDirectory
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -29,26 +34,31 @@ _LOG = "see the log of the vLLM server; --max-lora-rank must be at least the ada
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})(?:\.[0-9a-f]{16})?", re.ASCII)
-"""What stands behind the dash of an adapter's name; earlier releases wrote the pair alone."""
+"""The part of an adapter's name behind the dash; earlier releases wrote the pair alone."""
 
 _GONE = 404
+_MAX_CONFIG = 1 << 20
+_METRIC = "vllm:lora_requests_info"
+_METRIC_LINE = re.compile(rf"^{_METRIC}{{(?P<labels>[^}}]*)}}\s+(?P<value>\S+)", re.MULTILINE)
+_METRIC_LABEL = re.compile(r'(?P<name>\w+)="(?P<value>[^"]*)"')
+_ADAPTERS = frozenset({"running_lora_adapters", "waiting_lora_adapters"})
 
 
 class LoraHook(Hook):
     """One vLLM server that serves adapters.
 
     Args:
-        server: Where it listens.
+        server: Its address.
         paths: How its paths differ from those of this host.
-        prefix: What adapters' names begin with.
+        prefix: The prefix of adapters' names.
         keep: How many adapters stay loaded besides the newest.
-        drain: Seconds after which an adapter counts as unused where the engine does not say what it uses.
+        drain: Seconds after which an adapter counts as unused if the engine does not say what it uses.
     """
 
     name = "lora"
     kinds: ClassVar[frozenset[str]] = frozenset({"lora"})
 
-    def __init__(self, server: Server, paths: PathMap, *, prefix: str, keep: int, drain: float) -> None:
+    def __init__(self, server: HttpClient, paths: PathMap, *, prefix: str, keep: int, drain: float) -> None:
         self._server = server
         self._paths = paths
         self._prefix = prefix
@@ -63,7 +73,7 @@ class LoraHook(Hook):
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address, `http://127.0.0.1:8000` without one."""
-        settings = Settings(cls.name, options.settings)
+        settings = HookSettings(cls.name, options.settings)
         server, paths = server_settings(settings, options, ADDRESS, _MISSING)
         prefix = settings.text("name", "policy")
         if not _NAME.fullmatch(prefix):
@@ -79,14 +89,14 @@ class LoraHook(Hook):
         return f"{self._prefix}-{target.label}"
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Check that the adapter is whole and that the engine loads adapters at run time."""
-        refuse_unfit(self, target)
-        _refuse_incomplete(target)
+        """Check that the adapter is whole and that the engine can load adapters at run time."""
+        require_files(self, target)
+        _require_adapter(target)
         self._listed()
         self._check_enabled()
 
     def load(self, target: WeightDirectory) -> None:
-        """Load the adapter under its own name; what is served under other names goes on."""
+        """Load the adapter under its own name; other adapters are still served."""
         name, path = self.adapter_name(target), self._paths.there(target.path)
         listed = self._listed()
         if listed.get(name) == path:
@@ -94,10 +104,10 @@ class LoraHook(Hook):
         self._loading = name
         if name in listed:
             self._unload(name)
-        self._server.tell(_LOAD, {"lora_name": name, "lora_path": path}, hint=_LOG)
+        self._server.post(_LOAD, {"lora_name": name, "lora_path": path}, hint=_LOG)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Check that the engine lists the adapter, and unload those that are used no more."""
+        """Check that the engine lists the adapter, and unload those that are no longer used."""
         name = self.adapter_name(target)
         listed = self._versions()
         if name not in listed:
@@ -109,13 +119,13 @@ class LoraHook(Hook):
         self._loading = None
 
     def current_version(self) -> Running:
-        """Ask which adapters are loaded: the newest is what runs. Nothing is ever paused."""
+        """Return the newest adapter that the engine lists. Nothing is ever paused."""
         listed = self._versions()
         newest = max(listed, key=lambda name: (listed[name], name), default=None)
         return Running(None if newest is None else newest.removeprefix(f"{self._prefix}-"))
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Unload what failed; the last good adapter was never touched, and is loaded again only if it is gone."""
+        """Unload the failed adapter; the last good one was not touched, and is loaded again only if it is missing."""
         if last_good is None:
             self._drop_failed()
             return
@@ -141,7 +151,7 @@ class LoraHook(Hook):
             ) from error
 
     def _withdraw(self, listed: dict[str, Pair], target: WeightDirectory) -> None:
-        """Unload versions after the one that is to run, and others of its number: they are of no use any more.
+        """Unload versions after the one that is to run, and others of its number.
 
         A running request keeps its adapter in the engine until it ends; new ones can no longer name it.
         """
@@ -150,7 +160,7 @@ class LoraHook(Hook):
             self._unload(name)
 
     def _retire(self, listed: dict[str, Pair], pair: Pair) -> None:
-        """Unload old versions that no request uses, except the newest few of them."""
+        """Unload old versions that no request uses, except the newest `keep`."""
         older = sorted((name for name in listed if listed[name] < pair), key=lambda name: listed[name])
         now = time.monotonic()
         self._superseded = {name: self._superseded.get(name, now) for name in older}
@@ -161,18 +171,18 @@ class LoraHook(Hook):
         for name in surplus:
             idle = now - self._superseded[name] >= self._drain if used is None else name not in used
             if idle:
-                # Left for the next commit: an old adapter too many does not make the new one bad.
+                # The next commit tries again: an old adapter too many does no harm to the new one.
                 with contextlib.suppress(LoadFailedError):
                     self._unload(name)
 
     def _unload(self, name: str) -> None:
-        reply = self._server.tried(_UNLOAD, {"lora_name": name})
+        reply = self._server.post_any(_UNLOAD, {"lora_name": name})
         if reply.is_error and reply.status != _GONE:
             raise LoadFailedError(self._server.complaint(reply), path=self._server.address, hint=_LOG)
 
     def _check_enabled(self) -> None:
-        """Send a request that names no adapter: it is refused where adapters can be loaded, and unknown elsewhere."""
-        self._server.tried(_LOAD, {"lora_name": "", "lora_path": ""})
+        """Send a request that names no adapter: a server that can load adapters refuses it, others do not know it."""
+        self._server.post_any(_LOAD, {"lora_name": "", "lora_path": ""})
 
     def _versions(self) -> dict[str, Pair]:
         """Return the adapters that this hook names, those of earlier releases too, by name."""
@@ -186,17 +196,17 @@ class LoraHook(Hook):
 
     def _listed(self) -> dict[str, str]:
         """Return the path of each model and adapter by name."""
-        models = self._server.ask_json("/v1/models").get("data")
+        models = self._server.get_json("/v1/models").get("data")
         if not isinstance(models, list):
             raise EngineUnreachableError("/v1/models is not answered as vLLM does", path=self._server.address)
         return {str(one.get("id")): str(one.get("root")) for one in models if isinstance(one, dict)}
 
 
-def _refuse_incomplete(target: WeightDirectory) -> None:
+def _require_adapter(target: WeightDirectory) -> None:
     """Check that an adapter has its two files, the weights as the manifest has them.
 
     Raises:
-        RefusedError: One is missing, or the configuration is none of LoRA.
+        RefusedError: One is missing, or the configuration is not one of LoRA.
     """
     if target.shards and WEIGHTS not in {shard.name for shard in target.shards}:
         raise RefusedError(
@@ -205,5 +215,47 @@ def _refuse_incomplete(target: WeightDirectory) -> None:
     if not os.path.isfile(f"{target.path}/{WEIGHTS}"):
         raise RefusedError(f"{WEIGHTS} is not there", path=target.path, hint="syncd verify --deep")
     config = f"{target.path}/{CONFIG}"
-    if document_of(config).get("peft_type") != "LORA":
+    if _document_of(config).get("peft_type") != "LORA":
         raise RefusedError("peft_type is not LORA", path=config, hint="save the adapter with peft")
+
+
+def _document_of(path: str) -> dict[str, object]:
+    """Return the JSON object of a small file.
+
+    Raises:
+        RefusedError: The file cannot be read or holds something else.
+    """
+    try:
+        with open(open_read(path), "rb") as file:
+            document = json.loads(file.read(_MAX_CONFIG))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RefusedError(f"it cannot be read: {error}", path=path, hint="syncd verify --deep") from error
+    if not isinstance(document, dict):
+        raise RefusedError("it is not a JSON object", path=path, hint="syncd verify --deep")
+    return document
+
+
+def in_use(server: HttpClient) -> frozenset[str] | None:
+    """Return the adapters that requests use or wait for, None if the engine does not say."""
+    try:
+        return adapters_in(server.get("/metrics").body.decode("utf-8", "replace"))
+    except (ConfigError, EngineUnreachableError):
+        return None
+
+
+def adapters_in(metrics: str) -> frozenset[str] | None:
+    """Return the adapters in use according to metrics in the text format, None if those do not say."""
+    if _METRIC not in metrics:
+        return None
+    newest = max(_METRIC_LINE.finditer(metrics), key=lambda line: _number(line["value"]), default=None)
+    if newest is None:
+        return frozenset()
+    names = [one["value"] for one in _METRIC_LABEL.finditer(newest["labels"]) if one["name"] in _ADAPTERS]
+    return frozenset(name for text in names for name in text.split(",") if name)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -25,7 +25,7 @@ _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CommandEnd:
     """How a command ended: exit code, None if its time was over; and the end of what it said on each stream."""
 
     code: int | None
@@ -47,7 +47,7 @@ class _Tail:
         return self._kept.decode("utf-8", "replace")
 
 
-def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> Finished:
+def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> CommandEnd:
     """Run a command in a process group of its own; when its time is over the whole group is killed.
 
     What it started and left behind is let be if it ended in time. Its input is empty.
@@ -78,7 +78,7 @@ def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> 
         if not ended:
             _kill(process)
         _close(process)
-    return Finished(process.returncode if ended else None, *(tail.text() for tail in tails))
+    return CommandEnd(process.returncode if ended else None, *(tail.text() for tail in tails))
 
 
 def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[_Tail, _Tail], bool]:

@@ -1,25 +1,18 @@
-"""SGLang: weights are read again from a directory while requests wait, retracted to the queue.
+"""sglang: SGLang reads the weights again from a directory while requests wait, retracted to the queue.
 
-A shard that is cut off or a tensor of another shape ends the whole SGLang server: what it does about a failed load is
-to read the same directory once more. So nothing reaches it that was not checked before.
+A truncated shard or a tensor of another shape ends the whole SGLang server: after a failed load it reads the same
+directory once more. So every version is checked before it reaches the server.
 """
 
 from typing import ClassVar, Self
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.engine_push.sglang import SGLangDelivery
-from explorer_hooks.hook import HookOptions, Running
-from explorer_hooks.hooks.http_engine import (
-    PathMap,
-    ServedHook,
-    UntouchedError,
-    floor,
-    meeting_address,
-    server_settings,
-)
-from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hook import HookOptions, HookSettings, Running
+from explorer_hooks.hooks.http_engine import HttpEngineHook, UntouchedError
+from explorer_hooks.hooks.http_settings import PathMap, is_at_least, meeting_address, server_settings
 from explorer_hooks.hooks.start_check import CHECKS
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory
 
@@ -32,17 +25,17 @@ _BEFORE_THE_FIRST_TENSOR = ("Failed to get weights iterator", "Failed to get mod
 _OK, _UNAVAILABLE = 200, 503
 
 
-class SGLangHook(ServedHook):
+class SGLangHook(HttpEngineHook):
     """One SGLang server.
 
     Args:
-        server: Where it listens.
+        server: Its address.
         paths: How its paths differ from those of this host.
-        pause: What becomes of running requests: `retract`, `abort`, `in_place`.
+        pause: How running requests are held: `retract`, `abort`, `in_place`.
         flush_cache: Whether keys and values of the old weights are dropped.
-        start_check: `full`, `shapes` or `off`: how a version is compared with what the engine was started from.
+        start_check: `full`, `shapes` or `off`: how a version is compared with the engine's start model.
         check_version: Whether versions of SGLang that are too old are refused.
-        address: The address of this host on which its workers meet it; None for files alone.
+        address: The address of this host at which its workers join a group; None for files alone.
     """
 
     name = "sglang"
@@ -51,7 +44,7 @@ class SGLangHook(ServedHook):
 
     def __init__(
         self,
-        server: Server,
+        server: HttpClient,
         paths: PathMap,
         *,
         pause: str,
@@ -70,7 +63,7 @@ class SGLangHook(ServedHook):
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address, `http://127.0.0.1:30000` without one."""
-        settings = Settings(cls.name, options.settings)
+        settings = HookSettings(cls.name, options.settings)
         server, paths = server_settings(settings, options, ADDRESS, _MISSING)
         pause = settings.choice("pause", "retract", ("retract", "abort", "in_place"))
         flush_cache = settings.flag("flush_cache", default=True)
@@ -94,8 +87,8 @@ class SGLangHook(ServedHook):
         )
 
     def current_version(self) -> Running:
-        """Ask for the version of the weights and whether the engine is paused."""
-        label = self._server.ask_json("/model_info").get("weight_version")
+        """Return the label of the weights and whether the engine is paused."""
+        label = self._server.get_json("/model_info").get("weight_version")
         if not isinstance(label, str):
             raise EngineUnreachableError(
                 "/model_info is not answered as SGLang does", path=self._server.address
@@ -103,21 +96,21 @@ class SGLangHook(ServedHook):
         return self._running(label, paused=self._is_paused())
 
     def _is_paused(self) -> bool:
-        """Ask whether it takes work.
+        """Return whether the engine takes no work.
 
-        SGLang that cannot say so counts as paused until this hook has resumed it: a load that was not needed is
+        A release of SGLang that does not say counts as paused until this hook has resumed it: a needless load is
         better than an engine that nobody resumes.
         """
-        reply = self._server.look("/ready")
+        reply = self._server.get_any("/ready")
         self._tells_readiness = reply.status in {_OK, _UNAVAILABLE}
         return reply.status == _UNAVAILABLE if self._tells_readiness else not self._resumed_by_us
 
     def _check_engine(self) -> None:
-        self._server.ask("/model_info")
+        self._server.get("/model_info")
         if not self._check_version:
             return
-        version = self._server.ask_json("/server_info").get("version")
-        if not floor(version, FLOOR):
+        version = self._server.get_json("/server_info").get("version")
+        if not is_at_least(version, FLOOR):
             raise ConfigError(
                 f"the engine is SGLang {version}; loading while requests wait needs 0.5.6",
                 path=self._server.address,
@@ -125,12 +118,12 @@ class SGLangHook(ServedHook):
             )
 
     def _started_from(self) -> str | None:
-        path = self._server.ask_json("/model_info").get("model_path")
+        path = self._server.get_json("/model_info").get("model_path")
         return path if isinstance(path, str) else None
 
     def _pause(self) -> None:
         self._resumed_by_us = False
-        self._server.tell("/pause_generation", {"mode": self._mode}, hint=_LOG)
+        self._server.post("/pause_generation", {"mode": self._mode}, hint=_LOG)
 
     def _reload(self, target: WeightDirectory) -> None:
         body = {
@@ -138,11 +131,11 @@ class SGLangHook(ServedHook):
             "weight_version": target.label,
             "flush_cache": self._flush_cache,
         }
-        reply = self._server.tried("/update_weights_from_disk", body)
+        reply = self._server.post_any("/update_weights_from_disk", body)
         answer = reply.document or {}
         if answer.get("success") is True:
             return
-        # Only its message tells whether tensors were written before it: the status is 400 either way.
+        # Only the message says whether tensors were written: the status is 400 either way.
         untouched = str(answer.get("message")).startswith(_BEFORE_THE_FIRST_TENSOR)
         raise (UntouchedError if untouched else LoadFailedError)(
             self._server.complaint(reply),
@@ -151,16 +144,16 @@ class SGLangHook(ServedHook):
         )
 
     def _announce(self, label: str) -> None:
-        """Nothing is left to do: the version and the cache change in one with the weights."""
+        """Do nothing: SGLang sets the label and flushes the cache while it loads."""
 
-    def _tell_version(self, label: str) -> None:
-        # Unless it is told otherwise, SGLang ends all that runs for this.
+    def _set_engine_label(self, label: str) -> None:
+        # By default SGLang aborts all requests for this.
         body = {"new_version": label, "abort_all_requests": False}
-        self._server.tell("/update_weight_version", body, hint=_LOG)
+        self._server.post("/update_weight_version", body, hint=_LOG)
 
     def _delivery(self, link: Link) -> Delivery:
         return SGLangDelivery(self._server, link, flush_cache=self._flush_cache)
 
     def _resume(self) -> None:
-        self._server.tell("/continue_generation", hint=_LOG)
+        self._server.post("/continue_generation", hint=_LOG)
         self._resumed_by_us = True

@@ -1,13 +1,13 @@
-"""Whether a version fits the model that an engine behind HTTP was started from.
+"""Checks that a version fits the model that an engine behind HTTP was started from.
 
-Such an engine does not say which tensors it holds. The directory that it was started from does: a version of the same
-model has the same tensors with the same shapes. Floating-point dtypes may differ, since engines convert. Names may
-differ only where the engine serves the same weights either way:
+Such an engine does not list its tensors. The directory that it was started from does: a version of the same model has
+the same tensors with the same shapes. Floating-point dtypes may differ, since engines convert. Names may differ only
+if the engine serves the same weights either way:
 
-- A head that is tied to the embedding may be there or not. Whether it is tied, config.json says; where it does not, a
-  directory without a head does.
-- What an engine computes from its configuration and never loads: rotary tables, causal masks.
-- What the checkpoint has besides the model, for prediction of several tokens at once: engines leave it out.
+- A head that is tied to the embedding may be missing. config.json says whether it is tied; if it does not, the head
+  is tied if the directory has none.
+- Rotary tables and causal masks: engines compute them and never load them.
+- Layers that predict several tokens at once: checkpoints have them, engines leave them out.
 """
 
 import json
@@ -20,13 +20,12 @@ from syncd.errors import SyncdError
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import read_header
 from syncd.safe_open import open_read
-from syncd.transports.tensors import TensorMeta, Tensors, common, fit, require
+from syncd.transports.tensors import SUFFIX, TensorMeta, Tensors, compare, in_both, require_fit, tensors_of
 
 CHECKS = ("full", "shapes", "off")
 
-_SUFFIX = ".safetensors"
 _OTHER_NAMES = "consolidated"
-"""What files begin with that hold the same weights once more, under names of another format."""
+"""The prefix of files that repeat the same weights under the names of another format."""
 
 _MAX_DOCUMENT = 64 << 20
 _LONGEST_COMMIT = 64
@@ -42,12 +41,12 @@ _LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\..*")
 _PREDICTION = re.compile(r"mtp\..*")
 
 
-class Start(NamedTuple):
-    """What an engine was started from.
+class StartModel(NamedTuple):
+    """The model that an engine was started from.
 
     Args:
-        tensors: What each of its tensors is, by name.
-        config: Its config.json; empty where there is none.
+        tensors: Dtype and shape of each tensor, by name.
+        config: Its config.json; empty if there is none.
     """
 
     tensors: Tensors
@@ -55,21 +54,21 @@ class Start(NamedTuple):
 
     @property
     def is_tied(self) -> bool:
-        """Say whether the head is the embedding: config.json says so, or is silent and there is no head."""
+        """Return whether the head is the embedding: by config.json, else if there is no head."""
         parts = (self.config, self.config.get("text_config"))
         said = [part.get("tie_word_embeddings") for part in parts if isinstance(part, Mapping)]
         known = [one for one in said if type(one) is bool]
         return all(known) if known else not any(map(_HEAD.fullmatch, self.tensors))
 
     def may_lack(self, name: str, meta: TensorMeta) -> bool:
-        """Say whether a version may lack a tensor of the start: the engine serves the same without it."""
+        """Return whether a version may lack a tensor of the model: the engine serves the same without it."""
         is_tied_head = self.is_tied and _HEAD.fullmatch(name) is not None
         is_besides = _PREDICTION.fullmatch(name) is not None or self._is_besides(name)
         is_constant = _is_computed(name, meta) or _POSITIONS.fullmatch(name) is not None
         return is_tied_head or is_besides or is_constant
 
     def may_add(self, name: str, meta: TensorMeta) -> bool:
-        """Say whether a version may have a tensor that the start has not: the engine passes over it."""
+        """Return whether a version may have a tensor that the model lacks: the engine ignores it."""
         if _HEAD.fullmatch(name):
             return self.is_tied and meta.shape in set(self._embeddings())
         return _is_computed(name, meta)
@@ -78,7 +77,7 @@ class Start(NamedTuple):
         return (meta.shape for name, meta in self.tensors.items() if _EMBEDDING.fullmatch(name))
 
     def _is_besides(self, name: str) -> bool:
-        """Say whether a tensor is of a layer behind the last one of the model, which predicts further tokens."""
+        """Return whether a tensor is of a layer behind the model's last one, which predicts further tokens."""
         layers, further = self.config.get("num_hidden_layers"), self.config.get("num_nextn_predict_layers")
         layer = _LAYER.fullmatch(name)
         if layer is None or type(layers) is not int or type(further) is not int or further < 1:
@@ -86,34 +85,31 @@ class Start(NamedTuple):
         return int(layer[1]) >= layers
 
 
-def start_of(name: str) -> Start | None:
-    """Return what an engine was started from, None where it cannot be read from this host.
+def start_model_of(name: str) -> StartModel | None:
+    """Return the model that an engine was started from, None if this host cannot read it.
 
     Args:
-        name: An absolute path, or the name of a model of the Hugging Face hub, which is looked for in this host's
-            cache. A relative path is the engine's own to resolve.
+        name: An absolute path, or the name of a model of the Hugging Face hub, which is searched in this host's
+            cache. Only the engine can resolve a relative path.
     """
     directory = name if os.path.isabs(name) else _cached(name)
     if directory is None:
         return None
     try:
-        tensors = {
-            tensor.name: TensorMeta(tensor.dtype, tensor.shape)
-            for shard in _shards(directory)
-            # In the hub's cache files are links.
-            for tensor in read_header(LocalDisk(), os.path.realpath(f"{directory}/{shard}")).tensors.values()
-        }
+        # In the hub's cache files are links.
+        paths = [os.path.realpath(f"{directory}/{name}") for name in _shards(directory)]
+        tensors = tensors_of((read_header(LocalDisk(), path) for path in paths), repeated=True)
     except (OSError, SyncdError):
         return None
-    return Start(tensors, _document(f"{directory}/config.json")) if tensors else None
+    return StartModel(tensors, _document(f"{directory}/config.json")) if tensors else None
 
 
-def refuse_misfit(found: Tensors, start: Start, check: str, path: str) -> None:
-    """Check a version against what an engine was started from.
+def require_same_model(found: Tensors, start: StartModel, check: str, path: str) -> None:
+    """Return if a version fits the model that an engine was started from.
 
     Args:
-        found: The version's tensors; nothing is checked without any.
-        start: What the engine was started from.
+        found: The version's tensors; if there are none, nothing is checked.
+        start: The model.
         check: `full`, `shapes`, or `off`.
         path: The version's directory, for messages.
 
@@ -124,11 +120,11 @@ def refuse_misfit(found: Tensors, start: Start, check: str, path: str) -> None:
     if not found or check == "off":
         return
     if check == "full":
-        fits = fit(start.tensors, {}, found, cast=True, may_lack=start.may_lack, may_add=start.may_add)
+        fits = compare(start.tensors, {}, found, cast=True, may_lack=start.may_lack, may_add=start.may_add)
     else:
-        held, offered = common(start.tensors, found)
-        fits = fit(held, {}, offered, cast=True)
-    require(
+        held, offered = in_both(start.tensors, found)
+        fits = compare(held, {}, offered, cast=True)
+    require_fit(
         fits,
         "it does not fit the model that the engine was started from",
         path=path,
@@ -144,9 +140,9 @@ def _is_computed(name: str, meta: TensorMeta) -> bool:
 
 
 def _shards(directory: str) -> list[str]:
-    """Return the files that an engine reads of a directory: those that its index names, where it has one."""
+    """Return the files of a directory that an engine reads: those that its index names, if it has one."""
     named = _document(f"{directory}/model.safetensors.index.json").get("weight_map")
-    names = sorted(name for name in os.listdir(directory) if name.endswith(_SUFFIX))
+    names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIX))
     if isinstance(named, dict):
         indexed = {name for name in named.values() if isinstance(name, str)}
         return [name for name in names if name in indexed]
@@ -154,7 +150,7 @@ def _shards(directory: str) -> list[str]:
 
 
 def _cached(name: str) -> str | None:
-    """Return the directory in which this host's cache of the hub has a model, None where it has none."""
+    """Return the directory of a model in this host's cache of the hub, None if it has none."""
     if not _MODEL.fullmatch(name):
         return None
     home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
@@ -168,7 +164,7 @@ def _cached(name: str) -> str | None:
 
 
 def _document(path: str) -> Mapping[str, Any]:
-    """Return a JSON object of a file, empty where it cannot be read or is something else."""
+    """Return the JSON object of a file, empty if it cannot be read or is something else."""
     try:
         with open(open_read(os.path.realpath(path)), "rb") as file:
             document = json.loads(file.read(_MAX_DOCUMENT))

@@ -1,25 +1,27 @@
 """transformers: a model in this process, loaded straight into its parameters while nobody generates."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.gate import Gate
-from explorer_hooks.hooks.load_state import Attempt, require_loadable
-from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.importing import FORM, imported
-from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
+import torch
+
+from explorer_hooks.finding import FORM, imported
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from syncd.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineUnreachableError,
+    LoadFailedError,
+    RefusedError,
+    SyncdError,
+)
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
-from syncd.transports.tensors import TensorMeta
-
-if TYPE_CHECKING:
-    import torch
-
-    from syncd.transports.filesystem.read import Loaded
-    from syncd.transports.filesystem.read_targets import Held
-    from syncd.transports.tensors import Fit
+from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
+from syncd.transports.filesystem.read_targets import target_tensors
+from syncd.transports.tensors import Fit, TensorMeta
 
 _DEAD = "start the explorer again"
 
@@ -27,43 +29,42 @@ _DEAD = "start the explorer again"
 class TransformersHook(Hook):
     """Loads versions into a model of this process.
 
-    Whoever generates does so inside `generating()`: a load waits for the generations in flight, and new ones wait for
-    the load. The label changes in `commit`, so a generation has one version from its beginning to its end.
+    Generate inside `generating()`: a load waits for the generations in flight, and new ones wait for the load. The
+    label changes in `commit`, so one generation runs one version from its beginning to its end.
 
     Args:
         model: Any module of torch; parameters and persistent buffers are loaded by their names in its state dict.
         timeout: Seconds that a load waits for generations, and a generation for a load.
-        direct: Whether files that are not in the page cache are read past it. Say no where several processes of a
-            host load the same files without a stage.
+        direct: Whether files that are not in the page cache are read past it. Set it to false if several processes
+            of a host load the same files without a stage.
         cast: Whether a version may have other floating-point dtypes than the model.
         on_commit: Called with each version before it is served: for caches that depend on the weights.
     """
 
     name: ClassVar[str] = "transformers"
     checks_content: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
 
     def __init__(
         self,
-        model: "torch.nn.Module",
+        model: torch.nn.Module,
         *,
         timeout: float = 300.0,
         direct: bool = True,
         cast: bool = True,
         on_commit: Callable[[WeightDirectory], object] | None = None,
     ) -> None:
-        from syncd.transports.filesystem.read_targets import held  # noqa: PLC0415 - torch
-
         self.model = model
-        self.loaded: Loaded | None = None
-        self._held: Held = held(model.state_dict(keep_vars=True))
-        self._runs: Mapping[str, TensorMeta] | None = None if cast else self._held.metas
+        self.loaded: LoadCounts | None = None
+        self._targets = target_tensors(model.state_dict(keep_vars=True))
+        self._runs: Mapping[str, TensorMeta] | None = None if cast else self._targets.metas
         self._direct, self._cast, self._on_commit = direct, cast, on_commit
-        self._gate, self._attempt = Gate(timeout), Attempt()
+        self._gate, self._state = LoadGate(timeout), LoadState()
         self._label: str | None = None
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for what an import path names: a model, what has one as `model`, or a function of these.
+        """Return a hook for the model that an import path names, directly, as `model`, or as a function's result.
 
         Settings: `direct` and `cast`, true or false.
         """
@@ -71,7 +72,7 @@ class TransformersHook(Hook):
             raise ConfigError(
                 "the transformers hook needs an import path", hint=f"--hook transformers={FORM}"
             )
-        settings = Settings(cls.name, options.settings)
+        settings = HookSettings(cls.name, options.settings)
         direct, cast = settings.flag("direct", default=True), settings.flag("cast", default=True)
         settings.done()
         found = imported(options.address)
@@ -82,102 +83,103 @@ class TransformersHook(Hook):
 
     @contextmanager
     def generating(self) -> Iterator[str | None]:
-        """Generate inside; gives the label of the version that runs from the beginning to the end of it.
+        """Keep loads out while the block generates; yields the label of the version that runs.
 
         Raises:
             EngineUnreachableError: A load takes longer than the time-out.
-            EngineDeadError: A load failed and there was no way back.
+            EngineDeadError: A load failed and there was no version to go back to.
         """
-        with self._gate.working():
+        with self._gate.generating():
             yield self._label
 
     def tensors(self) -> Mapping[str, TensorMeta] | None:
-        """Return what the version that runs consists of; before the first one None if versions may be cast.
+        """Return the tensors of the version that runs; before the first one None if versions may be cast.
 
         `prepare` compares names and shapes with the model itself in any case.
         """
         return self._runs
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Refuse what does not fit the model."""
-        from syncd.transports.filesystem.load import check  # noqa: PLC0415 - torch
-
-        require_loadable(target, self.kinds, self.name)
-        check(target, self._held, cast=self._cast)
-        self._attempt.prepare()
+        """Refuse a version that does not fit the model."""
+        require_loadable(target, self)
+        check_fit(target, self._targets, cast=self._cast)
+        self._state.prepare()
 
     def load(self, target: WeightDirectory) -> None:
-        """Wait for generations in flight, and read the version in; new generations wait until `commit`."""
+        """Wait for generations in flight, and read the version; new generations wait until `commit`."""
         self._gate.shut()
-        self._attempt.load()
-        self._fill(target)
+        self._state.load()
+        found = self._fit_again(target)
+        self.loaded = load(target, self._targets, found, direct=self._direct)
+        self._runs = offered(target)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Let generations go on, with the new version."""
+        """Let generations continue, with the new version."""
         if self._on_commit is not None:
             self._reset(self._on_commit, target)
-        self._label = target.label
-        self._attempt.commit()
-        self._gate.open()
+        self._serve(target.label)
 
-    def take(self, label: str, fill: Callable[[], None]) -> None:
-        """Have weights that came by another way than files filled in, and serve them; `on_commit` is not called.
+    def load_tensors(self, label: str, fill: Callable[[], None]) -> None:
+        """Fill the model with weights that did not come from files, and serve them; `on_commit` is not called.
 
         Args:
             label: The label that they run under.
             fill: Copies them into the parameters.
 
         Raises:
-            EngineUnreachableError: Generations in flight do not end in time; nothing was touched.
+            EngineUnreachableError: Generations in flight do not end in time; nothing was changed.
             LoadFailedError: `fill` failed; nobody generates until a version is loaded from files.
         """
         self._gate.shut()
-        self._attempt.load()
+        self._state.load()
         try:
             fill()
         except Exception as error:
             raise LoadFailedError(f"weights were not taken in: {type(error).__name__}: {error}") from error
-        self._label = label
-        self._attempt.commit()
-        self._gate.open()
+        self._serve(label)
 
-    def own(self, label: str) -> None:
-        """Call what was taken by the label that its files have, now that they are published."""
+    def set_label(self, label: str) -> None:
+        """Replace the label of weights from `load_tensors` by that of their files, once they are published."""
         self._label = label
 
-    def disown(self) -> None:
-        """Say that nobody can name what runs, so that a version is loaded from files before there is work."""
+    def drop_label(self) -> None:
+        """Mark what runs as unknown, so that a version is loaded from files before there is work."""
         self._label = UNKNOWN_LABEL
 
     def current_version(self) -> Running:
-        """Say what was committed last."""
+        """Return what was committed last."""
         return Running(self._label, self._gate.is_shut)
 
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Read the last good version into the parameters again."""
         try:
-            self._go_back(last_good)
+            self._restore(last_good)
         except (LoadFailedError, EngineDeadError) as error:
             dead = EngineDeadError(f"the model could not be brought back: {error.message}", hint=_DEAD)
             self._label, self._runs = UNKNOWN_LABEL, None
             self._gate.shut_for_good(dead)
             raise dead from error
 
-    def _go_back(self, last_good: WeightDirectory | None) -> None:
+    def _restore(self, last_good: WeightDirectory | None) -> None:
         if last_good is None:
-            self._attempt.require_untouched(_DEAD)
+            self._state.require_untouched(_DEAD)
             self._gate.open()
             return
         self.load(last_good)
         self.commit(last_good)
-        self._attempt.restored()
+        self._state.restored()
 
-    def _fill(self, target: WeightDirectory) -> None:
-        from syncd.transports.filesystem.load import check, load, offered  # noqa: PLC0415 - torch
+    def _serve(self, label: str) -> None:
+        self._label = label
+        self._state.commit()
+        self._gate.open()
 
-        found = _or_failed(lambda: check(target, self._held, cast=self._cast))
-        self.loaded = load(target, self._held, found, direct=self._direct)
-        self._runs = offered(target)
+    def _fit_again(self, target: WeightDirectory) -> Fit:
+        """Return how the version fits; a refusal here is a failed load, since `prepare` did not refuse it."""
+        try:
+            return check_fit(target, self._targets, cast=self._cast)
+        except RefusedError as error:
+            raise LoadFailedError(error.message, path=error.path) from error
 
     @staticmethod
     def _reset(on_commit: Callable[[WeightDirectory], object], target: WeightDirectory) -> None:
@@ -187,17 +189,89 @@ class TransformersHook(Hook):
             raise LoadFailedError(f"on_commit failed: {type(error).__name__}: {error}") from error
 
 
-def _or_failed(check: Callable[[], "Fit"]) -> "Fit":
-    """Return what a check finds; what it refuses now it did not refuse in `prepare`, so it is a load that failed."""
-    try:
-        return check()
-    except RefusedError as error:
-        raise LoadFailedError(error.message, path=error.path) from error
+class LoadGate:
+    """Keeps loads and generations apart: many threads may generate, and a load waits until none does.
+
+    A waiting load precedes generations that come later. A thread that generates may nest another generation. Every
+    wait is bounded.
+
+    Args:
+        timeout: Seconds that either side waits for the other.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._generating = 0
+        self._shut = False
+        self._reason: SyncdError | None = None
+        self._own = threading.local()
+
+    @property
+    def is_shut(self) -> bool:
+        """Return whether generations have to wait."""
+        return self._shut
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Keep loads out during the block.
+
+        Raises:
+            EngineUnreachableError: The gate stays shut for longer than the time-out.
+            SyncdError: The reason for which it was shut for good.
+        """
+        depth = getattr(self._own, "depth", 0)
+        if not depth:
+            self._enter()
+        self._own.depth = depth + 1
+        try:
+            yield
+        finally:
+            self._own.depth = depth
+            if not depth:
+                self._leave()
+
+    def shut(self) -> None:
+        """Shut the gate and wait until no thread generates; if that takes too long it opens again.
+
+        Raises:
+            EngineUnreachableError: A generation takes longer than the time-out.
+        """
+        with self._changed:
+            was, self._shut = self._shut, True
+            if self._changed.wait_for(lambda: not self._generating, self._timeout):
+                return
+            self._shut = was
+            self._changed.notify_all()
+        raise EngineUnreachableError(f"a generation has not ended within {self._timeout:g} s")
+
+    def open(self) -> None:
+        """Let all generations in."""
+        with self._changed:
+            self._shut, self._reason = False, None
+            self._changed.notify_all()
+
+    def shut_for_good(self, reason: SyncdError) -> None:
+        """Refuse all generations with a reason until the gate is opened."""
+        with self._changed:
+            self._shut, self._reason = True, reason
+            self._changed.notify_all()
+
+    def _enter(self) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._shut or self._reason, self._timeout):
+                raise EngineUnreachableError(f"a load has not ended within {self._timeout:g} s")
+            if self._reason is not None:
+                raise self._reason
+            self._generating += 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._generating -= 1
+            self._changed.notify_all()
 
 
-def _model_of(found: Any, address: str) -> "torch.nn.Module":
-    import torch  # noqa: PLC0415
-
+def _model_of(found: Any, address: str) -> torch.nn.Module:
     for _ in range(2):
         if isinstance(found, torch.nn.Module):
             return found

@@ -1,23 +1,17 @@
-"""vLLM: weights are read again from a directory while requests wait.
+"""vllm: vLLM reads the weights again from a directory while requests wait.
 
-The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sglang.md says how and what that opens.
+The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sglang.md says how, and what that exposes.
 """
 
 from typing import ClassVar, Self
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.engine_push.vllm import VllmDelivery, is_ready
-from explorer_hooks.hook import HookOptions, Running
-from explorer_hooks.hooks.http_engine import (
-    PathMap,
-    ServedHook,
-    floor,
-    meeting_address,
-    server_settings,
-)
-from explorer_hooks.hooks.settings import Settings
+from explorer_hooks.hook import HookOptions, HookSettings, Running
+from explorer_hooks.hooks.http_engine import HttpEngineHook
+from explorer_hooks.hooks.http_settings import PathMap, is_at_least, meeting_address, server_settings
 from explorer_hooks.hooks.start_check import CHECKS
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.transports.base import WeightDirectory
 
@@ -32,18 +26,18 @@ _MISSING = (
 )
 
 
-class VllmHook(ServedHook):
+class VllmHook(HttpEngineHook):
     """One vLLM server.
 
     Args:
-        server: Where it listens.
+        server: Its address.
         paths: How its paths differ from those of this host.
-        pause: What becomes of running requests: `keep`, `wait`, `abort`.
+        pause: How running requests are held: `keep`, `wait`, `abort`.
         clear_cache: Whether running requests compute their keys and values again with the new weights.
         reset_external: Whether caches behind a KV connector are reset too.
-        start_check: `full`, `shapes` or `off`: how a version is compared with what the engine was started from.
+        start_check: `full`, `shapes` or `off`: how a version is compared with the engine's start model.
         check_version: Whether versions of vLLM that are too old are refused.
-        address: The address of this host on which its workers meet it; None for files alone.
+        address: The address of this host at which its workers join a group; None for files alone.
     """
 
     name = "vllm"
@@ -52,7 +46,7 @@ class VllmHook(ServedHook):
 
     def __init__(
         self,
-        server: Server,
+        server: HttpClient,
         paths: PathMap,
         *,
         pause: str,
@@ -71,7 +65,7 @@ class VllmHook(ServedHook):
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address, `http://127.0.0.1:8000` without one."""
-        settings = Settings(cls.name, options.settings)
+        settings = HookSettings(cls.name, options.settings)
         server, paths = server_settings(settings, options, ADDRESS, _MISSING)
         hook = cls(
             server,
@@ -87,9 +81,9 @@ class VllmHook(ServedHook):
         return hook
 
     def current_version(self) -> Running:
-        """Ask for the version that the engine was told last and whether it is paused."""
-        label = self._server.ask_json("/weight_info").get("weight_version")
-        paused = self._server.ask_json("/is_paused").get("is_paused")
+        """Return the label that the engine was given last and whether it is paused."""
+        label = self._server.get_json("/weight_info").get("weight_version")
+        paused = self._server.get_json("/is_paused").get("is_paused")
         if not isinstance(label, str) or not isinstance(paused, bool):
             raise EngineUnreachableError(
                 "/weight_info or /is_paused is not answered as vLLM does", path=self._server.address
@@ -97,11 +91,11 @@ class VllmHook(ServedHook):
         return self._running(label, paused=paused)
 
     def _check_engine(self) -> None:
-        self._server.ask("/health")
+        self._server.get("/health")
         if not self._check_version:
             return
-        version = self._server.ask_json("/version").get("version")
-        if not floor(version, FLOOR):
+        version = self._server.get_json("/version").get("version")
+        if not is_at_least(version, FLOOR):
             raise ConfigError(
                 f"the engine is vLLM {version}; versions of weights need 0.27.1",
                 path=self._server.address,
@@ -109,13 +103,13 @@ class VllmHook(ServedHook):
             )
 
     def _started_from(self) -> str | None:
-        models = self._server.ask_json("/v1/models").get("data")
+        models = self._server.get_json("/v1/models").get("data")
         cards = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
         roots = [one.get("root") for one in cards if one.get("parent") is None]
         return roots[0] if roots and isinstance(roots[0], str) else None
 
     def _pause(self) -> None:
-        self._server.tell(
+        self._server.post(
             "/pause",
             hint="see the log of the vLLM server",
             mode=self._mode,
@@ -124,7 +118,7 @@ class VllmHook(ServedHook):
 
     def _reload(self, target: WeightDirectory) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
-        self._server.tell(
+        self._server.post(
             "/collective_rpc",
             call,
             hint="the log of the vLLM server has the reason; does it see this path, or is path_map needed?",
@@ -132,18 +126,18 @@ class VllmHook(ServedHook):
 
     def _announce(self, label: str) -> None:
         self._reset_prefix_cache()
-        self._tell_version(label)
+        self._set_engine_label(label)
 
-    def _tell_version(self, label: str) -> None:
-        told = self._server.tell(
+    def _set_engine_label(self, label: str) -> None:
+        told = self._server.post(
             "/update_weight_version", {"new_version": label}, hint="see the log of the vLLM server"
         )
         if told.get("success") is not True:
             raise LoadFailedError(f"vLLM did not take the version: {told}", path=self._server.address)
 
     def _reset_prefix_cache(self) -> None:
-        # Blocks that running requests hold keep a reset from succeeding unless these requests give them up.
-        answer = self._server.tell(
+        # A reset fails while running requests hold blocks, unless they release them.
+        answer = self._server.post(
             "/reset_prefix_cache",
             hint="see the log of the vLLM server",
             reset_running_requests=_word(self._clear_cache),
@@ -157,7 +151,7 @@ class VllmHook(ServedHook):
             )
 
     def no_broadcasts(self) -> str:
-        """Say why the engine takes no weights from memory, nothing if it does: it needs a back end that does."""
+        """Return why the engine cannot take weights from memory, empty if it can: it needs a back end for them."""
         return super().no_broadcasts() or self._no_backend()
 
     def _no_backend(self) -> str:
@@ -170,7 +164,7 @@ class VllmHook(ServedHook):
         return VllmDelivery(self._server, link)
 
     def _resume(self) -> None:
-        self._server.tell("/resume", hint="see the log of the vLLM server")
+        self._server.post("/resume", hint="see the log of the vLLM server")
 
 
 def _word(flag: bool) -> str:  # noqa: FBT001 - the value itself

@@ -8,10 +8,8 @@ import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from explorer_hooks.hook import Hook, HookOptions, Running
-from explorer_hooks.hooks.load_state import Attempt, require_loadable
-from explorer_hooks.hooks.settings import Settings
-from explorer_hooks.http_client import Reply, Server
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from explorer_hooks.http_client import HttpClient, Reply
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
@@ -60,7 +58,7 @@ class WebhookHook(Hook):
                 "http to another host needs a token to sign with", path=address, hint="--token-file FILE"
             )
         self._label: str | None = None
-        self._attempt = Attempt()
+        self._state = LoadState()
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
@@ -69,16 +67,16 @@ class WebhookHook(Hook):
             raise ConfigError(
                 "the webhook hook needs a URL", hint="--hook webhook=http://127.0.0.1:9000/load"
             )
-        settings = Settings(cls.name, options.settings)
+        settings = HookSettings(cls.name, options.settings)
         ask_timeout = settings.seconds("ask_timeout", _ASK_TIMEOUT)
         settings.done()
         return cls(options.address, options.token, timeout=options.timeout, ask_timeout=ask_timeout)
 
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse what is not there; let the receiver refuse it too."""
-        require_loadable(target, self.kinds, self.name)
-        self._attempt.prepare()
-        reply = self._server.tried("", document_of(target, "prepare"))
+        require_loadable(target, self)
+        self._state.prepare()
+        reply = self._server.post_any("", document_of(target, "prepare"))
         if reply.status >= _SERVER or reply.status in _LATER:
             raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
         if reply.is_error:
@@ -86,18 +84,18 @@ class WebhookHook(Hook):
 
     def load(self, target: WeightDirectory) -> None:
         """Have the receiver load it."""
-        self._attempt.load()
+        self._state.load()
         self._tell(target, "load")
 
     def commit(self, target: WeightDirectory) -> None:
         """Have the receiver serve it."""
         self._tell(target, "commit")
         self._label = target.label
-        self._attempt.commit()
+        self._state.commit()
 
     def current_version(self) -> Running:
         """Ask the receiver; where it does not answer GET, say what it committed last through this hook."""
-        reply = self._server.look("")
+        reply = self._server.get_any("")
         if reply.status in _NO_GET:
             return Running(self._label)
         if reply.is_error:
@@ -107,7 +105,7 @@ class WebhookHook(Hook):
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Have the receiver load and serve the last good version in one."""
         if last_good is None:
-            self._attempt.require_untouched(_RESTART)
+            self._state.require_untouched(_RESTART)
             return
         self._label = UNKNOWN_LABEL
         try:
@@ -117,10 +115,10 @@ class WebhookHook(Hook):
                 f"the engine could not be brought back: {error.message}", hint=_RESTART
             ) from error
         self._label = last_good.label
-        self._attempt.restored()
+        self._state.restored()
 
     def _tell(self, target: WeightDirectory, phase: str) -> None:
-        self._server.tell("", document_of(target, phase), hint=_HINT)
+        self._server.post("", document_of(target, phase), hint=_HINT)
 
     def _running(self, reply: Reply) -> Running:
         document = reply.document or {}
@@ -132,7 +130,7 @@ class WebhookHook(Hook):
         return Running(label, paused)
 
 
-class SignedServer(Server):
+class SignedServer(HttpClient):
     """A server that knows by a shared key who asks, and when."""
 
     def _headers(self, data: bytes) -> dict[str, str]:

@@ -3,10 +3,9 @@
 An array or tensor that a caller hands in brings its own library with it; only its own methods are used.
 """
 
-import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError, UsageError
@@ -14,10 +13,15 @@ from syncd.protocol.digest import chunks, hasher, name_of
 from syncd.protocol.disk import Disk
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.safetensors import DTYPE_BITS, Header, parse_header, read_header, signature
-
-ALIGNMENT = 4096
-"""Where the data of a shard begins is a multiple of this, so that it can be read directly into pages."""
+from syncd.protocol.safetensors import (
+    DTYPE_BITS,
+    METADATA,
+    Header,
+    encode_header,
+    parse_header,
+    read_header,
+    signature,
+)
 
 _DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -27,7 +31,6 @@ _DTYPES = {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
     "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-_METADATA = "__metadata__"
 _TRIPLE = 3
 
 
@@ -71,7 +74,7 @@ def encode_state(state: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
     sources = [_source(name, value) for name, value in state.items()]
     # Wide elements first, as the library does: every tensor is then aligned to its own element.
     sources.sort(key=lambda source: (-DTYPE_BITS[source.dtype], source.name))
-    yield _header(sources)
+    yield encode_header((*source[:3], source.size) for source in sources)
     for source in sources:
         data = _data(source)
         if len(data) != source.size:
@@ -150,19 +153,8 @@ def _pieces(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
         raise CorruptDataError("content does not match its digest", path=path)
 
 
-def _header(sources: Iterable[_Source]) -> bytes:
-    entries, end = {}, 0
-    for source in sources:
-        start, end = end, end + source.size
-        place = {"dtype": source.dtype, "shape": list(source.shape), "data_offsets": [start, end]}
-        entries[source.name] = place
-    text = json.dumps({_METADATA: {"format": "pt"}, **entries}, separators=(",", ":")).encode()
-    text = text.ljust(-(-(len(text) + 8) // ALIGNMENT) * ALIGNMENT - 8)
-    return len(text).to_bytes(8, "little") + text
-
-
 def _source(name: str, value: Any) -> _Source:
-    if not isinstance(name, str) or name == _METADATA:
+    if not isinstance(name, str) or name == METADATA:
         raise UsageError(f"not a name of a tensor: {name!r}")
     if isinstance(value, tuple) and len(value) == _TRIPLE:
         dtype, shape = value[0], value[1]

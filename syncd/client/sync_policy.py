@@ -10,6 +10,9 @@ from syncd.protocol.version import Pair
 
 E = TypeVar("E", bound=StrEnum)
 
+TRANSPORTS = "syncd.transports"
+"""The entry point group of transports; their names are further values of `sync.method`."""
+
 NOTHING = -1
 """The version of an explorer that has loaded none."""
 

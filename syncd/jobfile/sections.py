@@ -4,11 +4,12 @@ What a key means is said once, in its description: schemas and the pages of all 
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from syncd.client.sync_policy import SyncMethod, SyncStyle
+from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
 from syncd.protocol.permissions import Permissions
 
 FIXED: dict[str, Any] = {"fixed": True}
@@ -25,6 +26,25 @@ NoneText = Annotated[
     WithJsonSchema({"const": "none"}),
 ]
 """TOML has no word for nothing: `"none"` is one."""
+
+
+def sync_methods() -> tuple[str, ...]:
+    """Return all values of `sync.method`: syncd's own, and the transports that installed packages register."""
+    own = tuple(method.value for method in SyncMethod)
+    installed = {point.name for point in entry_points(group=TRANSPORTS)}
+    return (*own, *sorted(installed - set(own)))
+
+
+def _sync_method(value: object) -> str:
+    """Return the name of a method. Those of syncd are accepted in any case and by their older names."""
+    if value in sync_methods():
+        return str(value)
+    return SyncMethod(str(value)).value
+
+
+MethodName = Annotated[
+    str, BeforeValidator(_sync_method), WithJsonSchema({"type": "string", "enum": list(sync_methods())})
+]
 
 
 class Section(BaseModel):
@@ -123,7 +143,7 @@ class DataSection(Section):
 class SyncSection(Section):
     """How weights reach explorers."""
 
-    method: SyncMethod = Field(default=SyncMethod.CHECKPOINT, strict=False)
+    method: MethodName = SyncMethod.CHECKPOINT.value
     """checkpoint (files), nccl (a broadcast), memory (of its host), each with files underneath; auto: the fastest."""
     style: SyncStyle = Field(default=SyncStyle.FIXED, strict=False)
     """Who decides: fixed, trainer_driven, explorer_driven, fully_async."""

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, read as what anybody may have written.
+"""Headers of safetensors files: written in one form, read as what anybody may have written.
 
 A file is a length N of 8 bytes (little-endian), N bytes of JSON that name each tensor's dtype, shape and
 place, and the data. Whatever passes here is accepted by the safetensors library too. What the library lets
@@ -42,9 +42,14 @@ METADATA_LIMIT = 1 << 16
 RECORD_LIMIT = 4096
 """The longest description of one tensor, in characters."""
 
+METADATA = "__metadata__"
+"""The one name in a header that is no tensor's."""
+
+ALIGN = 4096
+"""The data of what is written here begins at a multiple of this: what O_DIRECT asks on every file system known."""
+
 _ELEMENT_LIMIT = 1 << 56
 _PREFIX = 8
-_METADATA = "__metadata__"
 # One read of this many bytes holds the header of a usual shard, so that it costs one trip to the server.
 _FIRST_READ = 1 << 16
 
@@ -96,6 +101,27 @@ _Shape = tuple[tuple[int, ...], int]
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+    """Return the beginning of a file: the length, the JSON, and spaces up to a multiple of `ALIGN`.
+
+    Args:
+        tensors: Name, dtype, shape and bytes of each tensor, in the order of their data.
+    """
+    document: dict[str, object] = {METADATA: {"format": "pt"}}
+    start = 0
+    for name, dtype, shape, size in tensors:
+        document[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text = text.ljust(aligned(_PREFIX + len(text)) - _PREFIX)
+    return len(text).to_bytes(_PREFIX, "little") + text
+
+
+def aligned(size: int) -> int:
+    """Return the next multiple of `ALIGN`."""
+    return -(-size // ALIGN) * ALIGN
 
 
 Signature = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -216,7 +242,7 @@ class _Scanner:
         more = self._take(_OPEN)[1] is None
         while more and (more := self._usual(tensors, seen)):
             name = self._name(seen, TENSOR_LIMIT + 1)
-            if name == _METADATA:
+            if name == METADATA:
                 metadata = {key: self._string() for key in self._names(METADATA_LIMIT)}
             else:
                 tensors.append(self._tensor(name))
@@ -251,7 +277,7 @@ class _Scanner:
     def _usual_tensor(self, found: re.Match[str]) -> Tensor | None:
         name, dtype, shape_text, first, last, _ = found.groups()
         shape, bits = self._shapes.get(shape_text) or self._shape(shape_text), DTYPE_BITS.get(dtype)
-        if shape is None or bits is None or name == _METADATA or found.end() - found.end(1) > RECORD_LIMIT:
+        if shape is None or bits is None or name == METADATA or found.end() - found.end(1) > RECORD_LIMIT:
             return None
         start, end = int(first), int(last)
         if not start <= end <= self._data_size or (end - start) * 8 != shape[1] * bits:

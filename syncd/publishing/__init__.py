@@ -1,7 +1,7 @@
 """Any directory of safetensors, from any trainer, becomes a step of a job."""
 
+from syncd.errors import NonFiniteError
 from syncd.publishing.export import Export, FollowingDisk, read_export
-from syncd.publishing.finite import NonFiniteError
 from syncd.publishing.publish import publish_directory, publish_export
 
 __all__ = [

@@ -7,14 +7,8 @@ docs/cli.md). Only a piece in which one is found is looked at closely.
 
 from dataclasses import dataclass
 
-from syncd.errors import CorruptDataError
+from syncd.errors import NonFiniteError
 from syncd.protocol.safetensors import Header, Tensor
-
-
-class NonFiniteError(CorruptDataError):
-    """A tensor holds NaN or infinity."""
-
-    code = "non_finite"
 
 
 @dataclass(frozen=True, slots=True)

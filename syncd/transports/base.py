@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Self
 
+from syncd.client.sync_policy import TRANSPORTS
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job
 from syncd.protocol.receipt import FileRecord
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from syncd.jobfile.sections import SyncSection
     from syncd.transports.ranks import Ranks
 
-GROUP = "syncd.transports"
 FILES = "checkpoint"
 """The transport through files. It always works, and every other one wraps its sender."""
 
@@ -98,6 +98,7 @@ class Sent:
         size: Bytes of the weights.
         seconds: nccl: until all members had them. Else: until this rank's files were durable.
         is_done: Whether that transport delivered them; False if only the files did.
+        is_received: Whether `seconds` is the time until explorers had them, so that their loads do not count.
     """
 
     method: str
@@ -105,6 +106,7 @@ class Sent:
     size: int
     seconds: float
     is_done: bool
+    is_received: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,9 @@ class WeightSender(ABC):
     name: str
     """What `sync.method` calls it."""
 
+    sends_checkpoints: bool = False
+    """Whether the weights of a full checkpoint go out this way too if no sync is due."""
+
     @classmethod
     @abstractmethod
     def open(cls, context: SendContext) -> Self:
@@ -164,7 +169,7 @@ class WeightSender(ABC):
 
     @abstractmethod
     def prepare(self, export: Export) -> None:
-        """Allocate what the first send needs; looks at shapes and dtypes only."""
+        """Allocate what the first send needs, by shapes and dtypes alone. A second call does nothing."""
 
     @abstractmethod
     def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
@@ -311,7 +316,7 @@ class Transport:
 
 def transport_names() -> tuple[str, ...]:
     """Return the names of all installed transports."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+    return tuple(sorted({point.name for point in entry_points(group=TRANSPORTS)}))
 
 
 def find_transport(name: str) -> Transport:
@@ -320,7 +325,7 @@ def find_transport(name: str) -> Transport:
     Raises:
         ConfigError: There is none, or it cannot be imported.
     """
-    found = {point.name: point for point in entry_points(group=GROUP)}
+    found = {point.name: point for point in entry_points(group=TRANSPORTS)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
         raise ConfigError(f"no transport is called {name[:80]!r}", hint=f"installed transports: {known}")
@@ -329,7 +334,7 @@ def find_transport(name: str) -> Transport:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"transport {name} cannot be imported: {error}") from error
     if not isinstance(transport, Transport):
-        raise ConfigError(f"entry point {name!r} of {GROUP} is not a Transport")
+        raise ConfigError(f"entry point {name!r} of {TRANSPORTS} is not a Transport")
     return transport
 
 

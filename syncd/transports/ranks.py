@@ -1,18 +1,24 @@
-"""The ranks of one trainer: small messages between them, besides what the engine exchanges.
+"""The ranks of one trainer: small messages between them, and errors that all of them raise together.
 
-`Group` talks over gloo, also where the engine uses NCCL: decisions must not queue behind kernels.
+`RankGroup` talks over gloo, also if the engine uses NCCL: decisions must not queue behind kernels.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from syncd.errors import TimedOutError
+from syncd.errors import StorageError, SyncdError, TimedOutError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+PASSING = (StorageError, TimedOutError)
+"""Errors that may be over the next time: the disk was full, a rank was slow."""
+
+_AGREED = "on all ranks"
 
 
 class Ranks(Protocol):
@@ -41,7 +47,7 @@ class Alone:
         return value
 
     def gather(self, value: T) -> list[T]:
-        """Return the value alone."""
+        """Return a list of the value alone."""
         return [value]
 
     def close(self) -> None:
@@ -49,7 +55,7 @@ class Alone:
         _leave()
 
 
-class Group:
+class RankGroup:
     """The ranks of `torch.distributed`, which must be initialised.
 
     A message to a rank that has ended, or does not answer in time, raises TimedOutError.
@@ -65,14 +71,14 @@ class Group:
     def broadcast(self, value: T) -> T:
         """Return rank 0's value on all ranks."""
         box: list[Any] = [value if self.rank == 0 else None]
-        with _answered():
+        with _timeouts():
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks on all ranks."""
         box: list[Any] = [None] * self.world_size
-        with _answered():
+        with _timeouts():
             dist.all_gather_object(box, value, group=self._group)
         return box
 
@@ -81,14 +87,75 @@ class Group:
         _leave()
 
 
+class RankError(SyncdError):
+    """A rank met an error that is none of syncd's."""
+
+    code = "rank_failed"
+
+
+def all_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do this rank's part of something, and return what it returned if all ranks succeeded.
+
+    Raises:
+        SyncdError: A rank failed; all ranks raise the same error, the gravest one.
+    """
+    done: list[T] = []
+    error: SyncdError | None = None
+    try:
+        done.append(work(*args, **kwargs))
+    except SyncdError as raised:
+        error = _portable(raised)
+    except Exception as raised:  # noqa: BLE001 - the other ranks must know, whatever it is
+        error = RankError(f"rank {ranks.rank}: {type(raised).__name__}: {raised}")
+    raise_gravest(ranks.gather(error))
+    return done[0]
+
+
+def rank0_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Do something on rank 0 alone, and return what it returned there, None on the other ranks.
+
+    Raises:
+        SyncdError: Rank 0 failed; all ranks raise its error.
+    """
+    if ranks.rank == 0:
+        return all_or_error(ranks, work, *args, **kwargs)
+    raise_gravest(ranks.gather(None))
+    return None
+
+
+def raise_gravest(errors: list[SyncdError | None]) -> None:
+    """Raise the gravest of the errors that the ranks gathered, if there is one."""
+    found = [error for error in errors if error is not None]
+    if found:
+        raise_agreed(min(found, key=lambda error: isinstance(error, PASSING)))
+
+
+def raise_agreed(error: SyncdError) -> NoReturn:
+    """Raise an error that every rank raises, marked as such."""
+    error.add_note(_AGREED)
+    raise error
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Return whether all ranks have raised this error, so that one of them reports it."""
+    return _AGREED in getattr(error, "__notes__", ())
+
+
+def _portable(error: SyncdError) -> SyncdError:
+    """Return the error without its traceback and causes, which cannot be sent to other ranks."""
+    copy = type(error)(error.message, path=error.path, hint=error.hint)
+    copy.__cause__ = copy.__context__ = None
+    return copy
+
+
 @contextlib.contextmanager
-def _answered() -> Iterator[None]:
+def _timeouts() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what gloo raises, for a timeout and for a connection that was closed
         raise TimedOutError(
             f"another rank has ended or does not answer: {str(error).splitlines()[0]}",
-            hint="the rank that failed first says why",
+            hint="read the log of the rank that failed first",
         ) from error
 
 

@@ -1,17 +1,27 @@
-"""The one check that a version fits what is to be filled with it: names, shapes and dtypes. Pure functions.
+"""Checks that a version fits the tensors that it would fill: names, shapes, dtypes, ties. Imports no torch.
 
-What a version lacks, an engine still serves from the version before; what an engine does not know may end it. So
-each tensor has to be there, and no other may be.
+If a version lacks a tensor, an engine would still serve the one of the version before; if it has one that the engine
+does not know, the engine may crash. So a version must have each tensor, and no other.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from syncd.errors import RefusedError
+from syncd.errors import CorruptDataError, RefusedError
+from syncd.protocol.disk import MISSING, Disk, list_if_there
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.safetensors import Header, read_header, signature
+from syncd.protocol.version import Version
+
+SUFFIX = ".safetensors"
+FOREIGN = "foreign"
+"""The kind of what others wrote in another form than safetensors."""
+
+_EMPTY = "the step has no tensors where an engine loads them"
 
 
 class TensorMeta(NamedTuple):
-    """What a tensor is, without its elements.
+    """Dtype and shape of a tensor.
 
     Args:
         dtype: As safetensors names it: F32, BF16, ...
@@ -25,7 +35,7 @@ class TensorMeta(NamedTuple):
 Tensors = Mapping[str, TensorMeta]
 
 Allows = Callable[[str, TensorMeta], bool]
-"""Says of a tensor, by name and by what it is, whether it makes no difference."""
+"""Returns whether a tensor, given its name, dtype and shape, makes no difference."""
 
 _NAMED = 3
 """How many differences a refusal names."""
@@ -35,11 +45,11 @@ _LONGEST = 80
 
 
 class Fit(NamedTuple):
-    """How a version fits what is held.
+    """The result of comparing a version with the tensors that it would fill.
 
     Args:
-        wrong: Each way in which it does not, in words.
-        unused: Names of the version that are other names of tensors that it has as well.
+        wrong: Each difference, as a text; none if the version fits.
+        unused: Names of the version that repeat another tensor of it under a tied name.
     """
 
     wrong: tuple[str, ...]
@@ -51,7 +61,87 @@ def _never(name: str, meta: TensorMeta) -> bool:
     return False
 
 
-def fit(
+def tensors_of(headers: Iterable[Header], *, repeated: bool = False) -> Tensors:
+    """Return dtype and shape of each tensor of a version, by name.
+
+    Args:
+        headers: The headers of its files.
+        repeated: Whether two files may hold a tensor of one name; the last one counts.
+
+    Raises:
+        CorruptDataError: Two files hold a tensor of one name.
+    """
+    if not repeated:
+        return {name: TensorMeta(*meta) for name, meta in signature(headers).items()}
+    every = (tensor for header in headers for tensor in header.tensors.values())
+    return {tensor.name: TensorMeta(tensor.dtype, tensor.shape) for tensor in every}
+
+
+def require_tensors(shards: Sequence[FileRecord], path: str) -> None:
+    """Return if a step has shards; an engine that loads nothing would keep the old weights under a new label.
+
+    Raises:
+        RefusedError: It has none.
+    """
+    if not shards:
+        raise RefusedError(_EMPTY, path=path)
+
+
+def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Tensors:
+    """Return dtype and shape of each tensor of a step, by name, from the headers of its shards.
+
+    Args:
+        disk: The file system.
+        directory: The directory that the names of the shards are relative to.
+        shards: The shards.
+
+    Raises:
+        RefusedError: A header does not describe its file, two shards hold one tensor, or none holds any.
+    """
+    headers = []
+    for record in shards:
+        header = _read_header(disk, f"{directory}/{record.name}")
+        if record.tensors and len(header.tensors) != record.tensors:
+            found = f"{len(header.tensors)} tensors of {record.tensors}"
+            raise RefusedError(f"a shard holds {found}", path=f"{directory}/{record.name}")
+        headers.append(header)
+    try:
+        tensors = tensors_of(headers)
+    except CorruptDataError as error:
+        raise RefusedError(error.message, path=directory) from None
+    if not tensors:
+        raise RefusedError(_EMPTY, path=directory)
+    return tensors
+
+
+def list_tensors(disk: Disk, version: Version, directory: str, kinds: Collection[str]) -> Tensors:
+    """Return dtype and shape of each tensor of a step without a manifest; none if it is not safetensors.
+
+    Raises:
+        RefusedError: A header is wrong, or there are no safetensors and the hook loads nothing else.
+    """
+    # The step's layout was found complete. A tensor may be in one file and again in shards: engines choose.
+    names = [entry.name for entry in list_if_there(disk, directory) if entry.kind == "file"]
+    shards = sorted(name for name in names if name.endswith(SUFFIX) and not name.startswith("."))
+    if not shards and FOREIGN not in kinds:
+        what = f"step {version.step} of layout {version.layout} holds no safetensors"
+        raise RefusedError(f"{what}, and this hook loads nothing else", path=directory)
+    tensors = tensors_of((_read_header(disk, f"{directory}/{name}") for name in shards), repeated=True)
+    if shards and not tensors:
+        raise RefusedError(f"the safetensors of step {version.step} hold no tensors", path=directory)
+    return tensors
+
+
+def _read_header(disk: Disk, path: str) -> Header:
+    try:
+        return read_header(disk, path)
+    except MISSING:
+        raise RefusedError("a shard is missing", path=path) from None
+    except CorruptDataError as error:
+        raise RefusedError(error.message, path=error.path or path) from None
+
+
+def compare(
     held: Tensors,
     aliases: Mapping[str, str],
     offered: Tensors,
@@ -60,26 +150,26 @@ def fit(
     may_lack: Allows = _never,
     may_add: Allows = _never,
 ) -> Fit:
-    """Compare what a version holds with what is to be filled.
+    """Compare the tensors of a version with those that it would fill.
 
     Args:
-        held: What is to be filled, each tensor under one name.
+        held: The tensors to fill, each under one name.
         aliases: Other names of those tensors.
-        offered: What the version has.
+        offered: The tensors of the version.
         cast: Whether floating-point tensors may have another floating-point dtype.
         may_lack: Which of the held tensors the version may lack.
-        may_add: Which tensors the version may have besides.
+        may_add: Which other tensors the version may have.
     """
     wrong = [
         f"tensor {_shown(name)} is missing"
         for name, meta in held.items()
-        if not _offered(name, aliases, offered) and not may_lack(name, meta)
+        if not _is_offered(name, aliases, offered) and not may_lack(name, meta)
     ]
     for name, meta in offered.items():
         target = held.get(aliases.get(name, name))
         if target is None:
             wrong += [] if may_add(name, meta) else [f"tensor {_shown(name)} is not expected"]
-        elif not _takes(target, meta, cast=cast):
+        elif not _accepts(target, meta, cast=cast):
             wrong.append(f"tensor {_shown(name)} is {_described(meta)} instead of {_described(target)}")
     unused = {
         name
@@ -89,23 +179,23 @@ def fit(
     return Fit(tuple(wrong), frozenset(unused))
 
 
-def common(held: Tensors, offered: Tensors) -> tuple[Tensors, Tensors]:
-    """Return of both only the tensors that the other has too."""
+def in_both(held: Tensors, offered: Tensors) -> tuple[Tensors, Tensors]:
+    """Return the tensors of each whose names the other has too."""
     names = held.keys() & offered.keys()
     return {name: held[name] for name in names}, {name: offered[name] for name in names}
 
 
-def require(found: Fit, what: str, *, path: str | None = None, hint: str | None = None) -> None:
+def require_fit(found: Fit, what: str, *, path: str | None = None, hint: str | None = None) -> None:
     """Return if a version fits.
 
     Args:
-        found: How it fits.
-        what: The beginning of the refusal, such as "it does not fit the engine".
+        found: The result of `compare`.
+        what: How the refusal begins, such as "it does not fit the engine".
         path: The version's directory.
         hint: What to do about it.
 
     Raises:
-        RefusedError: It does not; the message names the first differences.
+        RefusedError: It does not fit; the message names the first differences.
     """
     if found.wrong:
         raise RefusedError(f"{what}: {first_of(found.wrong)}", path=path, hint=hint)
@@ -118,22 +208,22 @@ def first_of(wrong: Collection[str]) -> str:
 
 
 def is_float(dtype: str) -> bool:
-    """Say whether a dtype of safetensors is a floating-point one that torch casts."""
+    """Return whether a dtype of safetensors is a floating-point one that torch casts."""
     return dtype in {"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"}
 
 
-def _takes(target: TensorMeta, meta: TensorMeta, *, cast: bool) -> bool:
+def _accepts(target: TensorMeta, meta: TensorMeta, *, cast: bool) -> bool:
     if target.shape != meta.shape:
         return False
     return target.dtype == meta.dtype or (cast and is_float(target.dtype) and is_float(meta.dtype))
 
 
-def _offered(name: str, aliases: Mapping[str, str], offered: Tensors) -> bool:
+def _is_offered(name: str, aliases: Mapping[str, str], offered: Tensors) -> bool:
     return name in offered or any(alias in offered for alias, first in aliases.items() if first == name)
 
 
 def _preferred(name: str, aliases: Mapping[str, str], offered: Tensors) -> str:
-    """Return the name by which a tensor is taken from the version: its own, else the first other one."""
+    """Return the name under which a tensor is loaded from the version: its own, else the first other one."""
     if name in offered:
         return name
     return next(alias for alias, first in aliases.items() if first == name and alias in offered)

@@ -32,7 +32,7 @@ class Scene:
     def follow(self, identity="e0", hook=None, **options):
         tell = lambda level, name, fields: self.told.append((name, fields))  # noqa: E731
         chosen = FollowOptions(**{**QUICK, **options})
-        made = Follower.open(self.root, hook or self.hook, identity, chosen, tell=tell)
+        made = Follower.open(self.root, hook or self.hook, identity, chosen, listener=tell)
         return self._stack.enter_context(made)
 
     def publish(self, step, **options):

@@ -1,12 +1,11 @@
 """The contract that every hook keeps, and the bed in which it is shown.
 
-A test module of a hook has a subclass of `Bed`, and one of `HookContract` whose fixture `bed` returns it:
+A test module of a hook has a subclass of `Bed`, and one of `HookContract` that names it:
 
     class TestMine(HookContract):
-        @pytest.fixture
-        def bed(self, tmp_path):
-            with MyBed(tmp_path) as bed:
-                yield bed
+        bed_type = MyBed
+
+A case that the bed declares it cannot show is not collected.
 
 When a test begins the engine runs its start weights and takes work; beds that share one engine among tests bring it
 there themselves, not through the hook.
@@ -135,11 +134,18 @@ def bounded(call):
     return raised[0]
 
 
-def needs(bed: Bed, *what: str) -> None:
-    """Skip, with the bed's reason, what cannot be shown with its engine."""
-    for one in what:
-        if one in bed.cannot:
-            pytest.skip(f"{one}: {bed.cannot[one]}")
+TOKEN = "a token"
+"""Needed by cases for hooks that are given a secret."""
+
+
+def needs(*what: str):
+    """Mark a case with what it needs of a bed: keys of `Bed.cannot`, or `TOKEN`."""
+
+    def mark(case):
+        case.needs = frozenset(what)
+        return case
+
+    return mark
 
 
 def shown(error: BaseException | None) -> str:
@@ -155,10 +161,23 @@ def shown(error: BaseException | None) -> str:
 class HookContract:
     """What a follower relies on."""
 
+    bed_type: ClassVar[type[Bed] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        """Drop the cases that cannot apply to the bed, so that pytest does not collect them."""
+        super().__init_subclass__()
+        if cls.bed_type is None:
+            return
+        lacks = {*cls.bed_type.cannot, *(() if cls.bed_type.token else (TOKEN,))}
+        for name in dir(cls):
+            if lacks & getattr(getattr(cls, name), "needs", frozenset()):
+                setattr(cls, name, None)
+
     @pytest.fixture
-    def bed(self):
-        """Return the bed: subclasses do."""
-        raise NotImplementedError
+    def bed(self, tmp_path):
+        """Return the bed."""
+        with self.bed_type(tmp_path) as bed:
+            yield bed
 
     @pytest.fixture
     def hook(self, bed):
@@ -201,16 +220,16 @@ class HookContract:
             load(hook, target)
             self.assert_serves(bed, hook, target)
 
+    @needs("shards")
     def test_a_version_in_several_shards(self, bed, hook):
-        needs(bed, "shards")
         target = bed.target((1, 10), shards=3)
         assert len(target.shards) == 3
         load(hook, target)
         self.assert_serves(bed, hook, target)
 
+    @needs("label before commit")
     @pytest.mark.fault("the version is set before the weights are loaded")
     def test_the_label_is_the_old_one_until_commit(self, bed, hook, served):
-        needs(bed, "label before commit")
         target = bed.target((1, 11))
         hook.prepare(target)
         assert hook.current_version().label == served.label
@@ -236,8 +255,8 @@ class HookContract:
         assert held
         assert {name: held[name] for name in served.tensors if name in held} == served.tensors
 
+    @needs("fail_load")
     def test_after_a_failed_load_the_last_good_version_runs(self, bed, hook, served):
-        needs(bed, "fail_load")
         target = bed.target((1, 11))
         hook.prepare(target)
         bed.fail_load(target)
@@ -249,8 +268,8 @@ class HookContract:
         load(hook, following)
         self.assert_serves(bed, hook, following)
 
+    @needs("fail_commit")
     def test_after_a_failed_commit_the_last_good_version_runs(self, bed, hook, served):
-        needs(bed, "fail_commit")
         target = bed.target((1, 11))
         hook.prepare(target)
         hook.load(target)
@@ -275,8 +294,8 @@ class HookContract:
         hook.abort(served)
         self.assert_serves(bed, hook, served)
 
+    @needs("fail_load")
     def test_without_a_last_good_version_a_touched_engine_is_dead_or_honestly_at_its_start(self, bed, hook):
-        needs(bed, "fail_load")
         target = bed.target((1, 10))
         hook.prepare(target)
         bed.fail_load(target)
@@ -294,15 +313,15 @@ class HookContract:
         hook.abort(None)
         self.assert_serves(bed, hook, None)
 
+    @needs("restart")
     def test_a_restarted_engine_says_so_and_can_be_loaded(self, bed, hook, served):
-        needs(bed, "restart")
         bed.restart()
         self.assert_serves(bed, hook, None)
         load(hook, served)
         self.assert_serves(bed, hook, served)
 
+    @needs("pause")
     def test_an_engine_left_paused_says_so_and_the_next_load_resumes_it(self, bed, hook, served):
-        needs(bed, "pause")
         bed.pause()
         assert bed.is_paused()
         assert hook.current_version().paused
@@ -310,14 +329,14 @@ class HookContract:
         load(hook, target)
         self.assert_serves(bed, hook, target)
 
+    @needs("pause")
     def test_an_engine_left_paused_is_brought_back_by_abort(self, bed, hook, served):
-        needs(bed, "pause")
         bed.pause()
         hook.abort(served)
         self.assert_serves(bed, hook, served)
 
+    @needs("reopen")
     def test_another_hook_goes_on_where_one_was_killed_between_load_and_commit(self, bed, hook, served):
-        needs(bed, "reopen")
         target = bed.target((1, 11))
         hook.prepare(target)
         hook.load(target)
@@ -335,17 +354,31 @@ class HookContract:
         hook.close()
         assert bed.runs(target)
         assert not bed.is_paused()
-        needs(bed, "reopen")
+
+    @needs("reopen")
+    def test_the_hook_after_one_that_was_closed_finds_its_version(self, bed, served):
+        hook = bed.open()
+        target = bed.target((1, 11))
+        load(hook, target)
+        hook.close()
         with contextlib.closing(bed.open()) as other:
             self.assert_serves(bed, other, target)
 
-    @pytest.mark.parametrize("how", ["gone", "hung"])
+    @needs("gone")
     @pytest.mark.slow
-    def test_an_engine_that_does_not_answer_is_unreachable_within_the_time_out(self, bed, hook, served, how):
-        needs(bed, how)
+    def test_an_engine_that_is_gone_is_unreachable_within_the_time_out(self, bed, hook, served):
+        self.assert_unreachable(bed, hook, served, bed.gone)
+
+    @needs("hung")
+    @pytest.mark.slow
+    def test_an_engine_that_does_not_answer_is_unreachable_within_the_time_out(self, bed, hook, served):
+        self.assert_unreachable(bed, hook, served, bed.hung)
+
+    def assert_unreachable(self, bed, hook, served, broken):
+        """Check that calls fail in time while the engine is broken, and that it can be loaded afterwards."""
         target = bed.target((1, 11))
         bed.patience = IMPATIENCE
-        with contextlib.closing(bed.open()) as impatient, getattr(bed, how)():
+        with contextlib.closing(bed.open()) as impatient, broken():
             assert isinstance(bounded(impatient.current_version), EngineUnreachableError)
             raised = bounded(lambda: load(impatient, target))
             assert isinstance(raised, EngineUnreachableError | LoadFailedError)
@@ -370,9 +403,8 @@ class HookContract:
         assert missing in str(refusal.value)
         self.assert_serves(bed, hook, None)
 
+    @needs(TOKEN)
     def test_no_error_tells_the_token(self, bed, hook):
-        if bed.token is None:
-            pytest.skip("this hook is given no token")
         errors = [bounded(lambda: hook.prepare(dataclasses.replace(bed.target((1, 9)), path="/not/there")))]
         target = bed.target((1, 10))
         if "fail_load" not in bed.cannot:

@@ -109,10 +109,7 @@ class OwnBed(Bed):
 
 
 class TestOneThatSaysWhatItRuns(HookContract):
-    @pytest.fixture
-    def bed(self, tmp_path):
-        with OwnBed(tmp_path) as bed:
-            yield bed
+    bed_type = OwnBed
 
 
 class QuietBed(OwnBed):
@@ -133,10 +130,7 @@ class QuietBed(OwnBed):
 
 
 class TestOneThatOnlyLoads(HookContract):
-    @pytest.fixture
-    def bed(self, tmp_path):
-        with QuietBed(tmp_path) as bed:
-            yield bed
+    bed_type = QuietBed
 
 
 @pytest.fixture

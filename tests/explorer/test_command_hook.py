@@ -96,10 +96,7 @@ class ProgramBed(Bed):
 
 
 class TestProgramThatSaysWhatRuns(HookContract):
-    @pytest.fixture
-    def bed(self, tmp_path):
-        with ProgramBed(tmp_path) as bed:
-            yield bed
+    bed_type = ProgramBed
 
 
 class RememberingBed(ProgramBed):
@@ -116,10 +113,7 @@ class RememberingBed(ProgramBed):
 
 
 class TestProgramWhoseLastLoadIsRemembered(HookContract):
-    @pytest.fixture
-    def bed(self, tmp_path):
-        with RememberingBed(tmp_path) as bed:
-            yield bed
+    bed_type = RememberingBed
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from explorer_hooks.explorer.served import ServerCalls, ServerGenerator, served_
 from explorer_hooks.explorer.tasks import PlainTokens, _plain, open_tokens
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))
@@ -203,7 +203,7 @@ class Engine:
         self.told = False
 
     def generator(self, server, *, retries=2, settle=5.0, timeout=LONG, concurrency=4):
-        asked = Server(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
+        asked = HttpClient(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
         calls = ServerCalls(asked, "policy", lambda: self.running, retries, settle)
         return ServerGenerator(
             calls, concurrency=concurrency, permitted=lambda: self.applied, stop=lambda: self.told
@@ -233,7 +233,7 @@ def test_requests_say_everything_that_sampling_depends_on(server):
 
 
 def test_what_a_server_calls_its_model(server):
-    asked = Server(server.address, token=None, timeout=LONG, ask_timeout=LONG, missing="")
+    asked = HttpClient(server.address, token=None, timeout=LONG, ask_timeout=LONG, missing="")
     assert served_model(asked) == "policy"
     server.replies["/v1/models"] = Answer(200, {"data": []})
     with pytest.raises(ConfigError, match="names no model"):

@@ -12,7 +12,6 @@ from jobs import shard_bytes, write_step
 
 import syncd.client.own_presence
 import syncd.transports.filesystem.stage
-from explorer_hooks.follower import checks
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import Running
 from syncd.errors import ConfigError, EngineDeadError, RefusedError, UsageError
@@ -24,6 +23,7 @@ from syncd.protocol.presence import RunningStatus
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.synchronizer import Synchronizer
+from syncd.transports.tensors import read_tensors, require_tensors
 
 LONG = 60.0
 SHORT = 0.15
@@ -363,10 +363,10 @@ def test_what_is_not_complete_by_content_is_refused_from_its_headers(tmp_path, s
         digest, size = digest_file(LocalDisk(), f"{tmp_path}/{name}")
         records.append(FileRecord(name, size, digest, len(tensors)))
     with pytest.raises(RefusedError, match=word):
-        checks.read_tensors(LocalDisk(), str(tmp_path), records)
+        read_tensors(LocalDisk(), str(tmp_path), records)
     if not records:
         with pytest.raises(RefusedError, match=word):
-            checks.check_payload(records, str(tmp_path))
+            require_tensors(records, str(tmp_path))
 
 
 def test_the_first_version_that_was_applied_is_the_reference_also_for_a_restarted_engine(scene, running):
@@ -772,7 +772,7 @@ def meddled(scene, disk, identity="e0", **options):
     """Return a follower over a disk of its own."""
     sync = Synchronizer.open(scene.root, "explorer", identity, disk=disk, poll=0.005)
     tell = lambda level, name, fields: scene.told.append((name, fields))  # noqa: E731
-    made = Follower(sync, scene.hook, FollowOptions(**{**QUICK, **options}), tell=tell)
+    made = Follower(sync, scene.hook, FollowOptions(**{**QUICK, **options}), listener=tell)
     return scene._stack.enter_context(made)
 
 

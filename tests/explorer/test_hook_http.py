@@ -9,7 +9,7 @@ import pytest
 from fake_servers import Answer, FakeServer
 from hook_contract import IMPATIENCE, PATIENCE, bounded, shown
 
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 TOKEN = "a-secret-of-the-server"
@@ -18,7 +18,7 @@ MISSING = "start it with the flag"
 
 def server(address, timeout=PATIENCE):
     options = {"timeout": timeout, "ask_timeout": timeout, "missing": MISSING, "max_answer": 1 << 20}
-    return Server(address, token=TOKEN, **options)
+    return HttpClient(address, token=TOKEN, **options)
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def test_an_answer_without_an_end_is_an_unreachable_engine(behave, message):
 
 def assert_unreachable(behave, message, timeout):
     with raw(behave) as address:
-        error = bounded(lambda: server(address, timeout).ask_json("/is_paused"))
+        error = bounded(lambda: server(address, timeout).get_json("/is_paused"))
     assert isinstance(error, EngineUnreachableError)
     with pytest.raises(EngineUnreachableError, match=message):
         raise error
@@ -133,7 +133,7 @@ def assert_unreachable(behave, message, timeout):
 def test_nobody_at_the_address():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    error = bounded(lambda: server(address).ask("/health"))
+    error = bounded(lambda: server(address).get("/health"))
     assert isinstance(error, EngineUnreachableError)
     assert "refused" in str(error)
     assert address in str(error)
@@ -142,7 +142,7 @@ def test_nobody_at_the_address():
 def test_a_listener_that_accepts_nobody():
     with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        errors = [bounded(lambda: server(address, 0.3).ask("/health")) for _ in range(4)]
+        errors = [bounded(lambda: server(address, 0.3).get("/health")) for _ in range(4)]
     assert all(isinstance(error, EngineUnreachableError) for error in errors)
 
 
@@ -157,19 +157,19 @@ def test_each_request_has_a_connection_of_its_own():
     with raw(behave) as address:
         one = server(address)
         for _ in range(3):
-            assert one.ask_json("/x") == {}
+            assert one.get_json("/x") == {}
     assert len(set(ports)) == 3
 
 
 def test_requests_carry_the_token_and_the_body(fake):
     fake.post_do = lambda query, body: {"query": query, "body": body}
-    told = server(fake.address).tell("/do", {"a": 1}, hint="", mode="keep now")
+    told = server(fake.address).post("/do", {"a": 1}, hint="", mode="keep now")
     assert told == {"query": {"mode": "keep now"}, "body": {"a": 1}}
 
 
 def test_a_path_in_front_of_the_servers_own(fake):
     fake.get_engines_7_health = lambda query, body: {"well": True}
-    assert server(f"{fake.address}/engines/7/").ask_json("/health") == {"well": True}
+    assert server(f"{fake.address}/engines/7/").get_json("/health") == {"well": True}
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -179,10 +179,10 @@ def test_a_redirect_is_not_followed(fake, status):
         to = f"{other.address}/health"
         fake.replies["/health"] = Answer(status, headers=[("Location", to)])
         with pytest.raises(ConfigError, match=to):
-            server(fake.address).ask("/health")
+            server(fake.address).get("/health")
         fake.replies["/pause"] = Answer(status, headers=[("Location", to)])
         with pytest.raises(ConfigError):
-            server(fake.address).tell("/pause", hint="")
+            server(fake.address).post("/pause", hint="")
         assert other.seen == []
     finally:
         other.stop()
@@ -192,12 +192,12 @@ def test_a_redirect_is_not_followed(fake, status):
 def test_a_refused_token_is_a_wrong_configuration(fake, status):
     fake.replies["/health"] = Answer(status, {"error": f"no {TOKEN} here"})
     with pytest.raises(ConfigError, match="token") as error:
-        server(fake.address).ask("/health")
+        server(fake.address).get("/health")
     assert TOKEN not in shown(error.value)
 
 
 def test_an_endpoint_that_is_not_there_says_how_to_start_the_engine(fake):
-    for call in (lambda one: one.ask("/is_paused"), lambda one: one.tell("/pause", hint="")):
+    for call in (lambda one: one.get("/is_paused"), lambda one: one.post("/pause", hint="")):
         with pytest.raises(ConfigError, match=r"/pause|/is_paused") as error:
             call(server(fake.address))
         assert error.value.hint == MISSING
@@ -219,7 +219,7 @@ def test_an_endpoint_that_is_not_there_says_how_to_start_the_engine(fake):
 def test_an_error_says_what_the_engine_said(fake, body, message):
     fake.replies["/pause"] = Answer(500, body)
     with pytest.raises(LoadFailedError, match=f"POST /pause failed with 500: .*{message}") as error:
-        server(fake.address).tell("/pause", hint="read its log")
+        server(fake.address).post("/pause", hint="read its log")
     assert error.value.hint == "read its log"
     assert error.value.path == fake.address
     assert str(error.value).isprintable()
@@ -228,7 +228,7 @@ def test_an_error_says_what_the_engine_said(fake, body, message):
 def test_an_engine_that_repeats_the_token_does_not_make_it_known(fake):
     fake.replies["/pause"] = Answer(500, {"detail": f"bad header: Bearer {TOKEN}"})
     with pytest.raises(LoadFailedError, match=r"Bearer \*\*\*") as error:
-        server(fake.address).tell("/pause", hint="")
+        server(fake.address).post("/pause", hint="")
     assert TOKEN not in shown(error.value)
 
 
@@ -236,7 +236,7 @@ def test_an_engine_that_repeats_the_token_does_not_make_it_known(fake):
 def test_a_question_that_fails_is_an_unreachable_engine(fake, status):
     fake.replies["/health"] = Answer(status, {"error": "not now"})
     with pytest.raises(EngineUnreachableError, match=f"{status}: not now"):
-        server(fake.address).ask("/health")
+        server(fake.address).get("/health")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_proxies_of_the_environment_are_not_used(fake, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     fake.get_health = lambda query, body: {}
-    assert server(fake.address).ask("/health").status == 200
+    assert server(fake.address).get("/health").status == 200
 
 
 def test_no_thread_is_left_behind(fake):
@@ -278,7 +278,7 @@ def test_no_thread_is_left_behind(fake):
     before = set(threading.enumerate())
     one = server(fake.address, 30.0)
     for _ in range(20):
-        one.ask("/health")
+        one.get("/health")
 
     def timers():
         return [

@@ -10,8 +10,7 @@ from hook_contract import load
 from targets import label
 
 from explorer_hooks.hook import HookOptions, Running
-from explorer_hooks.hooks.adapters import adapters_in
-from explorer_hooks.hooks.lora import LoraHook
+from explorer_hooks.hooks.lora import LoraHook, adapters_in
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
 
 

@@ -8,7 +8,7 @@ from engine_beds import SglangBed, VllmBed, write_version
 from hook_contract import load
 from targets import target_of
 
-from explorer_hooks.hooks.start_check import Start, refuse_misfit, start_of
+from explorer_hooks.hooks.start_check import StartModel, require_same_model, start_model_of
 from syncd.errors import ConfigError, RefusedError
 from syncd.transports.tensors import TensorMeta
 
@@ -96,28 +96,30 @@ def of(**dtypes):
 
 
 def test_floats_may_have_another_dtype_and_nothing_else_may():
-    start = Start(of(a="BF16", b="I64"), {})
-    refuse_misfit(of(a="F32", b="I64"), start, "full", "/version")
+    start = StartModel(of(a="BF16", b="I64"), {})
+    require_same_model(of(a="F32", b="I64"), start, "full", "/version")
     for wrong in (of(a="I32", b="I64"), of(a="BF16", b="F32")):
         for check in ("full", "shapes"):
             with pytest.raises(RefusedError, match="instead of"):
-                refuse_misfit(wrong, start, check, "/version")
+                require_same_model(wrong, start, check, "/version")
 
 
 def test_layers_that_predict_further_tokens_may_be_missing_where_the_config_names_them():
     tensors = of(model__layers__0__w="F32", model__layers__1__w="F32", mtp__norm__w="F32")
     config = {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
-    refuse_misfit(of(model__layers__0__w="F32"), Start(tensors, config), "full", "/version")
+    require_same_model(of(model__layers__0__w="F32"), StartModel(tensors, config), "full", "/version")
     with pytest.raises(RefusedError, match=r"layers\.1"):
-        refuse_misfit(of(model__layers__0__w="F32"), Start(tensors, {"num_hidden_layers": 1}), "full", "/v")
+        require_same_model(
+            of(model__layers__0__w="F32"), StartModel(tensors, {"num_hidden_layers": 1}), "full", "/v"
+        )
     with pytest.raises(RefusedError, match=r"layers\.0"):
-        refuse_misfit(of(model__layers__1__w="F32"), Start(tensors, config), "full", "/version")
+        require_same_model(of(model__layers__1__w="F32"), StartModel(tensors, config), "full", "/version")
 
 
 def test_a_bias_of_attention_is_no_mask():
-    start = Start(of(h__0__attn__bias="F32", a="F32"), {})
+    start = StartModel(of(h__0__attn__bias="F32", a="F32"), {})
     with pytest.raises(RefusedError, match=r"attn\.bias"):
-        refuse_misfit(of(a="F32"), start, "full", "/version")
+        require_same_model(of(a="F32"), start, "full", "/version")
 
 
 def test_only_shapes_can_be_compared(bed_type, tmp_path):
@@ -190,5 +192,5 @@ def test_a_cache_that_leads_elsewhere_is_not_followed(tmp_path, monkeypatch, com
     write_version(f"{tmp_path}/hub/start", 1, shapes=START)
     (tmp_path / "hub/models--org--model/refs").mkdir(parents=True)
     (tmp_path / "hub/models--org--model/refs/main").write_text(commit)
-    assert start_of("org/model") is None
-    assert start_of("../start") is None
+    assert start_model_of("org/model") is None
+    assert start_model_of("../start") is None

@@ -12,10 +12,10 @@ from targets import target_of  # noqa: E402
 
 from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.mount import mount_of  # noqa: E402
-from syncd.transports.filesystem import page_cache, read_file  # noqa: E402
-from syncd.transports.filesystem.load import check, load  # noqa: E402
-from syncd.transports.filesystem.page_cache import cached_share  # noqa: E402
-from syncd.transports.filesystem.read_targets import DTYPES, held  # noqa: E402
+from syncd.transports.filesystem import read_file  # noqa: E402
+from syncd.transports.filesystem.load import check_fit, load  # noqa: E402
+from syncd.transports.filesystem.read_file import cached_share  # noqa: E402
+from syncd.transports.filesystem.read_targets import DTYPES, target_tensors  # noqa: E402
 
 
 def noise(*shape, dtype=torch.float32):
@@ -53,8 +53,8 @@ def blank(weights):
 
 
 def filled(target, tensors, **more):
-    place = held(tensors)
-    return load(target, place, check(target, place), **more)
+    place = target_tensors(tensors)
+    return load(target, place, check_fit(target, place), **more)
 
 
 @pytest.fixture(params=["cached", "direct"])
@@ -116,7 +116,7 @@ def test_another_floating_point_dtype_is_cast(tmp_path, way, dtype):
 def test_a_dtype_is_kept_where_nothing_may_be_cast(tmp_path):
     target = write(tmp_path, {"w": noise(2, dtype=torch.bfloat16)})
     with pytest.raises(RefusedError, match=r"BF16\[2\] instead of F32"):
-        check(target, held({"w": torch.zeros(2)}), cast=False)
+        check_fit(target, target_tensors({"w": torch.zeros(2)}), cast=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -190,8 +190,8 @@ def damage(target, how):
 def test_a_file_that_is_damaged_after_the_check_is_a_failed_load(tmp_path, way, how):
     weights = {"a": noise(2000, 700), "b": noise(2000, 700)}
     target = write(tmp_path, weights, shards=2, verified=False)
-    place = held(blank(weights))
-    found = check(target, place)
+    place = target_tensors(blank(weights))
+    found = check_fit(target, place)
     damage(target, how)
     with pytest.raises(LoadFailedError, match=r"1\.5") as failed:
         load(target, place, found)
@@ -201,10 +201,10 @@ def test_a_file_that_is_damaged_after_the_check_is_a_failed_load(tmp_path, way, 
 def test_a_shard_that_became_another_one_is_not_read_over_the_tensors(tmp_path):
     target = write(tmp_path, {"a": noise(40, 10)}, verified=False)
     tensors = blank({"a": noise(40, 10)})
-    place = held(tensors)
-    found = check(target, place)
+    place = target_tensors(tensors)
+    found = check_fit(target, place)
     save_file({"a": noise(10, 40)}, f"{tmp_path}/{target.shards[0].name}")
-    with pytest.raises(LoadFailedError, match="is not what it was"):
+    with pytest.raises(LoadFailedError, match="has changed since"):
         load(target, place, found)
     assert not tensors["a"].any()
 
@@ -212,8 +212,8 @@ def test_a_shard_that_became_another_one_is_not_read_over_the_tensors(tmp_path):
 def test_no_thread_and_no_file_is_left_after_a_failure(tmp_path, way):
     weights = {"a": noise(2000, 2000), "b": noise(2000, 2000)}
     target = write(tmp_path, weights, shards=2, verified=False)
-    place = held(blank(weights))
-    found = check(target, place)
+    place = target_tensors(blank(weights))
+    found = check_fit(target, place)
     damage(target, "flipped")
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     with pytest.raises(LoadFailedError):
@@ -233,7 +233,7 @@ def test_no_thread_and_no_file_is_left_after_a_failure(tmp_path, way):
 def test_what_does_not_fit_is_refused(tmp_path, weights, says):
     target = write(tmp_path, weights)
     with pytest.raises(RefusedError, match=says):
-        check(target, held({"a": torch.zeros(3), "b": torch.zeros(2, 2)}))
+        check_fit(target, target_tensors({"a": torch.zeros(3), "b": torch.zeros(2, 2)}))
 
 
 def test_a_version_without_records_is_read_by_what_lies_in_its_directory(tmp_path):
@@ -249,7 +249,7 @@ def test_a_version_without_records_is_read_by_what_lies_in_its_directory(tmp_pat
 @pytest.mark.parametrize("tensor", [torch.empty(3, device="meta"), torch.zeros(3).to_sparse()])
 def test_tensors_without_memory_of_their_own_are_refused(tensor):
     with pytest.raises(ConfigError, match="cannot be filled"):
-        held({"w": tensor})
+        target_tensors({"w": tensor})
 
 
 def test_how_much_of_a_file_is_cached_is_known(tmp_path):
@@ -265,7 +265,7 @@ def test_how_much_of_a_file_is_cached_is_known(tmp_path):
 
 
 def test_without_cachestat_residency_is_found_by_trying(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_cache, "_cachestat", lambda _: None)
+    monkeypatch.setattr(read_file, "_cached_pages", lambda _: None)
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 20))
     with open(path, "rb") as file:

@@ -14,9 +14,8 @@ from targets import target_of  # noqa: E402
 
 from syncd.errors import CorruptDataError  # noqa: E402
 from syncd.transports.filesystem import read_file  # noqa: E402
-from syncd.transports.filesystem.load import offered, sources_of  # noqa: E402
-from syncd.transports.filesystem.read import Job, read_all  # noqa: E402
-from syncd.transports.filesystem.read_targets import held  # noqa: E402
+from syncd.transports.filesystem.load import LoadJob, offered, read_all, sources_of  # noqa: E402  # noqa: E402
+from syncd.transports.filesystem.read_targets import target_tensors  # noqa: E402
 
 PIECE = 4096
 SHARDS = 3
@@ -38,7 +37,7 @@ def way(request, monkeypatch):
 
 
 def job_of(target, tensors, **more):
-    return Job(tuple(sources_of(target)), held(tensors), offered(target), piece=PIECE, **more)
+    return LoadJob(tuple(sources_of(target)), target_tensors(tensors), offered(target), piece=PIECE, **more)
 
 
 def blank():
@@ -94,7 +93,7 @@ def left():
 @pytest.mark.usefixtures("way")
 def test_a_read_that_fails_ends_all_wherever_it_is(target, monkeypatch):
     # One that only tries whether the file system takes it may fail.
-    monkeypatch.setattr(read_file, "_takes_direct", lambda _: True)
+    monkeypatch.setattr(read_file, "_supports_direct", lambda _: True)
     whole = Reads()
     monkeypatch.setattr(read_file, "os", Os(whole))
     read_all(job_of(target, blank()))

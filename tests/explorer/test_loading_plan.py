@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
-from syncd.transports.filesystem.read_plan import blocks, pieces_of
-from syncd.transports.tensors import TensorMeta, fit
+from syncd.transports.filesystem.read_file import pieces_of
+from syncd.transports.filesystem.read_targets import blocks
+from syncd.transports.tensors import TensorMeta, compare
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -122,13 +123,13 @@ F32, BF16 = TensorMeta("F32", (2, 3)), TensorMeta("BF16", (2, 3))
     ],
 )
 def test_what_does_not_fit_is_named(offered, aliases, cast, wrong):
-    assert fit({"a": F32}, aliases, offered, cast=cast).wrong == wrong
+    assert compare({"a": F32}, aliases, offered, cast=cast).wrong == wrong
 
 
 def test_of_tied_names_one_is_taken():
     aliases = {"head": "embed", "other": "embed"}
     every = dict.fromkeys(("embed", "head", "other"), F32)
-    assert fit({"embed": F32}, aliases, every, cast=False).unused == {"head", "other"}
+    assert compare({"embed": F32}, aliases, every, cast=False).unused == {"head", "other"}
     del every["embed"]
-    assert fit({"embed": F32}, aliases, every, cast=False).unused == {"other"}
-    assert fit({"embed": F32}, aliases, {"head": F32}, cast=False).unused == frozenset()
+    assert compare({"embed": F32}, aliases, every, cast=False).unused == {"other"}
+    assert compare({"embed": F32}, aliases, {"head": F32}, cast=False).unused == frozenset()

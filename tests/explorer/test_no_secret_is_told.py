@@ -14,7 +14,7 @@ from cli import command, environment
 from jobs import write_step
 
 from explorer_hooks.finding import shown
-from explorer_hooks.http_client import Server
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 
@@ -136,8 +136,8 @@ def test_a_token_is_sent_and_never_told(tmp_path, echo, way, hook):
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_server_that_says_it_back_does_not_get_it_into_a_message(echo, answer):
     server = echo(answer)
-    client = Server(server.address, token=SECRET, timeout=30, ask_timeout=30, missing="")
-    for ask in (client.ask_json, client.ask, lambda path: client.tell(path, {}, hint="x")):
+    client = HttpClient(server.address, token=SECRET, timeout=30, ask_timeout=30, missing="")
+    for ask in (client.get_json, client.get, lambda path: client.post(path, {}, hint="x")):
         with contextlib.suppress(SyncdError):
             said = ask("/v1")
             assert said is not None
@@ -160,6 +160,6 @@ ADDRESSES = (
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_a_secret_in_an_address_is_refused_and_not_repeated(address):
     with pytest.raises(SyncdError) as raised:
-        Server(address, token=None, timeout=1, ask_timeout=1, missing="")
+        HttpClient(address, token=None, timeout=1, ask_timeout=1, missing="")
     assert SECRET not in f"{raised.value} {raised.value.hint}"
     assert SECRET not in shown(f"vllm={address}")

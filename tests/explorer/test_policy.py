@@ -3,10 +3,12 @@
 import pytest
 
 from explorer_hooks.follower.policy import (
-    Policy,
-    Situation,
-    asks,
-    choose,
+    FollowDecision,
+    FollowPolicy,
+    FollowSnapshot,
+    asks_trainer,
+    choose_version,
+    decide,
     has_passed,
     is_done,
     is_due,
@@ -18,7 +20,7 @@ from explorer_hooks.follower.policy import (
 from syncd.errors import ConfigError
 from syncd.synchronizer import SyncStyle
 
-N, E = Policy(), Policy("every")
+N, E = FollowPolicy(), FollowPolicy("every")
 
 
 @pytest.mark.parametrize("text", ["newest", "every", "exact=7", "at-least=0", " newest "])
@@ -37,49 +39,86 @@ def test_a_text_that_names_no_policy_is_refused(text):
 @pytest.mark.parametrize(
     ("policy", "situation", "chosen"),
     [
-        (N, Situation(None), None),
-        (N, Situation((1, 3)), (1, 3)),
-        (N, Situation((1, 3), (1, 2)), (1, 3)),
-        (N, Situation((1, 3), (1, 3)), None),
-        (N, Situation((1, 3), (1, 3), again=True), (1, 3)),
-        (N, Situation((2, 1), (1, 3)), (2, 1)),
-        (N, Situation((1, 3), (1, 2), skipped=frozenset({(1, 3)})), None),
-        (E, Situation((1, 5), None, steps=(2, 4)), (1, 2)),
-        (E, Situation((1, 5), (1, 2), steps=(2, 4)), (1, 4)),
-        (E, Situation((1, 5), (1, 2), steps=(2, 4), skipped=frozenset({(1, 4)})), (1, 5)),
-        (E, Situation((1, 5), (1, 4), again=True, steps=(2, 4)), (1, 4)),
-        (E, Situation((1, 5), (1, 4), again=True, steps=(2,)), (1, 5)),
-        (E, Situation((2, 5), (1, 7), steps=(2, 4)), (2, 5)),
-        (E, Situation((1, 5), (1, 5), steps=(2, 4)), None),
-        (Policy("exact", 4), Situation((1, 3)), None),
-        (Policy("exact", 4), Situation((1, 4)), (1, 4)),
-        (Policy("exact", 4), Situation((1, 5), steps=(4,)), (1, 4)),
-        (Policy("exact", 4), Situation((1, 5), (1, 4), steps=(4,)), None),
-        (Policy("exact", 4), Situation((1, 5), steps=(3,)), None),
-        (Policy("at-least", 4), Situation((1, 3)), None),
-        (Policy("at-least", 4), Situation((1, 6), (1, 4)), (1, 6)),
+        (N, FollowSnapshot(None), None),
+        (N, FollowSnapshot((1, 3)), (1, 3)),
+        (N, FollowSnapshot((1, 3), (1, 2)), (1, 3)),
+        (N, FollowSnapshot((1, 3), (1, 3)), None),
+        (N, FollowSnapshot((1, 3), (1, 3), again=True), (1, 3)),
+        (N, FollowSnapshot((2, 1), (1, 3)), (2, 1)),
+        (N, FollowSnapshot((1, 3), (1, 2), skipped=frozenset({(1, 3)})), None),
+        (E, FollowSnapshot((1, 5), None, steps=(2, 4)), (1, 2)),
+        (E, FollowSnapshot((1, 5), (1, 2), steps=(2, 4)), (1, 4)),
+        (E, FollowSnapshot((1, 5), (1, 2), steps=(2, 4), skipped=frozenset({(1, 4)})), (1, 5)),
+        (E, FollowSnapshot((1, 5), (1, 4), again=True, steps=(2, 4)), (1, 4)),
+        (E, FollowSnapshot((1, 5), (1, 4), again=True, steps=(2,)), (1, 5)),
+        (E, FollowSnapshot((2, 5), (1, 7), steps=(2, 4)), (2, 5)),
+        (E, FollowSnapshot((1, 5), (1, 5), steps=(2, 4)), None),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 3)), None),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 4)), (1, 4)),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 5), steps=(4,)), (1, 4)),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 5), (1, 4), steps=(4,)), None),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 5), steps=(3,)), None),
+        (FollowPolicy("at-least", 4), FollowSnapshot((1, 3)), None),
+        (FollowPolicy("at-least", 4), FollowSnapshot((1, 6), (1, 4)), (1, 6)),
     ],
 )
 def test_what_is_next(policy, situation, chosen):
-    assert choose(policy, situation) == chosen
+    assert choose_version(policy, situation) == chosen
     if situation.steps and chosen not in (None, situation.newest):
         assert needs_steps(policy, situation)
 
 
 def test_the_steps_are_only_listed_where_they_matter():
-    assert not needs_steps(N, Situation((1, 3)))
-    assert not needs_steps(E, Situation((1, 3), (1, 3)))
-    assert not needs_steps(Policy("exact", 5), Situation((1, 3)))
+    assert not needs_steps(N, FollowSnapshot((1, 3)))
+    assert not needs_steps(E, FollowSnapshot((1, 3), (1, 3)))
+    assert not needs_steps(FollowPolicy("exact", 5), FollowSnapshot((1, 3)))
 
 
 def test_an_exact_step_is_done_or_gone():
-    exact = Policy("exact", 4)
+    exact = FollowPolicy("exact", 4)
     assert is_done(exact, (2, 4))
     assert not is_done(exact, (1, 5))
     assert not is_done(N, (1, 4))
-    assert has_passed(exact, Situation((1, 5), steps=(3,)))
-    assert not has_passed(exact, Situation((1, 5), steps=(4,)))
-    assert not has_passed(exact, Situation((1, 4)))
+    assert has_passed(exact, FollowSnapshot((1, 5), steps=(3,)))
+    assert not has_passed(exact, FollowSnapshot((1, 5), steps=(4,)))
+    assert not has_passed(exact, FollowSnapshot((1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "decision"),
+    [
+        (N, FollowSnapshot(None), FollowDecision("wait")),
+        (N, FollowSnapshot((1, 3)), FollowDecision("load", (1, 3))),
+        (N, FollowSnapshot((1, 3), (1, 3), applied=(1, 3)), FollowDecision("wait")),
+        (N, FollowSnapshot((1, 3), (1, 3), again=True, can_restore=True), FollowDecision("load", (1, 3))),
+        (
+            N,
+            FollowSnapshot((1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)}), can_restore=True),
+            FollowDecision("restore"),
+        ),
+        (
+            N,
+            FollowSnapshot(
+                (1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)}), can_restore=True, retries=True
+            ),
+            FollowDecision("wait"),
+        ),
+        (
+            N,
+            FollowSnapshot((1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)})),
+            FollowDecision("wait"),
+        ),
+        (
+            FollowPolicy("exact", 4),
+            FollowSnapshot((1, 4), (1, 4), applied=(1, 4)),
+            FollowDecision("end"),
+        ),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 5), steps=(3,)), FollowDecision("missing")),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 3)), FollowDecision("wait")),
+    ],
+)
+def test_what_a_follower_does_next(policy, now, decision):
+    assert decide(policy, now) == decision
 
 
 @pytest.mark.parametrize(
@@ -111,4 +150,4 @@ def test_how_far_behind_an_engine_is(applied, newest, lag):
 def test_when_an_explorer_syncs_by_interval_and_offset(style, due, asking):
     style = SyncStyle(style)
     assert [step for step in range(1, 9) if is_due(style, step, interval=2, offset=2)] == due
-    assert asks(style) is asking
+    assert asks_trainer(style) is asking

@@ -12,14 +12,14 @@ import pytest
 from cli import environment
 
 import syncd.transports.filesystem.stage
-from explorer_hooks.follower.fetch import payload_of
 from syncd.errors import ConfigError, RefusedError, TryAgainError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import Mount
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
-from syncd.transports.filesystem.stage import Source, Stage, StageFullError
+from syncd.transports.filesystem.directory import payload_of
+from syncd.transports.filesystem.stage import HostStage, StageFullError, StageSource
 
 PROGRAM = Path(__file__).parent / "programs" / "take.py"
 ROWS = 3 << 16
@@ -84,7 +84,7 @@ def left(tmp_path):
 
 def source_of(job, step, manifest):
     version = Version(1, step, "weights", f"global_step_{step}/actor", manifest.digest)
-    return Source(job.disk, version, f"{job.step(step)}/actor", payload_of(manifest).records)
+    return StageSource(job.disk, version, f"{job.step(step)}/actor", payload_of(manifest).records)
 
 
 def test_all_processes_of_a_host_read_each_byte_once_together(job, take, tmp_path, record_line):
@@ -158,7 +158,7 @@ def test_a_copy_stays_while_anybody_uses_it_and_goes_then(job, take, tmp_path):
 
 def test_nobody_else_may_read_or_write_a_stage(job, tmp_path):
     manifest = write_large(job, 1)
-    staged = Stage(str(tmp_path / "stage"), job.root).take(source_of(job, 1, manifest))
+    staged = HostStage(str(tmp_path / "stage"), job.root).provide(source_of(job, 1, manifest))
     modes = {
         stat.S_IMODE(os.lstat(path).st_mode)
         for path in [tmp_path / "stage", *(tmp_path / "stage").rglob("*")]
@@ -168,26 +168,26 @@ def test_nobody_else_may_read_or_write_a_stage(job, tmp_path):
 
 
 def test_a_stage_that_others_may_use_is_refused(job, tmp_path):
-    stage = Stage(str(tmp_path / "stage"), job.root)
+    stage = HostStage(str(tmp_path / "stage"), job.root)
     own = next((tmp_path / "stage").iterdir())
     own.chmod(0o770)
     with pytest.raises(ConfigError, match="others may use"):
-        Stage(str(tmp_path / "stage"), job.root)
+        HostStage(str(tmp_path / "stage"), job.root)
     own.rmdir()
     own.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="others may use"):
-        Stage(str(tmp_path / "stage"), job.root)
+        HostStage(str(tmp_path / "stage"), job.root)
     stage.close()
 
 
 def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):
     monkeypatch.setattr(syncd.transports.filesystem.stage, "mount_of", lambda _: Mount("/", "nfs4"))
     with pytest.raises(ConfigError, match="local"):
-        Stage(str(tmp_path / "stage"), job.root)
+        HostStage(str(tmp_path / "stage"), job.root)
 
 
 def test_copies_of_an_earlier_boot_are_never_used(job, tmp_path):
-    stage = Stage(str(tmp_path / "stage"), job.root)
+    stage = HostStage(str(tmp_path / "stage"), job.root)
     own = next((tmp_path / "stage").iterdir())
     earlier = own.with_name(f"{own.name.rpartition('.')[0]}.0123abcd")
     earlier.mkdir(0o700)
@@ -204,20 +204,20 @@ def test_what_is_damaged_is_never_a_copy(job, tmp_path):
     with open(f"{job.step(1)}/{manifest.shards[1].name}", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"x")
-    stage = Stage(str(tmp_path / "stage"), job.root)
+    stage = HostStage(str(tmp_path / "stage"), job.root)
     with pytest.raises(RefusedError, match="digest"):
-        stage.take(source_of(job, 1, manifest))
+        stage.provide(source_of(job, 1, manifest))
     stage.close()
     assert left(tmp_path) == []
 
 
 def test_a_copy_is_given_up_when_told_to(job, tmp_path):
     manifest = write_large(job, 1)
-    stage = Stage(str(tmp_path / "stage"), job.root)
+    stage = HostStage(str(tmp_path / "stage"), job.root)
     asked = []
     stop = lambda: asked.append(1) is None and len(asked) > 3  # noqa: E731
     with pytest.raises(TryAgainError, match="given up"):
-        stage.take(source_of(job, 1, manifest), stop)
+        stage.provide(source_of(job, 1, manifest), stop)
     stage.close()
     assert left(tmp_path) == []
 
@@ -231,14 +231,14 @@ class SmallDisk(LocalDisk):
 
 def test_a_stage_without_room_says_so_once_nothing_can_be_removed(job, tmp_path):
     manifest = write_large(job, 1)
-    stage = Stage(str(tmp_path / "stage"), job.root)
+    stage = HostStage(str(tmp_path / "stage"), job.root)
     stage._disk = SmallDisk()
     stage._disk.room = manifest.size - 1
     with pytest.raises(StageFullError, match="do not fit") as caught:
-        stage.take(source_of(job, 1, manifest))
+        stage.provide(source_of(job, 1, manifest))
     assert caught.value.hint.startswith("df -h")
     stage._disk.room = manifest.size
-    stage.take(source_of(job, 1, manifest)).close()
+    stage.provide(source_of(job, 1, manifest)).close()
 
 
 def test_a_disk_that_fills_up_meanwhile_is_a_stage_without_room(job, tmp_path, monkeypatch):
@@ -246,9 +246,9 @@ def test_a_disk_that_fills_up_meanwhile_is_a_stage_without_room(job, tmp_path, m
         raise OSError(28, "No space left on device")
 
     manifest = write_large(job, 1)
-    stage = Stage(str(tmp_path / "stage"), job.root)
+    stage = HostStage(str(tmp_path / "stage"), job.root)
     monkeypatch.setattr("syncd.transports.filesystem.copy_files._write", full)
     with pytest.raises(StageFullError):
-        stage.take(source_of(job, 1, manifest))
+        stage.provide(source_of(job, 1, manifest))
     stage.close()
     assert left(tmp_path) == []

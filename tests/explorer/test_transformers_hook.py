@@ -89,10 +89,7 @@ class ModelBed(Bed):
 
 
 class TestModel(HookContract):
-    @pytest.fixture
-    def bed(self, tmp_path):
-        with ModelBed(tmp_path) as bed:
-            yield bed
+    bed_type = ModelBed
 
     def test_a_version_in_several_shards(self, bed, hook):
         target = bed.target((1, 10), shards=3)

@@ -159,10 +159,7 @@ class ReceiverBed(Bed):
 
 
 class TestReceiver(HookContract):
-    @pytest.fixture
-    def bed(self, tmp_path):
-        with ReceiverBed(tmp_path) as bed:
-            yield bed
+    bed_type = ReceiverBed
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from syncd.client.wait import Deadline  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.buckets import make_plan  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
+from syncd.transports import dtypes  # noqa: E402
 from syncd.transports.broadcast import checksums, group_calls, process_group  # noqa: E402
 from syncd.transports.broadcast.packing import Packer  # noqa: E402
 from syncd.transports.broadcast.process_group import CPU  # noqa: E402
-from syncd.transports.filesystem import finite  # noqa: E402
-from syncd.transports.filesystem.export_walk import Walk  # noqa: E402
+from syncd.transports.filesystem.export_walk import ExportWalk  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LONG = 300.0
@@ -112,16 +112,16 @@ def test_a_group_of_one_sends_and_is_aborted(tmp_path):
         address="127.0.0.1",
         deadline=deadline,
     )
-    walk = Walk(state(), 0, 1, None)
+    walk = ExportWalk(state(), 0, 1, None)
     walk.plan()
     plan = make_plan([spec[:3] for spec in walk.specs], 1 << 20)
     found, wanted = checksums.WordChecksum(device), checksums.WordChecksum(CPU)
     with group_calls.aborted_at(group, deadline):
-        for bucket in Packer(check_finite=True).buckets(plan, Walk(state(), 0, 1, None), device):
+        for bucket in Packer(check_finite=True).buckets(plan, ExportWalk(state(), 0, 1, None), device):
             work = process_group.start_broadcast(group, bucket, deadline)
             found.add(bucket)
             group_calls.finish_broadcast(work, deadline, "not sent")
-    for bucket in Packer(check_finite=True).buckets(plan, Walk(state(), 0, 1, None), CPU):
+    for bucket in Packer(check_finite=True).buckets(plan, ExportWalk(state(), 0, 1, None), CPU):
         wanted.add(bucket)
     assert found.text() == wanted.text()
     ending = group_calls.abort([group])
@@ -130,11 +130,11 @@ def test_a_group_of_one_sends_and_is_aborted(tmp_path):
     assert float(torch.ones(1000, device=device).sum()) == 1000.0
 
 
-@pytest.mark.parametrize("dtype", sorted(finite._EXPONENT, key=str), ids=str)
+@pytest.mark.parametrize("dtype", sorted(dtypes._EXPONENT, key=str), ids=str)
 @pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf")])
 def test_a_gpu_finds_what_main_memory_finds(dtype, value):
     content = torch.tensor([1.0, value]).to(dtype).view(torch.uint8)
-    assert bool(finite.is_finite(content.cuda(), dtype)) is bool(finite.is_finite(content, dtype))
+    assert bool(dtypes.is_finite(content.cuda(), dtype)) is bool(dtypes.is_finite(content, dtype))
 
 
 def test_a_gpu_is_told_with_its_uuid():

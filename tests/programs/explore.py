@@ -11,7 +11,7 @@ import time
 from light_engine import LightEngine
 
 from explorer_hooks.follower.follower import Follower, FollowOptions
-from explorer_hooks.follower.policy import asks, is_due
+from explorer_hooks.follower.policy import asks_trainer, is_due
 from explorer_hooks.hooks.callback import CallbackHook
 from syncd.client.sync_policy import SyncStyle
 
@@ -46,7 +46,7 @@ def explore(options, follower, engine):
             time.sleep(options.pause)
             if is_due(style, step, options.interval):
                 waits = style is not SyncStyle.FULLY_ASYNC
-                follower.turn(LIMIT if waits else 0.0, ask=asks(style))
+                follower.turn(LIMIT if waits else 0.0, ask=asks_trainer(style))
 
 
 def rollouts(name, step, pair, engine):

@@ -6,7 +6,7 @@ import torch
 from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import make_plan
 from syncd.transports.broadcast.packing import bytes_of, fill
-from syncd.transports.filesystem.export_walk import Walk
+from syncd.transports.filesystem.export_walk import ExportWalk
 
 STATE = {
     "a": torch.arange(30, dtype=torch.float32).reshape(5, 6),
@@ -18,7 +18,7 @@ STATE = {
 
 
 def walked(state, dtype=None):
-    return Walk(list(state.items()), 0, 1, dtype)
+    return ExportWalk(list(state.items()), 0, 1, dtype)
 
 
 def planned(state, bucket, dtype=None):

@@ -16,7 +16,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.transports.broadcast import group_calls, process_group
 from syncd.transports.broadcast.group_calls import GroupError
 from syncd.transports.broadcast.receive import _device_of
-from syncd.transports.filesystem.export_walk import Walk
+from syncd.transports.filesystem.export_walk import ExportWalk
 
 LONG = 60.0
 UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"
@@ -297,7 +297,7 @@ def test_an_explorer_could_take_nccl_on_the_one_device_of_all_its_parameters():
 
 
 def test_a_trainers_weights_are_where_the_largest_of_them_is():
-    walk = Walk(
+    walk = ExportWalk(
         [("a", torch.zeros(2)), ("b", torch.zeros(9, device="meta")), ("c", torch.zeros(3))], 0, 1, None
     )
     walk.plan()

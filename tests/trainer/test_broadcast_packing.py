@@ -3,14 +3,15 @@
 import pytest
 import torch
 
+from syncd.errors import NonFiniteError
 from syncd.protocol.buckets import make_plan
+from syncd.transports import dtypes
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU
-from syncd.transports.filesystem import finite
-from syncd.transports.filesystem.export_walk import Walk
-from syncd.transports.filesystem.finite import Finite, NonFiniteError, check_finite, is_finite
+from syncd.transports.dtypes import DeviceFiniteCheck, check_finite, is_finite
+from syncd.transports.filesystem.export_walk import ExportWalk
 
-FLOATS = sorted(finite._EXPONENT, key=str)
+FLOATS = sorted(dtypes._EXPONENT, key=str)
 BAD = [float("nan"), -float("nan"), float("inf"), -float("inf")]
 
 
@@ -40,10 +41,10 @@ def test_a_device_refuses_what_main_memory_refuses(dtype, value):
 
 
 def test_what_a_device_has_found_is_told_at_the_end_by_name():
-    looked = Finite()
+    looked = DeviceFiniteCheck()
     for name, values in (("a", [1.0]), ("b", [float("inf")]), ("c", [float("nan")])):
-        looked.look(name, content(torch.float32, values).as_subclass(OnDevice), torch.float32)
-    looked.look("d", torch.zeros(8, dtype=torch.uint8).as_subclass(OnDevice), torch.int64)
+        looked.check(name, content(torch.float32, values).as_subclass(OnDevice), torch.float32)
+    looked.check("d", torch.zeros(8, dtype=torch.uint8).as_subclass(OnDevice), torch.int64)
     with pytest.raises(NonFiniteError, match="'b'"):
         looked.require()
     looked.require()
@@ -51,11 +52,11 @@ def test_what_a_device_has_found_is_told_at_the_end_by_name():
 
 def test_main_memory_is_looked_at_on_the_way():
     with pytest.raises(NonFiniteError, match="'a'"):
-        Finite().look("a", content(torch.float32, [float("nan")]), torch.float32)
+        DeviceFiniteCheck().check("a", content(torch.float32, [float("nan")]), torch.float32)
 
 
 def walked(value=1.0):
-    return Walk([("a", torch.full((9,), value)), ("b", torch.ones(4))], 0, 1, None)
+    return ExportWalk([("a", torch.full((9,), value)), ("b", torch.ones(4))], 0, 1, None)
 
 
 def planned():

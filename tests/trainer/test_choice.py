@@ -5,8 +5,7 @@ import math
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from syncd.client.sync_policy import SyncMethod
-from trainer.method_choice import AGAIN, ORDER, RARELY, STICKS, Measured, Measurements, choose, due_after
+from trainer.auto_method import AGAIN, ORDER, RARELY, STICKS, Measured, Measurements, choose_method, due_after
 
 FILES, MEMORY, BROADCAST = ORDER
 LACKING = {MEMORY: "no explorer is on this host", BROADCAST: "no explorer takes part"}
@@ -14,41 +13,41 @@ LACKING = {MEMORY: "no explorer is on this host", BROADCAST: "no explorer takes 
 
 def known(number=10, present=FILES, size=100, **seconds):
     """Return measurements of ways by their names, all just made."""
-    ways = {SyncMethod(name): Measured(number - 1, 100, took) for name, took in seconds.items()}
+    ways = {name: Measured(number - 1, 100, took) for name, took in seconds.items()}
     lacking = {method: text for method, text in LACKING.items() if method not in ways}
     return Measurements(number, size, ways, lacking, present)
 
 
 def test_the_way_that_takes_the_least_is_taken():
-    found = choose(known(checkpoint=2.0, memory=1.0, nccl=1.5))
+    found = choose_method(known(checkpoint=2.0, memory=1.0, nccl=1.5))
     assert (found.method, found.is_trial) == (MEMORY, False)
     assert found.reason == "memory takes the least: checkpoint 2 s, memory 1 s, nccl 1.5 s"
 
 
 def test_each_way_that_can_be_taken_is_measured_first():
-    assert choose(Measurements(1, 0)).method is FILES
+    assert choose_method(Measurements(1, 0)).method is FILES
     ways = {FILES: Measured(1, 100, 1.0)}
-    found = choose(Measurements(2, 100, ways, {BROADCAST: "nobody"}))
+    found = choose_method(Measurements(2, 100, ways, {BROADCAST: "nobody"}))
     assert (found.method, found.reason, found.is_trial) == (MEMORY, "memory was not measured yet", True)
 
 
 def test_what_cannot_be_taken_is_not_and_the_reason_says_so():
-    found = choose(known(checkpoint=5.0))
+    found = choose_method(known(checkpoint=5.0))
     assert found.method is FILES
-    assert "memory cannot be taken: no explorer is on this host" in found.reason
+    assert "memory is unavailable: no explorer is on this host" in found.reason
     fast = {FILES: Measured(9, 100, 5.0), MEMORY: Measured(9, 100, 0.1)}
-    assert choose(Measurements(10, 100, fast, LACKING, MEMORY)).method is FILES
+    assert choose_method(Measurements(10, 100, fast, LACKING, MEMORY)).method is FILES
 
 
 def test_a_little_faster_is_no_reason_to_change():
-    assert choose(known(checkpoint=1.0, memory=0.95)).method is FILES
-    assert choose(known(checkpoint=1.0, memory=0.95, present=MEMORY)).method is MEMORY
-    assert choose(known(checkpoint=1.0, memory=0.85)).method is MEMORY
+    assert choose_method(known(checkpoint=1.0, memory=0.95)).method is FILES
+    assert choose_method(known(checkpoint=1.0, memory=0.95, present=MEMORY)).method is MEMORY
+    assert choose_method(known(checkpoint=1.0, memory=0.85)).method is MEMORY
 
 
 def test_measurements_count_by_the_bytes_of_the_next_weights():
     ways = {FILES: Measured(9, 200, 2.0), MEMORY: Measured(9, 50, 1.0)}
-    found = choose(Measurements(10, 100, ways, {BROADCAST: "nobody"}))
+    found = choose_method(Measurements(10, 100, ways, {BROADCAST: "nobody"}))
     assert found.expected == {FILES: 1.0, MEMORY: 2.0}
     assert found.method is FILES
 
@@ -58,7 +57,7 @@ def test_a_way_that_failed_is_tried_again_more_and_more_seldom():
     assert ages == [AGAIN, 2 * AGAIN, 4 * AGAIN, 8 * AGAIN, 16 * AGAIN, 16 * AGAIN, 16 * AGAIN]
     ways = {FILES: Measured(AGAIN, 100, 1.0), MEMORY: Measured(1, 100, None, 1)}
     for number, method in ((AGAIN, FILES), (AGAIN + 1, MEMORY)):
-        assert choose(Measurements(number, 100, ways, {BROADCAST: "nobody"})).method is method
+        assert choose_method(Measurements(number, 100, ways, {BROADCAST: "nobody"})).method is method
 
 
 def test_a_way_that_got_better_is_found_again():
@@ -80,7 +79,7 @@ def simulated(cost, syncs, able=(FILES, MEMORY)):
     ways, present, taken = {}, FILES, []
     lacking = {method: "it is not there" for method in LACKING if method not in able}
     for number in range(1, syncs + 1):
-        found = choose(Measurements(number, 100, dict(ways), lacking, present))
+        found = choose_method(Measurements(number, 100, dict(ways), lacking, present))
         present = present if found.is_trial else found.method
         ways[found.method] = Measured(number, 100, cost(found.method, number))
         taken.append(found.method)
@@ -105,7 +104,7 @@ methods = st.sampled_from(ORDER)
     present=methods,
 )
 def test_a_choice_can_always_be_carried_out_and_says_why(size, ways, lacking, present):
-    found = choose(Measurements(1000, size, ways, lacking, present))
+    found = choose_method(Measurements(1000, size, ways, lacking, present))
     assert found.method is FILES or found.method not in lacking
     assert found.reason
     if not found.is_trial and found.method in found.expected:

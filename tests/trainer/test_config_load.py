@@ -76,7 +76,7 @@ def test_a_file_and_defaults(write, tmp_path):
         (["--monitor.options.wandb.mode", "offline"], "monitor.options", {"wandb": {"mode": "offline"}}),
         (["--engine.options.fsdp_size", "2"], "engine.options", {"fsdp_size": 2}),
         (["--sync.style", "Dynamic_By_Trainer"], "sync.style", SyncStyle.TRAINER_DRIVEN),
-        (["--sync.method", "OFFLINE"], "sync.method", SyncMethod.CHECKPOINT),
+        (["--sync.method", "OFFLINE"], "sync.method", "checkpoint"),
         (["--daemon.max_bytes", "500GiB"], "daemon", {"max_bytes": "500GiB"}),
     ],
 )

@@ -22,7 +22,7 @@ from syncd.errors import (  # noqa: E402
     UsageError,
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
-from syncd.transports.filesystem.layout import Spec  # noqa: E402
+from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
 from syncd.transports.filesystem.save import StepSaver  # noqa: E402
 from trainer.export import export, run, target  # noqa: E402
 from trainer.export.target import split  # noqa: E402
@@ -225,7 +225,9 @@ class TestRefused:
 
 class TestSplit:
     def test_files_keep_order_and_limit(self):
-        specs = [Spec(str(number), "U8", (size,), size) for number, size in enumerate([4, 5, 1, 20, 3, 3, 4])]
+        specs = [
+            TensorSpec(str(number), "U8", (size,), size) for number, size in enumerate([4, 5, 1, 20, 3, 3, 4])
+        ]
         groups = split(specs, 10)
         assert [[spec.size for spec in group] for group in groups] == [[4, 5, 1], [20], [3, 3, 4]]
         assert [spec for group in groups for spec in group] == specs

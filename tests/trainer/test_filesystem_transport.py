@@ -13,11 +13,10 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 from saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
 
-from syncd.errors import StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
+from syncd.errors import NonFiniteError, StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
 from syncd.transports.filesystem import direct_io  # noqa: E402
-from syncd.transports.filesystem.device_copy import Copies  # noqa: E402
-from syncd.transports.filesystem.direct_io import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, choose  # noqa: E402
-from syncd.transports.filesystem.finite import NonFiniteError  # noqa: E402
+from syncd.transports.filesystem.direct_io import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, find_write_mode  # noqa: E402
+from syncd.transports.filesystem.pinned_buffer import TensorCopies  # noqa: E402
 from syncd.transports.filesystem.save import StepSaver  # noqa: E402
 from syncd.transports.filesystem.save_outcome import SaveFailedError  # noqa: E402
 
@@ -34,7 +33,7 @@ def job(tmp_path):
 @pytest.fixture(params=WAYS, ids=lambda way: way.name)
 def way(request, tmp_path):
     """Return each way of writing that this mount takes."""
-    if choose(str(tmp_path), [request.param]) is not request.param:
+    if find_write_mode(str(tmp_path), [request.param]) is not request.param:
         pytest.skip(f"{request.param.name} writes are refused here")
     return request.param
 
@@ -68,7 +67,7 @@ def odd_tensors():
 class TestContract:
     def test_step_is_whole_and_equal(self, job, mode, way):
         tensors = odd_tensors()
-        saver = StepSaver(job, 0, 1, mode=mode, dtype=None, way=way)
+        saver = StepSaver(job, 0, 1, mode=mode, dtype=None, write_mode=way)
         save(saver, 3, tensors)
         manifest = whole(job, 3)
         assert [record.name for record in manifest.shards] == ["actor/model-00001-of-00001.safetensors"]
@@ -81,9 +80,9 @@ class TestContract:
 
     def test_modes_and_ways_write_the_same_bytes(self, job):
         digests = set()
-        for step, (mode, way) in enumerate(itertools.product(MODES, [choose(job.root), BUFFERED])):
+        for step, (mode, way) in enumerate(itertools.product(MODES, [find_write_mode(job.root), BUFFERED])):
             torch.manual_seed(0)
-            save(StepSaver(job, 0, 1, mode=mode, way=way), step, odd_tensors())
+            save(StepSaver(job, 0, 1, mode=mode, write_mode=way), step, odd_tensors())
             digests.add(whole(job, step).shards[0].digest)
         assert len(digests) == 1
 
@@ -97,7 +96,7 @@ class TestContract:
     def test_mode_of_files_follows_the_umask(self, job, mode, way):
         before = os.umask(0o027)
         try:
-            save(StepSaver(job, 0, 1, mode=mode, way=way), 0, [("w", torch.ones(4))])
+            save(StepSaver(job, 0, 1, mode=mode, write_mode=way), 0, [("w", torch.ones(4))])
         finally:
             os.umask(before)
         shard = f"{job.step(0)}/actor/model-00001-of-00001.safetensors"
@@ -217,7 +216,7 @@ class TestFailure:
 
     def test_full_disk_leaves_no_step(self, job, mode, monkeypatch):
         _fail_writes(monkeypatch, errno.ENOSPC)
-        saver = StepSaver(job, 0, 1, mode=mode, way=BUFFERED)
+        saver = StepSaver(job, 0, 1, mode=mode, write_mode=BUFFERED)
         with pytest.raises(StorageError, match="No space left"):
             save(saver, 0, [("w", torch.ones(4096))])
         assert absent(job, 0)
@@ -228,7 +227,7 @@ class TestFailure:
 
     def test_error_surfaces_at_the_next_save(self, job, monkeypatch):
         _fail_writes(monkeypatch, errno.EIO)
-        saver = StepSaver(job, 0, 1, way=BUFFERED)
+        saver = StepSaver(job, 0, 1, write_mode=BUFFERED)
         saver.save(0, "a", [("w", torch.ones(4))])
         with pytest.raises(StorageError):
             saver.save(1, "b", [("w", torch.ones(4))])
@@ -311,7 +310,7 @@ class TestBackground:
             write(self, piece, offset)
 
         monkeypatch.setattr(NewFile, "write", held)
-        saver, weight = StepSaver(job, 0, 1, way=BUFFERED), torch.ones(64)
+        saver, weight = StepSaver(job, 0, 1, write_mode=BUFFERED), torch.ones(64)
         saver.save(0, "a", [("w", weight)])
         events.append("train")
         weight.fill_(7)  # the optimizer's next step must not reach what is being saved
@@ -351,7 +350,7 @@ class TestBackground:
             saver.prepare(
                 [("a", torch.empty(20_480, device="meta")), ("b", torch.empty(4096, device="meta"))]
             )
-            assert saver._memory.arena().capacity == size
+            assert saver._memory.get().capacity == size
             saver.close()
 
     def test_more_than_was_prepared_is_saved_too(self, job):
@@ -383,7 +382,7 @@ class TestBackground:
 
 def _place(saver):
     """Return where a saver's memory is, and its size."""
-    arena = saver._memory.arena()
+    arena = saver._memory.get()
     return arena.bytes.data_ptr(), arena.capacity
 
 
@@ -393,7 +392,7 @@ def _resident():
 
 
 def copy_all(helper, targets, tensors, *, lasts=True):
-    with Copies(helper) as copies:
+    with TensorCopies(helper) as copies:
         for target, tensor in zip(targets, tensors, strict=True):
             copies.add(target, tensor, lasts=lasts)
 
@@ -416,13 +415,13 @@ class TestCopies:
     def test_what_is_not_contiguous_is_copied_by_value(self, helper):
         tensor = torch.randn(1300, 1400).t()
         target = torch.empty(tensor.shape)
-        with Copies(helper) as copies:
+        with TensorCopies(helper) as copies:
             copies.add(target, tensor)
         assert torch.equal(target, tensor)
 
     def test_what_does_not_last_is_copied_at_once(self, helper):
         tensor, targets = torch.empty(1 << 20), [torch.empty(1 << 20) for _ in range(5)]
-        with Copies(helper) as copies:
+        with TensorCopies(helper) as copies:
             for number, target in enumerate(targets):
                 copies.add(target, tensor.fill_(number))
         assert [target.unique().tolist() for target in targets] == [[float(number)] for number in range(5)]
@@ -446,8 +445,8 @@ class TestProbe:
             return real(path, flags, *more, **options)
 
         monkeypatch.setattr(direct_io.os, "open", refuse)
-        assert choose(str(tmp_path)) in (UNCACHED, BUFFERED)
+        assert find_write_mode(str(tmp_path)) in (UNCACHED, BUFFERED)
         assert not os.listdir(tmp_path)
 
     def test_last_way_is_taken_where_none_can_be_tried(self, tmp_path):
-        assert choose(str(tmp_path / "missing")) is BUFFERED
+        assert find_write_mode(str(tmp_path / "missing")) is BUFFERED

@@ -15,7 +15,7 @@ import xxhash
 from checker import sealed
 from trainers import make_trainer, rollout, small_config, write_experiences
 
-from syncd.errors import StorageError, TimedOutError
+from syncd.errors import NonFiniteError, StorageError, TimedOutError
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -23,7 +23,6 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import RunningStatus, Synchronizer
-from syncd.transports.filesystem.finite import NonFiniteError
 
 _LONG = 60.0
 
@@ -172,7 +171,7 @@ def test_going_on_is_exactly_going_straight_through(tmp_path):
 def test_a_signal_saves_and_asks_to_be_started_again(job):
     config = small_config(job, trainer={"total_steps": 6})
     with trainer(config) as (made, _):
-        made.train_step(made.head.strategy.sample(0, generation=1))
+        made.train_step(made.rank0.strategy.sample(0, generation=1))
         made._stop.requested = 15
         assert made.train() == 75
     assert not os.path.isdir(f"{job}/global_step_1/actor/huggingface")

@@ -11,13 +11,12 @@ from beds.quota import limited
 from checker import sealed
 from trainers import make_trainer, small_config, write_experiences
 
-from syncd.errors import StorageError
+from syncd.errors import NonFiniteError, StorageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.synchronizer import Synchronizer
-from syncd.transports.filesystem.finite import NonFiniteError
 from trainer.loop import Trainer
 
 SIZE = "size=4m"

@@ -10,14 +10,13 @@ import pytest
 import torch
 from trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, small_config
 
-from syncd.errors import ProtocolTooNewError, StorageError, SyncdError, TimedOutError
+from syncd.errors import NonFiniteError, ProtocolTooNewError, StorageError, SyncdError, TimedOutError
 from syncd.experience import places
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.synchronizer import Synchronizer
-from syncd.transports.filesystem.finite import NonFiniteError
 
 BAD_TOKEN = 64
 """The first token id that the tiny engine's model does not have."""
@@ -201,7 +200,7 @@ def test_an_error_inside_a_step_saves_nothing_and_says_what_there_is(tmp_path, m
 def test_weights_that_are_not_finite_are_not_saved_in_the_end(tmp_path):
     fill(tmp_path, 6)
     with contextlib.suppress(NonFiniteError), trainer(small_config(tmp_path)) as (made, shown):
-        made.train_step(made.head.strategy.sample(0, generation=1))
+        made.train_step(made.rank0.strategy.sample(0, generation=1))
         with torch.no_grad():
             made.engine.model.layer.bias[0] = float("nan")
         made._stop.requested = 15
@@ -225,7 +224,7 @@ class Deaf:
 def test_nothing_is_saved_unless_all_ranks_have_met_the_error(tmp_path):
     fill(tmp_path, 6)
     with trainer(small_config(tmp_path)) as (made, shown):
-        made.train_step(made.head.strategy.sample(0, generation=1))
+        made.train_step(made.rank0.strategy.sample(0, generation=1))
         made._ranks = Deaf()
         with pytest.raises(TimedOutError):
             made.train()
@@ -239,7 +238,7 @@ def test_a_version_file_that_is_damaged_for_a_moment_ends_nothing(tmp_path):
         (tmp_path / ".syncd/version.json").write_text("{")
         made.engine.context.job.disk.sync_directory(str(tmp_path / ".syncd"))
         for _ in range(3):
-            made.train_step(made.head._sampled(made.train_step_num).batch)
+            made.train_step(made.rank0._train_or_wait(made.train_step_num).batch)
         made._stop.requested = 15
         assert made.train() == 75
     assert full_checkpoints(tmp_path) == [3]

@@ -14,8 +14,8 @@ from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
 from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.memory import room
-from syncd.transports.memory.room import Left, Room, is_memory, look, refusal
-from syncd.transports.memory.save import SLACK, Memory, Options
+from syncd.transports.memory.room import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
+from syncd.transports.memory.save import SLACK, MemoryCopies
 
 MODES = ("background", "stream")
 TENSORS = {
@@ -35,7 +35,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def memory(job, shm):
-    made = Memory(job, Options(shm))
+    made = MemoryCopies(job, shm)
     assert made.open() == ""
     yield made
     made.close()
@@ -99,7 +99,7 @@ def test_the_newest_two_stay_and_none_that_is_read_goes(job, memory, saver):
 
 def test_bytes_are_bounded_and_what_does_not_fit_goes_through_files(job, shm, saver):
     """There is room for one copy: the one before goes for it, unless it is read."""
-    memory = Memory(job, Options(shm, limit=SIZE + SLACK))
+    memory = MemoryCopies(job, shm, limit=SIZE + SLACK)
     assert memory.open() == ""
     for step in (1, 2):
         assert save(saver, memory, step, []) == ""
@@ -117,7 +117,7 @@ def test_bytes_are_bounded_and_what_does_not_fit_goes_through_files(job, shm, sa
 def test_a_place_that_is_not_in_memory_is_refused(job, tmp_path):
     if is_memory(str(tmp_path)):
         pytest.skip("temporary files are in memory here")
-    assert "is not in memory" in Memory(job, Options(str(tmp_path))).open()
+    assert "is not in memory" in MemoryCopies(job, str(tmp_path)).open()
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def little(tmp_path):
 
 def test_a_full_memory_leaves_the_step_to_files(job, little, saver):
     """Once by what is asked before, once by the file system itself, in the midst of a save."""
-    memory, told = Memory(job, Options(little, limit=1 << 30)), []
+    memory, told = MemoryCopies(job, little, limit=1 << 30), []
     assert memory.open() == ""
     assert "bytes free" in save(saver, memory, 1, told)
     assert told == []
@@ -171,10 +171,10 @@ def test_a_copy_that_breaks_in_the_midst_of_a_save_is_no_copy(job, memory, saver
 
 def failing(self, piece, offset):
     """Fail on what is written to memory alone."""
-    if self._way.name == "memory":
+    if self._mode.name == "memory":
         raise OSError(5, "Input/output error")
     while piece:
-        done = os.pwritev(self._descriptor, [piece[: self._way.limit]], offset, self._way.write_flags)
+        done = os.pwritev(self._descriptor, [piece[: self._mode.limit]], offset, self._mode.write_flags)
         piece, offset = piece[done:], offset + done
 
 
@@ -192,7 +192,7 @@ def test_two_ranks_make_one_copy(job, memory):
 
 
 def test_one_trainer_at_a_time_has_the_place(job, memory, shm):
-    second = Memory(job, Options(shm))
+    second = MemoryCopies(job, shm)
     second._clock = Hurried()
     assert "another trainer holds" in second.open()
     assert lock_directory(memory.place.directory) is None
@@ -212,13 +212,13 @@ class Hurried:
 
 
 def test_a_start_clears_what_a_killed_one_has_left(job, shm, saver):
-    killed = Memory(job, Options(shm))
+    killed = MemoryCopies(job, shm)
     assert killed.open() == ""
     save(saver, killed, 1, [])
     killed.make_room(2, "save-2", SIZE)
     killed._owner.close()  # as its end does
     reader = hold_copy(killed.place, read_manifest(job.disk, job.step(1)))
-    following = Memory(job, Options(shm))
+    following = MemoryCopies(job, shm)
     assert following.open() == ""
     assert copies_in(following.place.directory) == ["1-save-1"], "it is read"
     reader.close()
@@ -231,8 +231,8 @@ def test_a_start_clears_what_a_killed_one_has_left(job, shm, saver):
 ENDS = """
 import sys
 from syncd.protocol.layout import Job
-from syncd.transports.memory.save import Memory, Options
-memory = Memory(Job.at(sys.argv[1]), Options(sys.argv[2]))
+from syncd.transports.memory.save import MemoryCopies
+memory = MemoryCopies(Job.at(sys.argv[1]), sys.argv[2])
 assert memory.open() == ""
 assert memory.make_room(1, "save-1", 100) == ""
 raise SystemExit(int(len(__import__("os").listdir(sys.argv[2]))))
@@ -246,8 +246,8 @@ def test_a_trainer_that_ends_by_an_error_keeps_no_memory(job, shm):
 
 
 GIB = 1 << 30
-HOST = Left(left=50 * GIB, total=100 * GIB)
-PLENTY = Room(HOST, None, free=50 * GIB)
+HOST = MemoryLeft(left=50 * GIB, total=100 * GIB)
+PLENTY = FreeMemory(HOST, None, free=50 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,14 @@ PLENTY = Room(HOST, None, free=50 * GIB)
         (PLENTY, 46 * GIB, 0, 60 * GIB, "the host has"),
         (PLENTY, 45 * GIB, 0, 60 * GIB, ""),
         (PLENTY, 51 * GIB, 0, 60 * GIB, "the file system has"),
-        (Room(HOST, Left(3 * GIB - 1, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, "its control group has"),
-        (Room(HOST, Left(3 * GIB, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, ""),
+        (
+            FreeMemory(HOST, MemoryLeft(3 * GIB - 1, 20 * GIB), 50 * GIB),
+            2 * GIB,
+            0,
+            60 * GIB,
+            "its control group has",
+        ),
+        (FreeMemory(HOST, MemoryLeft(3 * GIB, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, ""),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(room, size, used, limit, said):
@@ -269,7 +275,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(room, size, used, limit, s
 
 
 def test_what_there_is_is_read_of_this_machine(shm):
-    found = look(shm)
+    found = read_free_memory(shm)
     assert 0 < found.host.left <= found.host.total
     assert found.free > 0
     assert found.group is None or found.group.left <= found.group.total
@@ -288,5 +294,5 @@ def test_the_tightest_control_group_counts(tmp_path, monkeypatch, version):
             (tmp_path / group / name).write_text(f"{figure}\n")
         (tmp_path / group / "memory.stat").write_text(f"anon 7\n{names[2]} 100\n")
     found = sorted(room._left(str(tmp_path), "/a/b/c", names))
-    assert found == [Left(200, 2000), Left(700, 1000)]
+    assert found == [MemoryLeft(200, 2000), MemoryLeft(700, 1000)]
     assert list(room._left(str(tmp_path), "/elsewhere", names)) == []

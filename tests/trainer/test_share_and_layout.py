@@ -8,17 +8,16 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load  # noqa: E402
 
-from syncd.protocol.safetensors import DTYPE_BITS, parse_header  # noqa: E402
-from syncd.transports.filesystem.export_walk import DTYPES, Walk  # noqa: E402
-from syncd.transports.filesystem.layout import ALIGN, METADATA, Layout, Spec, aligned  # noqa: E402
-from syncd.transports.filesystem.pinned_buffer import Arena, view  # noqa: E402
-from syncd.transports.filesystem.sharding import Shares, tied_names  # noqa: E402
+from syncd.protocol.safetensors import ALIGN, DTYPE_BITS, METADATA, aligned, parse_header  # noqa: E402
+from syncd.transports.dtypes import FROM_TORCH  # noqa: E402
+from syncd.transports.filesystem.export_walk import ExportWalk, ShardLayout, Shares, TensorSpec, tied_names  # noqa: E402
+from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, view  # noqa: E402
 
 sizes = st.lists(st.integers(0, 10_000), max_size=80)
 worlds = st.integers(1, 9)
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 names = st.text(max_size=12).filter(lambda name: name != METADATA)
-exports = st.dictionaries(names, st.tuples(st.sampled_from(sorted(DTYPES.values())), shapes))
+exports = st.dictionaries(names, st.tuples(st.sampled_from(sorted(FROM_TORCH.values())), shapes))
 
 
 def specs_of(export):
@@ -27,7 +26,7 @@ def specs_of(export):
         count = 1
         for length in shape:
             count *= length
-        found.append(Spec(name, dtype, shape, count * DTYPE_BITS[dtype] // 8))
+        found.append(TensorSpec(name, dtype, shape, count * DTYPE_BITS[dtype] // 8))
     return found
 
 
@@ -44,7 +43,7 @@ class TestShares:
     @given(sizes, worlds)
     def test_all_ranks_agree_and_every_tensor_has_one_owner(self, sizes, world_size):
         tensors = [(f"w{place}", torch.empty(size, dtype=torch.uint8)) for place, size in enumerate(sizes)]
-        walks = [Walk(tensors, rank, world_size, None) for rank in range(world_size)]
+        walks = [ExportWalk(tensors, rank, world_size, None) for rank in range(world_size)]
         owned = [piece.spec.name for walk in walks for piece in walk]
         assert sorted(owned) == sorted(name for name, _ in tensors)
         assert all(walk.weight_map == walks[0].weight_map for walk in walks)
@@ -68,7 +67,7 @@ class TestShares:
 class TestLayout:
     @given(exports)
     def test_header_is_padded_and_accepted(self, export):
-        layout = Layout(specs_of(export))
+        layout = ShardLayout(specs_of(export))
         assert layout.data_offset == len(layout.header)
         assert layout.data_offset % ALIGN == 0
         header = parse_header(layout.header, layout.size)
@@ -76,7 +75,7 @@ class TestLayout:
 
     @given(exports)
     def test_every_element_is_aligned_and_no_byte_is_left_out(self, export):
-        layout, position = Layout(specs_of(export)), 0
+        layout, position = ShardLayout(specs_of(export)), 0
         for spec, start, end in layout.spans():
             assert start == position
             assert end - start == spec.size
@@ -86,17 +85,17 @@ class TestLayout:
 
     @given(exports)
     def test_walk_and_layout_have_one_order(self, export):
-        back = {name: dtype for dtype, name in DTYPES.items()}
+        back = {name: dtype for dtype, name in FROM_TORCH.items()}
         tensors = [(name, torch.zeros(shape, dtype=back[dtype])) for name, (dtype, shape) in export.items()]
-        walk = Walk(tensors, 0, 1, None, tied=())
+        walk = ExportWalk(tensors, 0, 1, None, tied=())
         walk._tied = frozenset()
         met = [piece.spec for piece in walk.in_file_order()]
-        assert met == Layout(walk.specs).specs
+        assert met == ShardLayout(walk.specs).specs
 
     @given(exports)
     def test_safetensors_reads_it(self, export):
         known = {name: value for name, value in export.items() if not value[0].startswith("C")}
-        layout = Layout(specs_of(known))
+        layout = ShardLayout(specs_of(known))
         found = load(layout.header + bytes(layout.data_size))
         assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
             name: shape for name, (_, shape) in known.items()
@@ -110,7 +109,7 @@ class TestLayout:
 
 class TestArena:
     def test_growing_keeps_what_is_there(self):
-        arena = Arena()
+        arena = PinnedBuffer()
         arena.bytes[:5] = torch.arange(5, dtype=torch.uint8)
         for size in (1, ALIGN + 1, 10 * ALIGN, 1 << 20):
             arena.reserve(size)

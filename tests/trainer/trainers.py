@@ -12,7 +12,7 @@ from syncd.transports.ranks import Alone
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
 from trainer.loop import Trainer
-from trainer.rank0 import Head
+from trainer.rank0 import Rank0
 from trainer.resume import find_state
 from trainer.sampling import make_strategy
 from trainer.stopping import StopSignals
@@ -87,6 +87,6 @@ def make_trainer(config, sync, *, clock=None, engine=None):
         sys.path[:0] = [HERE, INSTALLED]
     job, shown = sync.job, Shown()
     context = EngineContext(config, job, Alone(), torch.device("cpu"), sync.lease, sync)
-    head = Head(config, sync, make_strategy(config, job), shown, clock)
+    rank0 = Rank0(config, sync, make_strategy(config, job), shown, clock)
     made = (engine or make_engine)(context)
-    return Trainer(made, context, StopSignals(), find_state(job), head), shown
+    return Trainer(made, context, StopSignals(), find_state(job), rank0), shown

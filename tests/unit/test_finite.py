@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncd.errors import NonFiniteError
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
-from syncd.publishing.finite import FiniteCheck, NonFiniteError
+from syncd.publishing.finite import FiniteCheck
 
 torch = pytest.importorskip("torch")
 

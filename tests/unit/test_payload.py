@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from syncd.client.payload import ALIGNMENT, encode_state, iterate_state, read_state
+from syncd.client.payload import encode_state, iterate_state, read_state
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.layout import Job
-from syncd.protocol.safetensors import parse_header
+from syncd.protocol.safetensors import ALIGN, parse_header
 from syncd.protocol.writer import StepWriter
 
 DTYPES = [
@@ -66,7 +66,7 @@ def test_triples_of_bytes_are_taken_as_they_are():
 
 def test_data_begins_on_a_page():
     data = encoded(arrays())
-    assert parse_header(data, len(data)).data_offset % ALIGNMENT == 0
+    assert parse_header(data, len(data)).data_offset % ALIGN == 0
 
 
 def test_one_tensor_at_a_time_becomes_bytes():

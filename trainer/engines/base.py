@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from syncd.client.sync_policy import SyncMethod
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
+from syncd.transports.base import Sent, WeightSender
 from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
@@ -31,7 +31,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What an engine is made of.
+    """What an engine is opened with.
 
     Args:
         config: The job's file.
@@ -40,7 +40,7 @@ class EngineContext:
         device: The device of this rank, `cpu` or `cuda:<n>`.
         lease: Keeps a step from being removed while files are added to it.
         sync: The trainer's synchronizer; None on all ranks but the first.
-        fence: The directory through which this trainer seals and announces; it is gone once another has taken over.
+        fence: The directory through which this trainer seals and announces; it is removed when another takes over.
     """
 
     config: JobConfig
@@ -52,27 +52,8 @@ class EngineContext:
     fence: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of a sync, as one rank knows it.
-
-    Args:
-        method: The way that was chosen for it.
-        step: The step.
-        size: Bytes of the weights.
-        seconds: nccl: until all members had them. Else: until this rank's files were durable.
-        is_done: Whether they went that way; False where there was only the way through files.
-    """
-
-    method: SyncMethod
-    step: int
-    size: int
-    seconds: float
-    is_done: bool
-
-
 class TrainEngineWrapper(ABC):
-    """A training engine: takes batches, changes weights, hands them out.
+    """A training engine: trains on batches, and publishes its weights.
 
     Most engines derive from `trainer.engines.files.FileEngine`, which saves what `export` walks over.
     """
@@ -100,12 +81,27 @@ class TrainEngineWrapper(ABC):
         """Train on the whole batch, the same on all ranks; each rank takes its share of the rows."""
 
     @abstractmethod
-    def save_state_dict(self) -> None:
-        """Publish the weights as the step `train_step_num`, for explorers; returns once training may go on.
+    def sync_weight(self, method: str) -> None:
+        """Publish the weights as the step `train_step_num` by a transport; return once training may continue.
+
+        Args:
+            method: The name of one of `senders`.
 
         Raises:
             SyncdError: This save or the one before it failed; on all ranks.
         """
+
+    def save_state_dict(self) -> None:
+        """Publish the weights through files."""
+        self.sync_weight("checkpoint")
+
+    def upload_state_dict(self) -> None:
+        """Publish the weights, and leave a copy of them in this host's memory."""
+        self.sync_weight("memory")
+
+    def sync_weight_nccl(self) -> None:
+        """Publish the weights, and broadcast them to the explorers that take part."""
+        self.sync_weight("nccl")
 
     @abstractmethod
     def save_checkpoint(
@@ -116,7 +112,7 @@ class TrainEngineWrapper(ABC):
         Args:
             state: The loop's own state, plain JSON, kept beside the engine's.
             block_until_saved: Return only once it is durable.
-            save_as_hf: Leave a Hugging Face directory that stands for itself.
+            save_as_hf: Add a complete Hugging Face directory.
 
         Raises:
             SyncdError: This save or the one before it failed; on all ranks.
@@ -129,15 +125,15 @@ class TrainEngineWrapper(ABC):
 
     @abstractmethod
     def load_checkpoint(self, step: int) -> None:
-        """Go on from the full checkpoint of a step, exactly; `train_step_num` is that step afterwards.
+        """Resume exactly from the full checkpoint of a step; `train_step_num` is that step afterwards.
 
         Raises:
-            SyncdError: It cannot be loaded; another world size says both.
+            SyncdError: It cannot be loaded; for another world size, the message names both.
         """
 
     @abstractmethod
     def wait_for_save(self) -> None:
-        """Return once nothing is being saved any more.
+        """Return once no save is in flight.
 
         Raises:
             SyncdError: A save failed; on all ranks.
@@ -145,39 +141,18 @@ class TrainEngineWrapper(ABC):
 
     @property
     def save_failed(self) -> bool:
-        """Say whether this rank knows already that the save behind it has failed; `wait_for_save` raises why."""
+        """Return whether this rank knows already that the save in flight has failed; `wait_for_save` raises why."""
         return False
 
     @property
-    def methods(self) -> frozenset[SyncMethod]:
-        """Return the ways in which the weights can go out in this run; the same on all ranks."""
-        return frozenset({SyncMethod.CHECKPOINT})
+    def senders(self) -> Mapping[str, WeightSender]:
+        """Return the senders of this run by the names of their transports; the same names on all ranks."""
+        return {}
 
     @property
     def sent(self) -> Sent | None:
-        """Return what became of the last sync, None while that is not known; rank 0's counts."""
+        """Return the result of the last sync, None while it is unknown; rank 0's counts."""
         return None
-
-    def upload_state_dict(self) -> None:
-        """Publish the weights, and leave a copy of them in this host's memory (`method = "memory"`)."""
-        raise _without(self, 'method = "memory"')
-
-    def sync_weight_nccl(self) -> None:
-        """Broadcast the weights to the explorers that take part, and publish them (`method = "nccl"`)."""
-        raise _without(self, 'method = "nccl"')
-
-    def get_weight_sync_info(self) -> tuple[str, int, list[Any]] | None:
-        """Return address, port and tensors of the broadcast group, None where there is none."""
-        return None
-
-    def setup_weight_sync_group(
-        self, address: str, port: int, world_size: int, name: str, timeout: float
-    ) -> None:
-        """Join the broadcast group."""
-        raise _without(self, 'method = "nccl"')
-
-    def teardown_weight_sync_group(self) -> None:
-        """Leave the broadcast group; nothing where there is none."""
 
     def log_probs(self, batch: Batch) -> list[torch.Tensor]:
         """Return the log-probs of each experience's response tokens, float32, one tensor a row, on all ranks."""
@@ -188,7 +163,7 @@ class TrainEngineWrapper(ABC):
         raise _without(self, "an export")
 
     def shutdown(self) -> None:
-        """Give threads and memory back; what is being saved is finished first."""
+        """Finish the save in flight, then give threads and memory back."""
 
 
 def make_engine(context: EngineContext) -> TrainEngineWrapper:

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from syncd.errors import ConfigError, CorruptDataError, NotReadyError
 from syncd.protocol.disk import Disk, list_if_there
-from syncd.transports.filesystem.sharding import tied_names
+from syncd.transports.filesystem.export_walk import tied_names
 from trainer.export.weights import Kind
 
 _FILE = re.compile(r"model_world_size_([1-9][0-9]{0,5})_rank_(0|[1-9][0-9]{0,5})\.pt", re.ASCII)

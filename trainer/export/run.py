@@ -8,10 +8,10 @@ import torch
 from syncd.errors import CorruptDataError, TryAgainError, UsageError, storage_error
 from syncd.protocol.disk import MISSING, Disk, is_below
 from syncd.protocol.layout import Job
+from syncd.transports.filesystem.export_walk import cast_of
 from trainer.export.source import CONFIG, Source, find
 from trainer.export.target import (
     INDEX,
-    cast_of,
     check_file,
     config_with_dtype,
     copy_file,

@@ -13,10 +13,16 @@ from syncd.protocol.digest import chunks, digest_file, hasher, name_of
 from syncd.protocol.disk import MISSING, Disk, remove_tree, temporary_name
 from syncd.protocol.layout import shard_name
 from syncd.protocol.receipt import FileRecord
-from syncd.transports.filesystem.direct_io import THREADS, choose
-from syncd.transports.filesystem.export_walk import DTYPES, Piece
-from syncd.transports.filesystem.layout import Layout, Spec, encode_index
-from syncd.transports.filesystem.shard import Ring, Shard
+from syncd.transports.dtypes import FROM_TORCH
+from syncd.transports.filesystem.direct_io import THREADS, find_write_mode
+from syncd.transports.filesystem.export_walk import (
+    ExportedTensor,
+    ShardLayout,
+    TensorSpec,
+    cast_of,
+    encode_index,
+)
+from syncd.transports.filesystem.shard import Ring, ShardWriter
 from trainer.export.weights import Weights
 
 SHARD_LIMIT = 5_000_000_000
@@ -108,13 +114,13 @@ def write_weights(disk: Disk, directory: str, weights: Weights, dtype: torch.dty
         weights: What is written.
         dtype: What floating-point tensors are cast to, those of one byte left as they are; None keeps all.
     """
-    files = [Layout(specs) for specs in split(_specs(weights, dtype), SHARD_LIMIT)]
-    way, ring = choose(directory), Ring()
+    files = [ShardLayout(specs) for specs in split(_specs(weights, dtype), SHARD_LIMIT)]
+    mode, ring = find_write_mode(directory), Ring()
     weight_map: dict[str, str] = {}
     with ThreadPoolExecutor(THREADS, "export-write") as pool:
         for number, layout in enumerate(files, start=1):
             name = shard_name(number, len(files))
-            with Shard(f"{directory}/{name}", layout, way, pool, check=False) as shard:
+            with ShardWriter(f"{directory}/{name}", layout, mode, pool, check=False) as shard:
                 _pour(weights, layout, ring, shard, dtype)
                 shard.finish()
             weight_map |= {spec.name: name for spec in layout.specs}
@@ -122,31 +128,27 @@ def write_weights(disk: Disk, directory: str, weights: Weights, dtype: torch.dty
     disk.replace(f"{directory}/{INDEX}", index)
 
 
-def _pour(weights: Weights, layout: Layout, ring: Ring, shard: Shard, dtype: torch.dtype | None) -> None:
+def _pour(
+    weights: Weights, layout: ShardLayout, ring: Ring, shard: ShardWriter, dtype: torch.dtype | None
+) -> None:
     ring.begin()
     for spec in layout.specs:
         tensor = weights.read(spec.name)
-        ring.add(shard, Piece(spec, tensor, cast_of(tensor.dtype, dtype)))
+        ring.add(shard, ExportedTensor(spec, tensor, cast_of(tensor.dtype, dtype)))
     ring.flush(shard)
 
 
-def _specs(weights: Weights, dtype: torch.dtype | None) -> Iterator[Spec]:
+def _specs(weights: Weights, dtype: torch.dtype | None) -> Iterator[TensorSpec]:
     for name, (stored, shape) in weights.kinds.items():
         becomes = cast_of(stored, dtype)
-        if becomes not in DTYPES:
+        if becomes not in FROM_TORCH:
             raise CorruptDataError(f"tensor {name!r} is {stored}, which safetensors does not have")
-        yield Spec(name, DTYPES[becomes], shape, torch.Size(shape).numel() * becomes.itemsize)
+        yield TensorSpec(name, FROM_TORCH[becomes], shape, torch.Size(shape).numel() * becomes.itemsize)
 
 
-def cast_of(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    """Return what a tensor becomes: only floating-point ones of more than one byte are cast."""
-    castable = wanted is not None and stored.is_floating_point and stored.itemsize > 1
-    return wanted if wanted is not None and castable else stored
-
-
-def split(specs: Iterable[Spec], limit: int) -> list[list[Spec]]:
+def split(specs: Iterable[TensorSpec], limit: int) -> list[list[TensorSpec]]:
     """Return the tensors in order, cut into groups of at most `limit` bytes; one larger tensor is its own."""
-    groups: list[list[Spec]] = []
+    groups: list[list[TensorSpec]] = []
     size = 0
     for spec in specs:
         if not groups or size + spec.size > limit:

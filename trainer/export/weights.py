@@ -11,9 +11,7 @@ from safetensors import SafetensorError, safe_open
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import Disk
 from syncd.protocol.safetensors import read_header
-from syncd.transports.filesystem.export_walk import DTYPES
-
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+from syncd.transports.dtypes import TO_TORCH
 
 
 class Kind(NamedTuple):
@@ -56,9 +54,9 @@ class SafetensorsFiles:
             for tensor in read_header(disk, path).tensors.values():
                 if tensor.name in self.kinds:
                     raise CorruptDataError(f"tensor {tensor.name!r} is in two files", path=path)
-                if tensor.dtype not in _TORCH:
+                if tensor.dtype not in TO_TORCH:
                     raise CorruptDataError(f"tensor {tensor.name!r} is {tensor.dtype}", path=path)
-                self.kinds[tensor.name] = Kind(_TORCH[tensor.dtype], tensor.shape)
+                self.kinds[tensor.name] = Kind(TO_TORCH[tensor.dtype], tensor.shape)
                 self._paths[tensor.name] = path
 
     def read(self, name: str) -> torch.Tensor:

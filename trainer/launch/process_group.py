@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distr
 from torch.distributed.rendezvous import rendezvous
 
 from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError
-from syncd.transports.ranks import Alone, Group, Ranks
+from syncd.transports.ranks import Alone, RankGroup, Ranks
 from trainer.launch.rank_env import Place
 from trainer.launch.supervisor import LISTENING
 
@@ -66,7 +66,7 @@ def open_ranks(place: Place, device: torch.device, timeout: float) -> Ranks:
             timeout=timedelta(seconds=timeout),
             device_id=device if device.type == "cuda" else None,
         )
-        return Group(timeout) if place.world_size > 1 else Alone()
+        return RankGroup(timeout) if place.world_size > 1 else Alone()
     except RuntimeError as error:
         raise _unmet(place, error) from error
 

@@ -25,7 +25,7 @@ from syncd.transports.base import Export
 from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU, ProcessGroup
-from syncd.transports.filesystem.export_walk import Walk
+from syncd.transports.filesystem.export_walk import ExportWalk
 from syncd.transports.ranks import Ranks
 
 BACKEND = GLOO
@@ -119,7 +119,7 @@ class Broadcaster:
         deadline = self._open(step, attempt, plan)
         if not self._ranks.broadcast(deadline is not None):
             return False
-        walk = Walk(export, 0, 1, self._dtype, self._tied)
+        walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
         is_done = deadline is not None and self._carry(step, walk, deadline)
         walk.finish()
         is_done = self._ranks.broadcast(is_done)
@@ -153,7 +153,7 @@ class Broadcaster:
     def _planned(self, export: Export) -> Plan:
         """Return the layout of the weights; the first call walks over shapes and dtypes."""
         if self._plan is None:
-            walk = Walk(export, 0, 1, self._dtype, self._tied)
+            walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
             walk.plan()
             metas = [(spec.name, spec.dtype, spec.shape) for spec in walk.specs]
             self._plan, self._device = make_plan(metas, self._options.bucket), walk.device
@@ -257,7 +257,7 @@ class Broadcaster:
             raise TryAgainError("an explorer is gone")
         return self._group
 
-    def _carry(self, step: int, walk: Walk, deadline: Deadline) -> bool:
+    def _carry(self, step: int, walk: ExportWalk, deadline: Deadline) -> bool:
         """Send the weights and confirm that all members have received them; return whether that worked."""
         sync, group, sent = self._sync, self._group, self._round
         assert sync is not None
@@ -273,7 +273,7 @@ class Broadcaster:
         self._failures = 0
         return True
 
-    def _send_buckets(self, offered: _OfferedGroup, walk: Walk, deadline: Deadline) -> str:
+    def _send_buckets(self, offered: _OfferedGroup, walk: ExportWalk, deadline: Deadline) -> str:
         """Send all buckets, each packed while the one before it is under way; return their checksum."""
         group, pending = offered.process_group, None
         checksum = checksums.make_checksum(group.device)

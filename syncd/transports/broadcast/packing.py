@@ -7,8 +7,8 @@ import torch
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import Plan
-from syncd.transports.filesystem.export_walk import Piece, Walk
-from syncd.transports.filesystem.finite import Finite
+from syncd.transports.dtypes import DeviceFiniteCheck
+from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
 
 CPU = torch.device("cpu")
 
@@ -27,14 +27,14 @@ class Packer:
         self._check = check_finite
         self._room: Room | None = None
 
-    def buckets(self, plan: Plan, walk: Walk, device: torch.device) -> Iterator[torch.Tensor]:
+    def buckets(self, plan: Plan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
         """Yield the buckets of a walk on a device; the last but one is filled again.
 
         Raises:
             CorruptDataError: The tensors are not those of the plan, or one holds NaN or infinity. What a device has
                 found is known after the last bucket.
         """
-        finite = Finite()
+        finite = DeviceFiniteCheck()
         yield from fill(plan, self._pieces(walk, device, finite), self._room_for(plan, device))
         finite.require()
 
@@ -43,12 +43,12 @@ class Packer:
         self._room = None
 
     def _pieces(
-        self, walk: Walk, device: torch.device, finite: Finite
-    ) -> Iterator[tuple[Piece, torch.Tensor]]:
+        self, walk: ExportWalk, device: torch.device, finite: DeviceFiniteCheck
+    ) -> Iterator[tuple[ExportedTensor, torch.Tensor]]:
         for piece in walk:
             content = bytes_of(piece, device)
             if self._check and content.numel():
-                finite.look(piece.spec.name, content, piece.dtype)
+                finite.check(piece.spec.name, content, piece.dtype)
             yield piece, content
 
     def _room_for(self, plan: Plan, device: torch.device) -> Room:
@@ -60,7 +60,9 @@ class Packer:
         return room
 
 
-def fill(plan: Plan, pieces: Iterable[tuple[Piece, torch.Tensor]], room: Room) -> Iterator[torch.Tensor]:
+def fill(
+    plan: Plan, pieces: Iterable[tuple[ExportedTensor, torch.Tensor]], room: Room
+) -> Iterator[torch.Tensor]:
     """Yield the buckets of a plan, by turns in one of two buffers.
 
     Raises:
@@ -81,7 +83,7 @@ def fill(plan: Plan, pieces: Iterable[tuple[Piece, torch.Tensor]], room: Room) -
     yield room[number % 2][: plan.total - number * plan.bucket]
 
 
-def bytes_of(piece: Piece, device: torch.device = CPU) -> torch.Tensor:
+def bytes_of(piece: ExportedTensor, device: torch.device = CPU) -> torch.Tensor:
     """Return the bytes of a tensor on a device, cast; without a copy where it is that already."""
     whole = piece.tensor.to(device, piece.dtype).contiguous()
     return whole.reshape(-1).view(torch.uint8)

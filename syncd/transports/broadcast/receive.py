@@ -30,8 +30,9 @@ from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
 from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
-from syncd.transports.filesystem.read_targets import DTYPES, held
-from syncd.transports.tensors import TensorMeta, fit, require
+from syncd.transports.dtypes import TO_TORCH
+from syncd.transports.filesystem.read_targets import target_tensors
+from syncd.transports.tensors import TensorMeta, compare, require_fit
 
 BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU also says that it could take NCCL."""
@@ -175,13 +176,13 @@ class BroadcastReceiver(EarlyReceiver):
 
     def _require_loadable(self, plan: Plan) -> None:
         """Raise RefusedError if the engine cannot load what is offered."""
-        if unknown := [place.name for place in plan.places if place.dtype not in DTYPES]:
+        if unknown := [place.name for place in plan.places if place.dtype not in TO_TORCH]:
             raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
         self._check_fit({place.name: TensorMeta(place.dtype, place.shape) for place in plan.places})
 
     def _check_parameters(self, offered: Mapping[str, TensorMeta]) -> None:
-        model = held(self._parameters)
-        require(fit(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
+        model = target_tensors(self._parameters)
+        require_fit(compare(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
 
     def _receive_buckets(
         self, joined: _JoinedGroup, opened: Round, deadline: Deadline
@@ -207,7 +208,7 @@ class BroadcastReceiver(EarlyReceiver):
                 finish_first()
             found = checksum.text()
         views = {
-            place.name: memory[place.start : place.end].view(DTYPES[place.dtype]).view(place.shape)
+            place.name: memory[place.start : place.end].view(TO_TORCH[place.dtype]).view(place.shape)
             for place in plan.places
         }
         return views, found

@@ -4,13 +4,10 @@ import time
 from collections.abc import Mapping
 from typing import Self
 
-import torch
-
-from syncd.errors import SyncdError
+from syncd.errors import SyncdError, UsageError
 from syncd.transports.base import Export, SendContext, Sent, WeightSender
 from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
+from syncd.transports.filesystem.send import DTYPES
 
 
 class BroadcastSender(WeightSender):
@@ -32,7 +29,8 @@ class BroadcastSender(WeightSender):
     def open(cls, context: SendContext) -> Self:
         """Return a sender after the job file's `[sync]`."""
         settings = context.settings
-        assert context.files is not None
+        if context.files is None:
+            raise UsageError("transport nccl needs the sender of transport checkpoint")
         options = BroadcastOptions(
             settings.address,
             settings.bucket_mib << 20,
@@ -50,14 +48,15 @@ class BroadcastSender(WeightSender):
         return cls(broadcaster, context.files)
 
     def prepare(self, export: Export) -> None:
-        """Do nothing: the files' sender is prepared by itself, and buckets are allocated for the first broadcast."""
+        """Prepare the files' sender; buckets are allocated for the first broadcast."""
+        self._files.prepare(export)
 
     def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
         """Broadcast a step, then begin to save it."""
         self._attempt, start = attempt, time.perf_counter()
         is_done = self.broadcaster.send(step, attempt, export)
         seconds = time.perf_counter() - start
-        self._sent = Sent(self.name, step, self.broadcaster.size, seconds, is_done)
+        self._sent = Sent(self.name, step, self.broadcaster.size, seconds, is_done, is_received=True)
         try:
             self._files.send(step, attempt, export, files)
         except SyncdError:
@@ -87,5 +86,8 @@ class BroadcastSender(WeightSender):
         return self._files.has_failed
 
     def close(self) -> None:
-        """End the group; the files' sender is closed by itself."""
-        self.broadcaster.close()
+        """End the group, and finish the save in flight."""
+        try:
+            self.broadcaster.close()
+        finally:
+            self._files.close()

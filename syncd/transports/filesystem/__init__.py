@@ -4,5 +4,5 @@ from syncd.transports.base import Transport
 
 TRANSPORT = Transport(
     sender="syncd.transports.filesystem.send:FilesystemSender",
-    receiver="syncd.transports.filesystem.load:FilesystemReceiver",
+    receiver="syncd.transports.filesystem.receive:FilesystemReceiver",
 )

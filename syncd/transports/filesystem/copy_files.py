@@ -1,6 +1,6 @@
-"""Reads files once and compares them with their digests; copies them in the same pass, where a copy is wanted.
+"""Reads files once and compares them with their digests; copies them in the same pass if a copy is wanted.
 
-Plain reads of the source, never an mmap of it.
+The source is read, never mapped. Imports no torch.
 """
 
 import os
@@ -29,11 +29,11 @@ def copy_files(
         source: The directory that the names are relative to.
         target: A local directory, which is created.
         records: The files.
-        stop: Asked often; once true the copy is given up.
+        stop: Polled; once it returns true, the copy is given up.
 
     Raises:
-        RefusedError: A file is not what its record says.
-        TryAgainError: It was given up.
+        RefusedError: A file does not match its record.
+        TryAgainError: `stop` returned true.
         OSError: A file cannot be read or written; a missing one stays `FileNotFoundError`.
     """
     os.mkdir(target, 0o700)
@@ -47,17 +47,17 @@ def copy_files(
 
 
 def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
-    """Read every byte of files and compare it with their digests; that leaves them in the page cache.
+    """Read every byte of files and compare them with their digests; they are in the page cache afterwards.
 
     Args:
         disk: The file system.
         directory: The directory that the names are relative to.
         records: The files.
-        stop: Asked often; once true it is given up.
+        stop: Polled; once it returns true, the check is given up.
 
     Raises:
-        RefusedError: A file is not what its record says.
-        TryAgainError: It was given up.
+        RefusedError: A file does not match its record.
+        TryAgainError: `stop` returned true.
         OSError: A file cannot be read; a missing one stays `FileNotFoundError`.
     """
     _each(
@@ -72,12 +72,12 @@ def _each(
     stop: Callable[[], bool],
     work: Callable[[FileRecord, Callable[[], bool]], None],
 ) -> None:
-    """Work on several files at once; the first one that fails ends the work on the others.
+    """Work on several files at once; the first failure ends the work on the others.
 
     Args:
         records: The files.
-        stop: Once true the work is given up.
-        work: Called with a file, and with what says whether the work is over.
+        stop: Once it returns true, the work is given up.
+        work: Called with a file and a function that returns whether the work is over.
     """
     failed = threading.Event()
     over = _either(stop, failed)
@@ -94,9 +94,9 @@ def _each(
             under_way = [pool.submit(one, record) for record in records]
             errors = [error for job in under_way if (error := job.exception()) is not None]
         except BaseException:
-            failed.set()  # the threads are waited for on the way out
+            failed.set()  # leaving the block waits for the threads
             raise
-    # What made the others give up comes first, not that they did.
+    # Raise the failure that made the others give up, not one of those.
     for error in sorted(errors, key=lambda error: isinstance(error, TryAgainError)):
         raise error
 
@@ -114,14 +114,14 @@ def _copy(disk: Disk, source: str, target: str, record: FileRecord, stop: Callab
 
 
 def _read(
-    disk: Disk, source: str, record: FileRecord, stop: Callable[[], bool], take: Callable[[bytes], None]
+    disk: Disk, source: str, record: FileRecord, stop: Callable[[], bool], use: Callable[[bytes], None]
 ) -> None:
-    """Read a file once, hand each piece on, and compare the whole with the record."""
+    """Read a file once, pass each piece to `use`, and compare the file with its record."""
     kind = name_of(record.digest, source)
     state, length = hasher(kind), 0
     while piece := _next(disk, source, length, record.size, stop):
         state.update(piece)
-        take(piece)
+        use(piece)
         length += len(piece)
     found = f"{kind}:{state.hexdigest()}"
     if length != record.size:
@@ -137,7 +137,7 @@ def _read(
 def _next(disk: Disk, source: str, place: int, size: int, stop: Callable[[], bool]) -> bytes:
     if stop():
         raise TryAgainError("reading it was given up: told to stop", path=source)
-    # What lies beyond the size that its record names is none of ours to read.
+    # Bytes beyond the recorded size are not the step's.
     try:
         return disk.read_at(source, place, min(CHUNK, size - place)) if place < size else b""
     except CorruptDataError as error:

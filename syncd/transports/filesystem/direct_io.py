@@ -1,8 +1,8 @@
-"""The fastest way in which a mount takes a new file, found by trying.
+"""New files written as fast as their mount allows; the fastest write mode is found by trying.
 
 Writing past the page cache (O_DIRECT) is as fast as the device, leaves the cache to others and needs
 aligned memory. Where it is refused, RWF_DONTCACHE drops the pages behind the write; where that is unknown
-too, the write is an ordinary one in small pieces. A file is always new: nobody's open file is written into.
+too, the write is an ordinary one in small pieces. A file is always new: no open file of others is written into.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from syncd.protocol.disk import temporary_name
-from syncd.transports.filesystem.layout import ALIGN, aligned
-from syncd.transports.filesystem.pinned_buffer import Arena, view
+from syncd.protocol.safetensors import ALIGN, aligned
+from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, view
 
 PIECE = 16 << 20
 """Bytes handed to a thread at once: enough that neither the device nor Python's lock is asked often."""
@@ -30,8 +30,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way of writing: flags of the open and of each write, and the most bytes of one write."""
+class WriteMode:
+    """One mode of writing: the flags of the open and of each write, and the most bytes of one write."""
 
     name: str
     open_flags: int = 0
@@ -39,10 +39,10 @@ class Way:
     limit: int = PIECE
 
 
-DIRECT = Way("direct", open_flags=os.O_DIRECT)
-UNCACHED = Way("uncached", write_flags=_RWF_DONTCACHE)
-BUFFERED = Way("buffered", limit=1 << 20)
-WAYS = (DIRECT, UNCACHED, BUFFERED)
+DIRECT = WriteMode("direct", open_flags=os.O_DIRECT)
+UNCACHED = WriteMode("uncached", write_flags=_RWF_DONTCACHE)
+BUFFERED = WriteMode("buffered", limit=1 << 20)
+WRITE_MODES = (DIRECT, UNCACHED, BUFFERED)
 """In the order of preference."""
 
 
@@ -52,9 +52,9 @@ class NewFile:
     Each write is padded up to a multiple of `ALIGN`; `finish` cuts the padding off.
     """
 
-    def __init__(self, path: str, size: int, way: Way) -> None:
-        self._way, self._size = way, size
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | way.open_flags
+    def __init__(self, path: str, size: int, mode: WriteMode) -> None:
+        self._mode, self._size = mode, size
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | mode.open_flags
         self._descriptor = os.open(path, flags, 0o644)
         try:
             _allocate(self._descriptor, aligned(size))
@@ -65,8 +65,8 @@ class NewFile:
     def write(self, piece: memoryview, offset: int) -> None:
         """Write a piece; its address, length and offset are multiples of `ALIGN`."""
         while piece:
-            part = piece[: self._way.limit]
-            done = os.pwritev(self._descriptor, [part], offset, self._way.write_flags)
+            part = piece[: self._mode.limit]
+            done = os.pwritev(self._descriptor, [part], offset, self._mode.write_flags)
             piece, offset = piece[done:], offset + done
 
     def finish(self) -> None:
@@ -78,8 +78,8 @@ class NewFile:
         os.close(self._descriptor)
 
 
-class Pipe:
-    """Hands pieces of one file to threads, a bounded number at a time.
+class WritePipeline:
+    """Hands pieces of one file to threads, a bounded number at once.
 
     An error of an earlier piece is raised by a later call.
     """
@@ -89,7 +89,7 @@ class Pipe:
         self._pending: deque[Future[None]] = deque()
 
     def put(self, piece: memoryview, offset: int) -> None:
-        """Have a piece written; returns once at most `THREADS` are under way."""
+        """Queue a piece; return once at most `THREADS` pieces are being written."""
         self._pending.append(self._pool.submit(self._file.write, piece, offset))
         while len(self._pending) > THREADS:
             self._pending.popleft().result()
@@ -100,26 +100,28 @@ class Pipe:
             self._pending.popleft().result()
 
     def abandon(self) -> None:
-        """Wait until no thread touches the file or the memory any more, whatever became of the pieces."""
+        """Wait until no thread uses the file or the memory any more; ignore errors of the pieces."""
         while self._pending:
             self._pending.popleft().exception()
 
 
-def choose(directory: str, ways: Iterable[Way] = WAYS, name: str = "probe") -> Way:
-    """Return the first way that a small file in this directory can be written in.
+def find_write_mode(
+    directory: str, modes: Iterable[WriteMode] = WRITE_MODES, name: str = "probe"
+) -> WriteMode:
+    """Return the first mode in which a small file in this directory can be written.
 
-    The file is a temporary one of `name`: if this process dies right then, it goes when those of `name` do.
+    The file is a temporary one of `name`: if this process dies first, it is removed when those of `name` are.
     """
-    probe = Arena(ALIGN)
-    for way in ways:
+    probe = PinnedBuffer(ALIGN)
+    for mode in modes:
         with contextlib.suppress(OSError):
-            _try(f"{directory}/{temporary_name(name)}", way, probe.bytes)
-            return way
+            _try(f"{directory}/{temporary_name(name)}", mode, probe.bytes)
+            return mode
     return BUFFERED
 
 
-def _try(path: str, way: Way, content: torch.Tensor) -> None:
-    file = NewFile(path, content.nbytes, way)
+def _try(path: str, mode: WriteMode, content: torch.Tensor) -> None:
+    file = NewFile(path, content.nbytes, mode)
     try:
         file.write(view(content), 0)
     finally:
@@ -128,7 +130,7 @@ def _try(path: str, way: Way, content: torch.Tensor) -> None:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Reserve the blocks of a file, where the file system can; a full one says so before anything is written.
+    """Reserve the blocks of a file if the file system can: a full one fails before anything is written.
 
     posix_fallocate would write into every block where the file system cannot, as on NFS before 4.2.
     """

@@ -1,51 +1,85 @@
-"""One walk over the weights that an engine exports, as one of its ranks.
+"""One walk over the weights that an engine exports: which rank writes each tensor, and where in its file.
 
 Every rank walks the whole export, because each tensor may be gathered by all of them together; a rank that
 fails half-way walks on to the end all the same, or the others would wait for it in their next collective.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
 
 import torch
 
 from syncd.errors import UsageError
 from syncd.protocol.layout import shard_name
-from syncd.transports.filesystem.layout import METADATA, Spec, is_odd
-from syncd.transports.filesystem.sharding import Named, Shares, tied_names
+from syncd.protocol.safetensors import DTYPE_BITS, METADATA, encode_header
+from syncd.transports.dtypes import FROM_TORCH
 
-Export = Named | Callable[[], Named]
-"""Names and tensors, or a function that starts the walk over them anew."""
+WORD = 8
+"""The widest element. Tensors whose length is a multiple of it leave whatever follows them aligned."""
 
-DTYPES = {
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.int16: "I16", torch.uint16: "U16", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int32: "I32", torch.uint32: "U32", torch.float32: "F32",
-    torch.int64: "I64", torch.uint64: "U64", torch.float64: "F64", torch.complex64: "C64",
-}  # fmt: skip
-"""What safetensors calls each dtype."""
+Named = Iterable[tuple[str, torch.Tensor]]
+
+AnyExport = Named | Callable[[], Named]
+"""Names and tensors, or a function that begins another walk over them."""
 
 
-class Piece(NamedTuple):
+class TensorSpec(NamedTuple):
+    """What one tensor is in the file: `dtype` as safetensors calls it, `size` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+class TensorSpan(NamedTuple):
+    """Where one tensor is; `start` and `end` count from the beginning of the data."""
+
+    spec: TensorSpec
+    start: int
+    end: int
+
+
+class ExportedTensor(NamedTuple):
     """A tensor of this rank's share, not yet cast.
 
     Args:
         spec: What it becomes in the file.
         tensor: The whole of it.
         dtype: What it becomes.
-        lasts: Whether it stays as it is while the walk goes on. An export that makes one tensor after the other may
-            use the memory of the last one again.
+        lasts: Whether it stays valid during the rest of the walk. An export that makes one tensor after the other may
+            reuse the memory of the last one.
     """
 
-    spec: Spec
+    spec: TensorSpec
     tensor: torch.Tensor
     dtype: torch.dtype
     lasts: bool = False
 
 
-class Walk:
+class Shares:
+    """Deals tensors out as they come: each one goes to the rank that has the fewest bytes so far.
+
+    It needs to know nothing in advance and keeps nothing from one save to the next, so ranks that walk the
+    same export always agree, also after one of them failed. No two differ by more than the largest tensor.
+
+    Args:
+        world_size: Number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.loads = [0] * world_size
+
+    def deal(self, size: int) -> int:
+        """Return the rank that gets a tensor of `size` bytes."""
+        rank = self.loads.index(min(self.loads))
+        self.loads[rank] += size
+        return rank
+
+
+class ExportWalk:
     """Iterates over the tensors that are this rank's, and learns which shard holds every one.
 
     Args:
@@ -61,7 +95,7 @@ class Walk:
 
     def __init__(
         self,
-        export: Export,
+        export: AnyExport,
         rank: int,
         world_size: int,
         dtype: torch.dtype | None,
@@ -73,7 +107,7 @@ class Walk:
         self._holds_all = self._tensors is not tensors
         self._rank, self._dtype, self._shares = rank, dtype, Shares(world_size)
         self.weight_map: dict[str, str] = {}
-        self.specs: list[Spec] = []
+        self.specs: list[TensorSpec] = []
         self.device = torch.device("cpu")
 
     @property
@@ -81,73 +115,170 @@ class Walk:
         """Return the bytes met so far, of all ranks."""
         return sum(self._shares.loads)
 
-    def __iter__(self) -> Iterator[Piece]:
-        return self._mine(_whole)
+    def __iter__(self) -> Iterator[ExportedTensor]:
+        return self._own(_whole)
 
     def plan(self) -> None:
-        """Walk to the end for `specs`, `weight_map` and `device`: nothing is gathered, no weight is looked at."""
+        """Walk to the end for `specs`, `weight_map` and `device`: nothing is gathered, no weight is read."""
         largest = -1
-        for piece in self._mine(torch.Tensor.detach):
-            if piece.spec.size > largest:
-                largest, self.device = piece.spec.size, piece.tensor.device
+        for spec, tensor, _, _ in self._own(torch.Tensor.detach):
+            if spec.size > largest:
+                largest, self.device = spec.size, tensor.device
 
-    def _mine(self, made: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Piece]:
-        for name, tensor in self._tensors:
-            if name in self._tied:
-                continue
-            piece = self._piece(name, made(tensor), lasts=self._holds_all or is_spread(tensor))
-            owner = self._shares.deal(piece.spec.size)
-            self.weight_map[name] = shard_name(owner + 1, len(self._shares.loads))
-            if owner == self._rank:
-                self.specs.append(piece.spec)
-                yield piece
-
-    def in_file_order(self) -> Iterator[Piece]:
-        """Iterate in the order of `headers.in_file_order`: copies of the odd ones are kept and come last."""
+    def in_file_order(self) -> Iterator[ExportedTensor]:
+        """Iterate in the order of the function `in_file_order`: copies of the odd ones are kept and come last."""
         odd = []
-        for piece in self:
-            if is_odd(piece.spec):
-                odd.append(piece._replace(tensor=piece.tensor.to("cpu", piece.dtype, copy=True)))
+        for exported in self:
+            if is_odd(exported.spec):
+                odd.append(exported._replace(tensor=exported.tensor.to("cpu", exported.dtype, copy=True)))
             else:
-                yield piece
-        yield from sorted(odd, key=lambda piece: -piece.dtype.itemsize)
+                yield exported
+        yield from sorted(odd, key=lambda exported: -exported.dtype.itemsize)
 
     def finish(self) -> None:
-        """Walk on to the end for the sake of the other ranks, whatever happens."""
+        """Walk to the end for the sake of the other ranks, whatever happens."""
         with contextlib.suppress(Exception):
             for _, tensor in self._tensors:
                 _whole(tensor)
 
-    def _piece(self, name: str, tensor: torch.Tensor, *, lasts: bool) -> Piece:
+    def _own(self, prepared: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[ExportedTensor]:
+        for name, tensor in self._tensors:
+            if name in self._tied:
+                continue
+            lasts = self._holds_all or is_spread(tensor)
+            exported = self._exported(name, prepared(tensor), lasts=lasts)
+            owner = self._shares.deal(exported.spec.size)
+            self.weight_map[name] = shard_name(owner + 1, len(self._shares.loads))
+            if owner == self._rank:
+                self.specs.append(exported.spec)
+                yield exported
+
+    def _exported(self, name: str, tensor: torch.Tensor, *, lasts: bool) -> ExportedTensor:
         if name in self.weight_map:
             raise UsageError(f"the export names tensor {name!r} twice")
         if name == METADATA:
             raise UsageError(f"no tensor can be called {name!r} in a safetensors file")
-        dtype = self._cast(tensor)
-        if dtype not in DTYPES:
+        dtype = cast_of(tensor.dtype, self._dtype)
+        if dtype not in FROM_TORCH:
             raise UsageError(f"tensor {name!r} is {dtype}, which safetensors does not have")
-        size = tensor.numel() * dtype.itemsize
-        return Piece(Spec(name, DTYPES[dtype], tuple(tensor.shape), size), tensor, dtype, lasts)
-
-    def _cast(self, tensor: torch.Tensor) -> torch.dtype:
-        if self._dtype is None or not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
-            return tensor.dtype
-        return self._dtype
+        spec = TensorSpec(name, FROM_TORCH[dtype], tuple(tensor.shape), tensor.numel() * dtype.itemsize)
+        return ExportedTensor(spec, tensor, dtype, lasts)
 
 
-def can_repeat(export: Export) -> bool:
-    """Say whether a walk over it can be started twice."""
+class ShardLayout:
+    """Where each byte of one shard goes, decided before the first one is written.
+
+    The data begins at a multiple of `ALIGN`: what is aligned in memory is aligned in the file then, and can be
+    written without passing through the page cache.
+
+    Args:
+        specs: Its tensors in the order in which they were met.
+    """
+
+    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+        self.specs = in_file_order(specs)
+        self.data_size = sum(spec.size for spec in self.specs)
+        self.header = encode_header(self.specs)
+
+    @property
+    def data_offset(self) -> int:
+        """Return where the data begins, a multiple of `ALIGN`."""
+        return len(self.header)
+
+    @property
+    def size(self) -> int:
+        """Return the length of the file."""
+        return len(self.header) + self.data_size
+
+    def spans(self) -> Iterator[TensorSpan]:
+        """Yield the place of each tensor, in file order."""
+        start = 0
+        for spec in self.specs:
+            yield TensorSpan(spec, start, start + spec.size)
+            start += spec.size
+
+
+def is_odd(spec: TensorSpec) -> bool:
+    """Return whether a tensor would leave what follows it misaligned: such tensors go last."""
+    return spec.size % WORD != 0
+
+
+def in_file_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """Return the tensors as the file has them: as met, but the odd ones last, those of wide elements first.
+
+    The format has no room for padding between tensors, and readers refuse an element that is not aligned.
+    """
+    found = list(specs)
+    odd = sorted(filter(is_odd, found), key=lambda spec: -DTYPE_BITS[spec.dtype])
+    return [spec for spec in found if not is_odd(spec)] + odd
+
+
+def encode_index(weight_map: Mapping[str, str], total_size: int) -> bytes:
+    """Return `model.safetensors.index.json`: which shard holds each tensor."""
+    document = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
+    return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def cast_of(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """Return what a tensor becomes: only floating-point ones of more than one byte are cast."""
+    castable = wanted is not None and stored.is_floating_point and stored.itemsize > 1
+    return wanted if wanted is not None and castable else stored
+
+
+def can_repeat(export: AnyExport) -> bool:
+    """Return whether a walk over it can be started twice."""
     return callable(export) or iter(export) is not export
 
 
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is spread over ranks, so that the whole of it is made by gathering."""
+    return hasattr(tensor, "full_tensor")
+
+
+def tied_names(tensors: Named) -> frozenset[str]:
+    """Return the names that only repeat the storage of an earlier tensor.
+
+    Only of a collection that holds all its tensors at once. An export that makes them one by one may use
+    one piece of memory for two of them, and dropping the second would lose weights: name the tied ones then.
+    """
+    if not _is_held(tensors):
+        return frozenset()
+    seen: set[tuple[object, ...]] = set()
+    tied = set()
+    for name, tensor in tensors:
+        place = _place(tensor)
+        if place is None:
+            continue
+        if place in seen:
+            tied.add(name)
+        seen.add(place)
+    return frozenset(tied)
+
+
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole of a tensor that may be spread over ranks: a collective, where it is."""
+    """Return the whole of a tensor. If it is spread over ranks, this is a collective."""
     tensor = tensor.detach()
     whole = tensor.full_tensor() if is_spread(tensor) else tensor  # type: ignore[attr-defined] # a DTensor
     assert isinstance(whole, torch.Tensor)
     return whole
 
 
-def is_spread(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is one of several ranks together: the whole of it is made by gathering."""
-    return hasattr(tensor, "full_tensor")
+def _is_held(tensors: Named) -> TypeGuard[Sequence[tuple[str, torch.Tensor]]]:
+    return isinstance(tensors, Sequence | ItemsView)
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Return where the elements are, None for a tensor that has no memory.
+
+    Of a sharded tensor it is where this rank's part is, or would be: ranks without a part of it must find the same
+    as the others, and all empty tensors have the same address. FSDP keeps padding for them, in a storage of its own.
+    """
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    storage = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+    if not storage:
+        return None
+    return (
+        str(tensor.device), storage, tensor.storage_offset(),
+        tensor.dtype, tuple(tensor.shape), tensor.stride(),
+    )  # fmt: skip

@@ -1,51 +1,89 @@
-"""One file of a version while it is read: through the page cache, or past it where little of it is there.
+"""One file of a version while it is read: which pieces of it are read, and how.
 
-A page that is read once is not worth a place in the cache, and the device is asked for more at once without it.
+A file is read in pieces that follow each other, each by one call. A piece consists of parts: bytes of one tensor, or
+of none (the header, and what is read only to be hashed). The header alone decides them, before any data is read.
+
+A file of which little is in the page cache is read past it: a page that is read once is not worth a place there, and
+the device gets larger requests.
 """
 
+import ctypes
 import os
 import stat
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.safetensors import Header, parse_header
-from syncd.transports.filesystem.page_cache import cached_share
-from syncd.transports.filesystem.read_plan import Piece
-from syncd.transports.filesystem.read_targets import ALIGN, bounce, view
+from syncd.protocol.safetensors import DTYPE_BITS, Header, Tensor, parse_header
+from syncd.transports.filesystem.read_targets import ALIGN, aligned_memory, view
+from syncd.transports.tensors import TensorMeta
+
+PIECE = 1 << 20
+"""The most bytes of one piece: what one thread reads at once."""
+
+PARTS = 256
+"""The most parts of one piece; the kernel accepts 1024 in one call."""
 
 RESIDENT = 0.5
 """The share of a file that must be in the page cache for it to be read through it."""
 
 _FIRST_READ = 1 << 16
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never waiting for the writer of a pipe
+_FLAGS = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # opening a pipe must not wait for its writer
+_CACHESTAT = 451
+_SAMPLES = 16
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Source(NamedTuple):
+class ReadSource(NamedTuple):
     """One file to read.
 
     Args:
-        path: Where it is.
-        record: Its size and digest; None where nobody wrote them down.
+        path: Its path.
+        record: Its size and digest; None if no manifest lists it.
     """
 
     path: str
     record: FileRecord | None
 
 
+class ReadPart(NamedTuple):
+    """Bytes of one piece that belong to one tensor, or to none.
+
+    Args:
+        length: In bytes, never 0.
+        name: The tensor; None for bytes that are only hashed.
+        start: Offset of the first byte in that tensor, in bytes.
+    """
+
+    length: int
+    name: str | None = None
+    start: int = 0
+
+
+class ReadPiece(NamedTuple):
+    """A stretch of a file: its offset, its length, and its parts in order."""
+
+    offset: int
+    length: int
+    parts: tuple[ReadPart, ...]
+
+
 class OpenFile:
-    """One open file: what it holds, and how it is read.
+    """One open file of a version.
 
     Args:
         source: The file.
         direct: Whether it may be read past the page cache.
 
     Raises:
-        CorruptDataError: It is not what its record says.
+        CorruptDataError: The file does not match its record.
         OSError: It cannot be opened.
     """
 
-    def __init__(self, source: Source, *, direct: bool) -> None:
+    def __init__(self, source: ReadSource, *, direct: bool) -> None:
         self.source = source
         self._descriptor = os.open(source.path, _FLAGS)
         self._opened = [self._descriptor]
@@ -60,25 +98,58 @@ class OpenFile:
             raise
 
     def close(self) -> None:
-        """Close what is open; a second call does nothing."""
+        """Close the descriptors; a second call does nothing."""
         opened, self._opened = self._opened, []
         for descriptor in opened:
             os.close(descriptor)
 
     @property
     def is_direct(self) -> bool:
-        """Say whether it is read past the page cache."""
+        """Return whether it is read past the page cache."""
         return self._direct is not None
 
+    def require_tensors(self, offered: Mapping[str, TensorMeta]) -> None:
+        """Return if the file still holds tensors as `offered` describes them.
+
+        Raises:
+            CorruptDataError: It holds others.
+        """
+        for tensor in self.header.tensors.values():
+            if offered.get(tensor.name) != (tensor.dtype, tensor.shape):
+                raise CorruptDataError(f"tensor {tensor.name} has changed since the version was checked")
+
+    def read_into(self, offset: int, views: list[memoryview]) -> None:
+        """Fill views one after the other from an offset on, through the page cache."""
+        while views:
+            done = os.preadv(self._descriptor, views, offset)
+            if not done:
+                raise CorruptDataError("cut short while it was read", path=self.source.path)
+            offset += done
+            views = _unfilled(views, done)
+
+    def read_direct(self, piece: ReadPiece, memory: memoryview) -> int:
+        """Read a piece past the page cache into aligned memory; return where in it the piece begins."""
+        assert self._direct is not None
+        before = piece.offset % ALIGN
+        start, needed = piece.offset - before, before + piece.length
+        done = 0
+        while done < needed:
+            length = -(-(needed - done) // ALIGN) * ALIGN
+            found = os.preadv(self._direct, [memory[done : done + length]], start + done)
+            if done + found < needed and (not found or found % ALIGN):
+                raise CorruptDataError("cut short while it was read", path=self.source.path)
+            done += found
+        return before
+
     def _open_direct(self) -> int | None:
-        """Open it past the page cache, None where that is refused or it is another file by now."""
+        """Open it past the page cache; None if that is refused or the path is another file by now."""
         try:
             direct = os.open(self.source.path, _FLAGS | os.O_DIRECT)
         except OSError:
             return None
         self._opened.append(direct)
         same = os.path.sameopenfile(direct, self._descriptor)
-        return direct if same and _takes_direct(direct) else None
+        return direct if same and _supports_direct(direct) else None
 
     def _checked_size(self) -> int:
         found, record = os.fstat(self._descriptor), self.source.record
@@ -96,40 +167,99 @@ class OpenFile:
             prefix += os.pread(self._descriptor, length - _FIRST_READ, _FIRST_READ)
         return parse_header(prefix, self.size, self.source.path)
 
-    def read_into(self, offset: int, views: list[memoryview]) -> None:
-        """Fill views one after the other from an offset on, through the page cache."""
-        while views:
-            done = os.preadv(self._descriptor, views, offset)
-            if not done:
-                raise CorruptDataError("cut short while it was read", path=self.source.path)
-            offset += done
-            views = _behind(views, done)
 
-    def read_direct(self, piece: Piece, memory: memoryview) -> int:
-        """Read a piece past the page cache into aligned memory; return where in it the piece begins."""
-        assert self._direct is not None
-        before = piece.offset % ALIGN
-        start, needed = piece.offset - before, before + piece.length
-        done = 0
-        while done < needed:
-            length = -(-(needed - done) // ALIGN) * ALIGN
-            found = os.preadv(self._direct, [memory[done : done + length]], start + done)
-            if done + found < needed and (not found or found % ALIGN):
-                raise CorruptDataError("cut short while it was read", path=self.source.path)
-            done += found
-        return before
+def pieces_of(
+    header: Header, wanted: Container[str], *, whole: bool, limit: int = PIECE
+) -> Iterator[ReadPiece]:
+    """Yield the pieces of a file in the order of its bytes.
+
+    Args:
+        header: The file's header.
+        wanted: The names of the tensors that are loaded.
+        whole: Whether every byte is read because the file is hashed; else only wanted tensors are.
+        limit: The most bytes of a piece.
+    """
+    offset, length, parts = 0, 0, list[ReadPart]()
+    for at, part in _parts(header, wanted, limit):
+        skipped = part.name is None and not whole
+        if parts and (skipped or length + part.length > limit or len(parts) == PARTS):
+            yield ReadPiece(offset, length, tuple(parts))
+            length, parts = 0, []
+        if not skipped:
+            offset = offset if parts else at
+            length += part.length
+            parts.append(part)
+    if parts:
+        yield ReadPiece(offset, length, tuple(parts))
 
 
-def _takes_direct(descriptor: int) -> bool:
+def _parts(header: Header, wanted: Container[str], limit: int) -> Iterator[tuple[int, ReadPart]]:
+    """Yield all bytes of a file as parts that fit a piece, each with its offset; no element is cut in two."""
+    for start in range(0, header.data_offset, limit):
+        yield start, ReadPart(min(limit, header.data_offset - start))
+    for tensor in header.tensors.values():
+        size = tensor.end - tensor.start
+        name = tensor.name if tensor.name in wanted else None
+        step = limit - limit % _element_size(tensor)
+        for start in range(0, size, step):
+            at = header.data_offset + tensor.start + start
+            yield at, ReadPart(min(step, size - start), name, start if name else 0)
+
+
+def _element_size(tensor: Tensor) -> int:
+    return max(1, DTYPE_BITS[tensor.dtype] // 8)
+
+
+def cached_share(descriptor: int, size: int) -> float:
+    """Return the share of an open file that is in the page cache; 1 if it is not known.
+
+    Linux 6.5 and later has cachestat; elsewhere a few pages are read without waiting.
+
+    Args:
+        descriptor: Of the file.
+        size: Its length in bytes.
+    """
+    if not size:
+        return 1.0
+    pages = _cached_pages(descriptor)
+    if pages is not None:
+        return min(1.0, pages * os.sysconf("SC_PAGE_SIZE") / size)
+    return _sampled(descriptor, size)
+
+
+def _cached_pages(descriptor: int) -> int | None:
+    """Return how many pages of a file are cached; None if the kernel or the file system does not say."""
+    whole = (ctypes.c_uint64 * 2)(0, 0)
+    found = (ctypes.c_uint64 * 5)()
+    done = _LIBC.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(descriptor), whole, found, ctypes.c_uint(0))
+    return int(found[0]) if done == 0 else None
+
+
+def _sampled(descriptor: int, size: int) -> float:
+    offsets = range(0, size, max(1, size // _SAMPLES))
     try:
-        os.preadv(descriptor, [view(bounce(ALIGN, pinned=False))], 0)
+        return sum(_is_cached(descriptor, offset) for offset in offsets) / len(offsets)
+    except OSError:
+        return 1.0
+
+
+def _is_cached(descriptor: int, offset: int) -> bool:
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+
+
+def _supports_direct(descriptor: int) -> bool:
+    try:
+        os.preadv(descriptor, [view(aligned_memory(ALIGN, pinned=False))], 0)
     except OSError:
         return False
     return True
 
 
-def _behind(views: list[memoryview], done: int) -> list[memoryview]:
-    """Return what is left of views of which so many bytes are filled."""
+def _unfilled(views: list[memoryview], done: int) -> list[memoryview]:
+    """Return the rest of the views after so many bytes of them are filled."""
     for number, one in enumerate(views):
         if done < len(one):
             return [one[done:], *views[number + 1 :]]

@@ -1,14 +1,14 @@
-"""Where tensors are read to: parameters that exist, and the little memory that bytes pass through on their way."""
+"""Where a load puts bytes: tensors that exist, and the aligned memory that some bytes pass through."""
 
 import ctypes
+import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
 from syncd.errors import ConfigError
-from syncd.transports.filesystem.read_plan import Part, blocks
 from syncd.transports.tensors import TensorMeta
 
 ALIGN = 4096
@@ -25,13 +25,13 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Held(NamedTuple):
-    """Tensors that are to be filled: each under one name, and the other names of those that have several.
+class TargetTensors(NamedTuple):
+    """Tensors that a load fills: each under one name, and the other names of those that have several.
 
     Args:
         tensors: The tensors.
-        metas: What each of them is.
-        aliases: Other names, each with the one that stands for it.
+        metas: Dtype and shape of each.
+        aliases: Other names, each with the one under which `tensors` has the same memory.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -39,17 +39,17 @@ class Held(NamedTuple):
     aliases: Mapping[str, str]
 
 
-def held(tensors: Mapping[str, torch.Tensor]) -> Held:
-    """Return tensors by name, those that are the same memory under their first name only.
+def target_tensors(tensors: Mapping[str, torch.Tensor]) -> TargetTensors:
+    """Return tensors by name; those that are the same memory under their first name only.
 
     Raises:
-        ConfigError: One cannot be filled from a file.
+        ConfigError: A tensor cannot be filled from a file.
     """
     metas = {name: meta_of(name, tensor) for name, tensor in tensors.items()}
     first: dict[object, str] = {}
     one = {name: first.setdefault(_identity(name, tensor), name) for name, tensor in tensors.items()}
     own = [name for name in tensors if one[name] == name]
-    return Held(
+    return TargetTensors(
         {name: tensors[name].detach() for name in own},
         {name: metas[name] for name in own},
         {name: other for name, other in one.items() if name != other},
@@ -63,10 +63,10 @@ def _identity(name: str, tensor: torch.Tensor) -> object:
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
-    """Return what a tensor is.
+    """Return the dtype and the shape of a tensor.
 
     Raises:
-        ConfigError: It cannot be filled from a file: it has no memory of its own here, or a dtype of its own kind.
+        ConfigError: A file cannot fill it: it has no memory in this process, or a dtype that safetensors lacks.
     """
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
         raise ConfigError(
@@ -78,19 +78,19 @@ def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
 
 
 def is_straight(tensor: torch.Tensor, dtype: str) -> bool:
-    """Say whether the bytes of a file are the bytes of a tensor, so that they can be read right into it."""
+    """Return whether the bytes of a file are the bytes of a tensor, so that they can be read straight into it."""
     return tensor.device.type == "cpu" and tensor.dtype == DTYPES[dtype] and tensor.is_contiguous()
 
 
 def view(tensor: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous tensor in main memory."""
     array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    array.owner = tensor  # type: ignore[attr-defined] # the memory is there for as long as the view is
+    array.owner = tensor  # type: ignore[attr-defined] # the view keeps the memory alive
     return memoryview(array).cast("B")
 
 
-def bounce(size: int, *, pinned: bool) -> torch.Tensor:
-    """Return `size` bytes that begin at a multiple of `ALIGN`, pinned where devices are filled from them."""
+def aligned_memory(size: int, *, pinned: bool) -> torch.Tensor:
+    """Return `size` bytes that begin at a multiple of `ALIGN`, pinned if a device is filled from them."""
     if pinned and torch.cuda.is_available():
         memory = torch.empty(size + ALIGN, dtype=torch.uint8, pin_memory=True)
         return memory[-memory.data_ptr() % ALIGN :][:size]
@@ -98,23 +98,60 @@ def bounce(size: int, *, pinned: bool) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def put(tensor: torch.Tensor, dtype: str, part: Part, content: torch.Tensor) -> None:
-    """Copy one part of a tensor from where it was read to, cast and brought to its device where it must be.
+def put(tensor: torch.Tensor, dtype: str, start: int, content: torch.Tensor) -> None:
+    """Copy bytes of a tensor from the memory that they were read to; cast them and move them to its device.
 
     Args:
         tensor: The tensor to fill, of any strides, dtype and device.
         dtype: The dtype of the file.
-        part: Which bytes of the tensor, as the file has it.
-        content: These bytes, contiguous.
+        start: Offset of the first byte in the tensor, as the file has it.
+        content: The bytes, contiguous.
     """
     if content.data_ptr() % 8:
         content = content.clone()
     elements = content.view(DTYPES[dtype])
-    start = part.start // elements.dtype.itemsize
+    first = start // elements.dtype.itemsize
     if tensor.is_contiguous():
-        tensor.view(-1)[start : start + elements.numel()].copy_(elements)
+        tensor.view(-1)[first : first + elements.numel()].copy_(elements)
         return
-    for block in blocks(tuple(tensor.shape), start, start + elements.numel()):
+    for block in blocks(tuple(tensor.shape), first, first + elements.numel()):
         target = tensor[block.within][block.start : block.stop]
         target.copy_(elements[: target.numel()].view(target.shape))
         elements = elements[target.numel() :]
+
+
+class Block(NamedTuple):
+    """Elements that lie side by side in row-major order: `tensor[within][start:stop]`."""
+
+    within: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def blocks(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
+    """Yield the fewest blocks that make up a range of elements of a tensor.
+
+    Args:
+        shape: The tensor's shape; not 0-dim.
+        start: The first element, counted in row-major order.
+        stop: The one behind the last.
+    """
+    inner = math.prod(shape[1:])
+    row_ends = -(-start // inner) * inner
+    if start >= stop:
+        return
+    if start < row_ends:
+        cut = min(stop, row_ends)
+        yield from _within_row(shape, start, cut)
+    elif (cut := stop // inner * inner) > start:
+        yield Block((), start // inner, cut // inner)
+    else:
+        cut = stop
+        yield from _within_row(shape, start, cut)
+    yield from blocks(shape, cut, stop)
+
+
+def _within_row(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
+    row, first = divmod(start, math.prod(shape[1:]))
+    for block in blocks(shape[1:], first, first + stop - start):
+        yield Block((row, *block.within), block.start, block.stop)

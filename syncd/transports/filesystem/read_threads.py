@@ -1,7 +1,6 @@
-"""Threads that read: each takes the next piece, brings it to where it belongs, and hashes what has its turn.
+"""Threads that read: each takes the next piece, brings it to its tensors, and hashes whatever is next in its file.
 
-No piece is handed from one thread to another and waited for: that wakes a thread each time, which takes as long as to
-copy a megabyte.
+No thread hands a piece to another and waits: waking a thread takes as long as copying a megabyte.
 """
 
 import queue
@@ -14,8 +13,7 @@ import torch
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import Hasher, name_of
-from syncd.transports.filesystem.read_file import OpenFile
-from syncd.transports.filesystem.read_plan import Piece
+from syncd.transports.filesystem.read_file import OpenFile, ReadPiece
 from syncd.transports.filesystem.read_targets import view
 
 
@@ -29,58 +27,58 @@ class Slot:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory, self.bytes, self.address = memory, view(memory), memory.data_ptr()
         self.views: list[memoryview] = []
-        """What is to be hashed of the piece that it is used for."""
+        """The bytes of the current piece that are to be hashed."""
 
 
-class Reading:
-    """One file while its pieces are under way: to their places in any order, into its hash in that of the file.
+class FileInFlight:
+    """One file while its pieces are read in any order and hashed in the order of the file.
 
     Args:
         file: The file.
-        state: What hashes it; None where nothing is hashed.
+        state: Hashes it; None if the file is not hashed.
     """
 
     def __init__(self, file: OpenFile, state: Hasher | None) -> None:
         self.file = file
         self._state = state
         self._lock = threading.Lock()
-        self._ready: dict[int, Slot] = {}
+        self._waiting: dict[int, Slot] = {}
         self._turn = 0
         self._count: int | None = None
         self._is_hashing = False
 
     @property
     def is_hashed(self) -> bool:
-        """Say whether the file is hashed: then every byte of it is read."""
+        """Return whether the file is hashed, so that every byte of it is read."""
         return self._state is not None
 
     def add(self, number: int, slot: Slot) -> Iterator[Slot]:
-        """Take a piece that is where it belongs; yield the slots that are free again.
+        """Accept a piece that was read; yield the slots that are free again.
 
         Args:
             number: Its place among the pieces of the file.
-            slot: Its slot. It is hashed here if its turn has come, else by the thread that hashes the one before it.
+            slot: Its slot. It is hashed here if it is next, else by the thread that hashes the piece before it.
 
         Raises:
-            CorruptDataError: That was the last one, and the file's digest is another.
+            CorruptDataError: The last piece was added and the file does not match its digest.
         """
         if self._state is None:
             self._end_turn()  # in any order
             yield slot
             return
         with self._lock:
-            self._ready[number] = slot
-        while (next_one := self._take_turn()) is not None:
+            self._waiting[number] = slot
+        while (next_one := self._begin_turn()) is not None:
             for one in next_one.views:
                 self._state.update(one)
             self._end_turn()
             yield next_one
 
     def end(self, count: int) -> None:
-        """Say how many pieces the file has: with the last of them it is compared with its digest, and closed.
+        """Set how many pieces the file has: after the last one its digest is compared and the file is closed.
 
         Raises:
-            CorruptDataError: That was the last one, and the digest is another. `add` raises it else.
+            CorruptDataError: All pieces were added and the digest differs; else `add` raises it.
         """
         with self._lock:
             self._count = count
@@ -88,9 +86,9 @@ class Reading:
         if is_over:
             self._finish()
 
-    def _take_turn(self) -> Slot | None:
+    def _begin_turn(self) -> Slot | None:
         with self._lock:
-            slot = None if self._is_hashing else self._ready.pop(self._turn, None)
+            slot = None if self._is_hashing else self._waiting.pop(self._turn, None)
             self._is_hashing |= slot is not None
             return slot
 
@@ -112,28 +110,29 @@ class Reading:
             raise CorruptDataError("content does not match its digest", path=source.path)
 
 
-class Task(NamedTuple):
-    """A piece of a file that is read, and its place among them."""
+class ReadTask(NamedTuple):
+    """A piece of a file that is read, and its place among the file's pieces."""
 
-    reading: Reading
+    file: FileInFlight
     number: int
-    piece: Piece
+    piece: ReadPiece
 
 
-Take = Callable[[OpenFile, Piece, Slot], None]
+ReadOne = Callable[[OpenFile, ReadPiece, Slot], None]
+"""Reads a piece and brings it to its tensors."""
 
 
-class Lanes:
-    """The threads.
+class ReadThreads:
+    """The threads of one load.
 
     Args:
-        tasks: What is read, in order; asked for by one thread at a time.
-        take: Reads a piece and brings it to where it belongs.
-        slots: The memory that pieces pass through: more than there are threads, as some wait for their turn.
+        tasks: What is read, in order; one thread at a time asks for the next.
+        read: Reads a piece.
+        slots: The memory that pieces pass through: more than there are threads, since some wait to be hashed.
     """
 
-    def __init__(self, tasks: Iterator[Task], take: Take, slots: list[Slot]) -> None:
-        self._tasks, self._take = tasks, take
+    def __init__(self, tasks: Iterator[ReadTask], read: ReadOne, slots: list[Slot]) -> None:
+        self._tasks, self._read = tasks, read
         self._lock = threading.Lock()
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         for slot in slots:
@@ -141,27 +140,27 @@ class Lanes:
         self._is_over = False
 
     def run(self, threads: int) -> None:
-        """Read everything; return, or raise what went wrong first, when no thread touches anything any more."""
+        """Read everything; return, or raise the first error, once no thread touches anything any more."""
         with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
-            lanes = [pool.submit(self._lane, threads) for _ in range(threads)]
+            running = [pool.submit(self._run_one, threads) for _ in range(threads)]
             try:
-                for lane in lanes:
-                    lane.result()
+                for one in running:
+                    one.result()
             finally:
-                self._end(threads)
+                self._stop(threads)
 
-    def _lane(self, threads: int) -> None:
+    def _run_one(self, threads: int) -> None:
         own: Slot | None = None
         try:
-            # A slot first: whoever has a piece can always finish it, so that the turn of each comes.
-            while (slot := own or self._free.get()) is not None and (task := self._next()) is not None:
-                self._take(task.reading.file, task.piece, slot)
-                own = self._kept(task.reading.add(task.number, slot))
+            # A slot first: a thread that has a piece can then always finish it, so each piece gets its turn.
+            while (slot := own or self._free.get()) is not None and (task := self._next_task()) is not None:
+                self._read(task.file.file, task.piece, slot)
+                own = self._reuse(task.file.add(task.number, slot))
         finally:
-            self._end(threads)
+            self._stop(threads)
 
-    def _kept(self, free: Iterator[Slot]) -> Slot | None:
-        """Return the last of slots that are free again, whose memory is still in the cache; give the others back."""
+    def _reuse(self, free: Iterator[Slot]) -> Slot | None:
+        """Return the last of the free slots, whose memory is still in the CPU cache; give the others back."""
         kept: Slot | None = None
         for slot in free:
             slot.views = []
@@ -170,12 +169,12 @@ class Lanes:
             kept = slot
         return kept
 
-    def _next(self) -> Task | None:
+    def _next_task(self) -> ReadTask | None:
         with self._lock:
             return None if self._is_over else next(self._tasks, None)
 
-    def _end(self, threads: int) -> None:
-        """Let every lane end with the piece that it has."""
+    def _stop(self, threads: int) -> None:
+        """Have every thread end after its current piece."""
         self._is_over = True
         for _ in range(threads):
             self._free.put(None)

@@ -1,12 +1,12 @@
-"""Weights out through files: each rank writes its share of whole tensors as one shard of a step.
+"""Saves steps: each rank writes its share of whole tensors as one shard of a step.
 
     saver = StepSaver(job, rank, world_size)
     saver.save(step, attempt, engine.get_per_tensor_param, {"config.json": config})
-    ...                     # training goes on while the step is written
-    saver.wait()            # the step is whole, or this raises
+    ...                     # training continues while the step is written
+    saver.wait()            # returns once the step is whole, or raises
 
 Two modes, one format. `background` copies the share into memory that is kept for it and blocks for nothing
-else; `stream` blocks until the step is whole and needs no memory to speak of. docs/saving.md has the figures.
+else; `stream` blocks until the step is whole and needs 48 MiB of memory. docs/saving.md has the figures.
 """
 
 import contextlib
@@ -23,14 +23,22 @@ from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
-from syncd.transports.filesystem.device_copy import Copies
-from syncd.transports.filesystem.direct_io import THREADS, Way, choose
-from syncd.transports.filesystem.export_walk import Export, Walk, can_repeat
-from syncd.transports.filesystem.layout import Layout, encode_index
-from syncd.transports.filesystem.pinned_buffer import Arena, Kept
-from syncd.transports.filesystem.save_outcome import as_ours, conclude, leave_note, settle
-from syncd.transports.filesystem.shard import ChangedError, Ring, Shard, pour, put_all
-from syncd.transports.memory.save import Copy
+from syncd.transports.filesystem.direct_io import THREADS, WriteMode, find_write_mode
+from syncd.transports.filesystem.export_walk import (
+    AnyExport,
+    ExportWalk,
+    ShardLayout,
+    can_repeat,
+    encode_index,
+)
+from syncd.transports.filesystem.pinned_buffer import KeptBuffer, PinnedBuffer, TensorCopies
+from syncd.transports.filesystem.save_outcome import (
+    as_storage_error,
+    leave_failure_note,
+    seal_if_whole,
+    wait_until_whole,
+)
+from syncd.transports.filesystem.shard import ChangedError, Ring, SecondCopy, ShardWriter, pour, put_all
 
 Mode = Literal["background", "stream"]
 
@@ -39,13 +47,13 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a save took.
+    """The result of one save on this rank.
 
     Args:
         step: The step.
         size: Bytes of the weights, of all ranks.
         seconds: From the call until this rank's files were durable.
-        is_copied: Whether this rank's part is in memory too.
+        is_copied: Whether the second copy has this rank's part too.
     """
 
     step: int
@@ -56,16 +64,16 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """One save of this rank: its writer, what goes beside the weights, its copy in memory, and when it began."""
+    """One save of this rank: its writer, the files beside the weights, the second copy, and when it began."""
 
     writer: StepWriter
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    copy: Copy | None = None
+    copy: SecondCopy | None = None
     begun: float = 0.0
 
 
 class StepSaver:
-    """Writes this rank's part of each step. One save is in flight; all ranks make the same calls.
+    """Writes this rank's part of each step. One save is in flight at a time; all ranks make the same calls.
 
     Args:
         job: The job.
@@ -76,7 +84,7 @@ class StepSaver:
         tied: Names of tensors to leave out: those that repeat another one.
         check_finite: Whether NaN and infinity are refused.
         timeout: Seconds to wait for the other ranks once this one is done.
-        way: How files are written; found by trying unless given.
+        write_mode: How files are written; found by trying unless given.
         clock: Time.
         fence: The directory through which steps are sealed and announced (`StepWriter`).
     """
@@ -92,7 +100,7 @@ class StepSaver:
         tied: Collection[str] = (),
         check_finite: bool = True,
         timeout: float = 600.0,
-        way: Way | None = None,
+        write_mode: WriteMode | None = None,
         clock: Clock | None = None,
         fence: str = "",
     ) -> None:
@@ -100,40 +108,40 @@ class StepSaver:
             raise UsageError(f"rank {rank} of {world_size} is out of range")
         self._job, self._rank, self._world_size = job, rank, world_size
         self._mode, self._dtype, self._tied = mode, dtype, frozenset(tied)
-        self._timeout, self._way, self._clock = timeout, way, clock or SystemClock()
+        self._timeout, self._write_mode, self._clock = timeout, write_mode, clock or SystemClock()
         self._check, self._fence = check_finite, fence
         self._writers = ThreadPoolExecutor(THREADS, "save-write")
         self._behind = ThreadPoolExecutor(1, "save")
-        self._memory = Kept()
+        self._memory = KeptBuffer()
         self._ring: Ring | None = None
-        self._layout: Layout | None = None
+        self._layout: ShardLayout | None = None
         self._pending: tuple[_Save, Future[bool]] | None = None
         self.written: Written | None = None
-        """What the last save took that this rank has finished."""
+        """The result of the last save that this rank has finished."""
 
-    def prepare(self, tensors: Export) -> None:
-        """Begin to make the memory that saves need, behind what comes next; then the first save is as fast as others.
+    def prepare(self, tensors: AnyExport) -> None:
+        """Begin to allocate the memory that saves need in a thread; then the first save is as fast as the others.
 
-        Not needed, and no promise: an export that turns out larger is saved all the same. Only shapes and dtypes are
-        looked at, in the order of the export: tensors on `meta` will do, and sharded ones are not gathered.
+        Optional, and no limit: a larger export is saved too. Only shapes and dtypes are read, in the order of the
+        export: tensors on `meta` will do, and sharded ones are not gathered.
 
         Args:
             tensors: As `save` takes them.
 
         Raises:
-            UsageError: Memory was made already, by this or by a save.
+            UsageError: Memory was allocated already, by this or by a save.
         """
         if self._memory.begun or self._ring:
-            raise UsageError("memory is made once, before the first save")
+            raise UsageError("memory is allocated once, before the first save")
         if self._mode == "stream":
             self._ring = Ring()
             return
         walk = self._walk(tensors)
         walk.plan()
-        self._memory.begin(Layout(walk.specs).data_size, self._behind)
+        self._memory.begin(ShardLayout(walk.specs).data_size, self._behind)
 
-    def planned_size(self, tensors: Export) -> int:
-        """Return the bytes of all ranks' tensors, by a walk that looks at no weight."""
+    def planned_size(self, tensors: AnyExport) -> int:
+        """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
         walk = self._walk(tensors)
         walk.plan()
         return walk.total_size
@@ -142,9 +150,9 @@ class StepSaver:
         self,
         step: int,
         attempt: str,
-        tensors: Export,
+        tensors: AnyExport,
         companions: Mapping[str, bytes] | None = None,
-        copy: Copy | None = None,
+        copy: SecondCopy | None = None,
     ) -> None:
         """Save a step; every rank walks all the tensors.
 
@@ -154,10 +162,10 @@ class StepSaver:
             tensors: Names and tensors, or a function that begins a walk over them. `stream` needs what can be
                 walked twice for its first save, to know where everything goes.
             companions: Files beside the weights by name, such as config.json; rank 0 writes them.
-            copy: This rank's side of a copy in memory that takes the same files.
+            copy: Gets the same files as this rank's part of the step.
 
         Raises:
-            SyncdError: The save before this one failed, on any rank; or this one did.
+            SyncdError: The save before this one failed, on any rank; or this one failed.
         """
         self.wait()
         writer = StepWriter(self._job, step, self._world_size, attempt, self._clock, fence=self._fence)
@@ -171,14 +179,14 @@ class StepSaver:
         """Return once the save in flight is a whole step on disk, written by all ranks and announced.
 
         Raises:
-            SyncdError: It failed, on this rank or on another. It is said once; the next save may be tried.
+            SyncdError: It failed, on this rank or on another. This is raised once; the next save may be tried.
         """
         if self._pending is None:
             return
         save, future = self._pending
         try:
             if not future.result():
-                settle(save.writer, self._rank, self._clock, self._timeout)
+                wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
         except Exception:
             self._pending = None
             raise
@@ -186,12 +194,12 @@ class StepSaver:
 
     @property
     def saving(self) -> bool:
-        """Say whether this rank is still writing."""
+        """Return whether this rank is still writing."""
         return self._pending is not None and not self._pending[1].done()
 
     @property
     def failed(self) -> bool:
-        """Say whether this rank's part of the save in flight has failed; `wait` raises why."""
+        """Return whether this rank's part of the save in flight has failed; `wait` raises why."""
         return self._pending is not None and self._pending[1].done() and bool(self._pending[1].exception())
 
     def close(self) -> None:
@@ -203,41 +211,41 @@ class StepSaver:
             self._writers.shutdown()
             self._memory.close()
 
-    def _start(self, save: _Save, tensors: Export) -> None:
+    def _start(self, save: _Save, tensors: AnyExport) -> None:
         walk = self._walk(tensors)
         with self._guarded(save, walk):
-            arena = self._gather(walk)
+            buffer = self._gather(walk)
             _require(walk)
-        self._pending = save, self._behind.submit(self._write_behind, save, walk, arena)
+        self._pending = save, self._behind.submit(self._write_behind, save, walk, buffer)
 
-    def _gather(self, walk: Walk) -> Arena:
-        """Copy this rank's share into the arena: all that training is blocked for."""
-        arena, end = self._memory.arena(), 0
-        with Copies(self._behind) as copies:
+    def _gather(self, walk: ExportWalk) -> PinnedBuffer:
+        """Copy this rank's share into the buffer: training is blocked for this alone."""
+        buffer, end = self._memory.get(), 0
+        with TensorCopies(self._behind) as copies:
             for spec, tensor, dtype, lasts in walk.in_file_order():
-                if end + spec.size > arena.capacity:
+                if end + spec.size > buffer.capacity:
                     copies.finish()  # growing may move the memory
-                    arena.reserve(end + spec.size)
-                place = arena.bytes[end : end + spec.size].view(dtype).view(spec.shape)
+                    buffer.reserve(end + spec.size)
+                place = buffer.bytes[end : end + spec.size].view(dtype).view(spec.shape)
                 copies.add(place, tensor, lasts=lasts)
                 end += spec.size
-        return arena
+        return buffer
 
-    def _write_behind(self, save: _Save, walk: Walk, arena: Arena) -> bool:
-        layout = Layout(walk.specs)
+    def _write_behind(self, save: _Save, walk: ExportWalk, buffer: PinnedBuffer) -> bool:
+        layout = ShardLayout(walk.specs)
 
         def fill(path: str) -> tuple[int, str]:
             with self._shard(path, layout, save.copy) as shard:
-                put_all(shard, arena.bytes, layout.data_size)
+                put_all(shard, buffer.bytes, layout.data_size)
                 return shard.finish()
 
         try:
             with self._guarded(save):
                 return self._publish(save, walk, fill)
         finally:
-            arena.renew(layout.data_size)
+            buffer.renew(layout.data_size)
 
-    def _stream(self, save: _Save, tensors: Export) -> None:
+    def _stream(self, save: _Save, tensors: AnyExport) -> None:
         layout = self._planned(tensors)
         walk, ring = self._walk(tensors), self._ring or Ring()
         self._ring = ring
@@ -254,10 +262,10 @@ class StepSaver:
                 self._layout = None
                 raise
         if not done:
-            settle(save.writer, self._rank, self._clock, self._timeout)
+            wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
 
-    def _planned(self, tensors: Export) -> Layout:
-        """Return the layout of this rank's shard, unless it is known by a walk that looks at no weight."""
+    def _planned(self, tensors: AnyExport) -> ShardLayout:
+        """Return the layout of this rank's shard; the first time, by a walk that reads no weight."""
         if self._layout is None:
             if not can_repeat(tensors):
                 raise UsageError(
@@ -267,59 +275,59 @@ class StepSaver:
             walk = self._walk(tensors)
             walk.plan()
             _require(walk)
-            self._layout = Layout(walk.specs)
+            self._layout = ShardLayout(walk.specs)
         return self._layout
 
-    def _publish(self, save: _Save, walk: Walk, fill: Callable[[str], tuple[int, str]]) -> bool:
-        """Write this rank's files and its receipt, and conclude the step if it is the last one."""
+    def _publish(self, save: _Save, walk: ExportWalk, fill: Callable[[str], tuple[int, str]]) -> bool:
+        """Write this rank's files and its receipt; seal and announce the step if all receipts are there."""
         writer, number = save.writer, self._rank + 1
         name = shard_name(number, self._world_size)
         writer.begin()
-        if self._way is None:
-            self._way = choose(f"{writer.path}/{ACTOR}", name=name)
+        if self._write_mode is None:
+            self._write_mode = find_write_mode(f"{writer.path}/{ACTOR}", name=name)
         shard = writer.place(f"{ACTOR}/{name}", fill)
         shard = FileRecord(shard.name, shard.size, shard.digest, len(walk.specs))
         files = self._companions(save, walk) if self._rank == 0 else []
         if save.copy is not None:
-            save.copy.seal(number, shard, files)  # first: once the step is whole, so is its copy
+            save.copy.seal(number, shard, files)  # first: once the step is whole, its copy is too
         writer.receipt(number, [shard], files)
         self._note(save, walk)
-        return conclude(writer)
+        return seal_if_whole(writer)
 
-    def _note(self, save: _Save, walk: Walk) -> None:
+    def _note(self, save: _Save, walk: ExportWalk) -> None:
         is_copied = save.copy is not None and not save.copy.failed
         seconds = self._clock.monotonic() - save.begun
         self.written = Written(save.writer.step, walk.total_size, seconds, is_copied)
 
-    def _companions(self, save: _Save, walk: Walk) -> list[FileRecord]:
+    def _companions(self, save: _Save, walk: ExportWalk) -> list[FileRecord]:
         files = {**save.companions, INDEX: encode_index(walk.weight_map, walk.total_size)}
         if save.copy is not None:
             for name, content in files.items():
                 save.copy.write(name, content)
         return [save.writer.write(f"{ACTOR}/{name}", content) for name, content in files.items()]
 
-    def _walk(self, tensors: Export) -> Walk:
-        return Walk(tensors, self._rank, self._world_size, self._dtype, self._tied)
+    def _walk(self, tensors: AnyExport) -> ExportWalk:
+        return ExportWalk(tensors, self._rank, self._world_size, self._dtype, self._tied)
 
-    def _shard(self, path: str, layout: Layout, copy: Copy | None) -> Shard:
-        assert self._way is not None
+    def _shard(self, path: str, layout: ShardLayout, copy: SecondCopy | None) -> ShardWriter:
+        assert self._write_mode is not None
         if copy is not None:
             copy.begin(shard_name(self._rank + 1, self._world_size), layout.size)
-        return Shard(path, layout, self._way, self._writers, check=self._check, copy=copy)
+        return ShardWriter(path, layout, self._write_mode, self._writers, check=self._check, copy=copy)
 
     @contextlib.contextmanager
-    def _guarded(self, save: _Save, walk: Walk | None = None) -> Iterator[None]:
-        """Make a failure known to the other ranks, without leaving them alone in a collective."""
+    def _guarded(self, save: _Save, walk: ExportWalk | None = None) -> Iterator[None]:
+        """Tell the other ranks of a failure, and take part in their collectives to the end."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others must hear of it
+        except Exception as error:  # noqa: BLE001 - the other ranks must know, whatever it is
             if walk is not None:
                 walk.finish()
-            leave_note(save.writer, self._rank, error)
-            ours = as_ours(error, save.writer)
+            leave_failure_note(save.writer, self._rank, error)
+            ours = as_storage_error(error, save.writer)
             raise ours from (error if ours is not error else error.__cause__)
 
 
-def _require(walk: Walk) -> None:
+def _require(walk: ExportWalk) -> None:
     if not walk.weight_map:
         raise UsageError("the export has no tensors")

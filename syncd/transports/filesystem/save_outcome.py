@@ -1,7 +1,7 @@
-"""How the ranks of one save learn what became of it: a whole step, a failure of one of them, or silence.
+"""The outcome of a save, which all ranks learn through files: a whole step, a rank's failure, or a time-out.
 
 A rank that fails leaves a note beside the receipts, so that the others need not wait for a receipt that will
-never come. A rank that was killed leaves nothing; then the wait ends after its time.
+never come. A rank that was killed leaves nothing; then the others' wait times out.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ _SHORT, _LONG = 0.02, 1.0
 
 
 class SaveFailedError(StorageError):
-    """A rank could not write its part: the step does not exist, on any rank."""
+    """A rank could not write its part, so the step does not exist."""
 
     code = "save_failed"
 
 
-def leave_note(writer: StepWriter, rank: int, error: BaseException) -> None:
-    """Tell the other ranks, as well as the file system still allows."""
+def leave_failure_note(writer: StepWriter, rank: int, error: BaseException) -> None:
+    """Leave the note of a failure for the other ranks, if the file system still allows it."""
     name = receipt_name(rank + 1, writer.world_size).removesuffix(".json") + _NOTE
     note = encode(
         {"attempt": writer.attempt, "rank": rank, "error": f"{type(error).__name__}: {error}"[:1000]}
@@ -35,20 +35,20 @@ def leave_note(writer: StepWriter, rank: int, error: BaseException) -> None:
         disk.replace(f"{receipts_directory(writer.path)}/{name}", note)
 
 
-def conclude(writer: StepWriter) -> bool:
-    """Seal and announce the step if all receipts are there; safe to call from every rank."""
+def seal_if_whole(writer: StepWriter) -> bool:
+    """Seal and announce the step if all receipts are there; return whether they are. Every rank may call it."""
     sealed = writer.seal() is not None
     if sealed:
         writer.announce()
     return sealed
 
 
-def settle(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
+def wait_until_whole(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
     """Wait until the step is whole.
 
     Raises:
-        SaveFailedError: A rank says that it could not write its part.
-        TimedOutError: Some rank has said nothing for `timeout` seconds.
+        SaveFailedError: A rank left a note that it could not write its part.
+        TimedOutError: Some rank left neither receipt nor note within `timeout` seconds.
         SyncdError: Another save has sealed the step, or this one's directory is gone.
     """
     deadline, pause = clock.monotonic() + timeout, _SHORT
@@ -66,7 +66,7 @@ def settle(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
 
 def _is_whole(writer: StepWriter, rank: int) -> bool:
     # Whoever left the last receipt has sealed the step, unless it was killed right then: so rank 0 tries too.
-    if rank == 0 and conclude(writer):
+    if rank == 0 and seal_if_whole(writer):
         return True
     return writer.sealed() is not None
 
@@ -83,6 +83,6 @@ def _raise_note(writer: StepWriter) -> None:
                 raise SaveFailedError(what, path=writer.path)
 
 
-def as_ours(error: BaseException, writer: StepWriter) -> BaseException:
-    """Return an error of the operating system as one of ours, any other as it is."""
+def as_storage_error(error: BaseException, writer: StepWriter) -> BaseException:
+    """Return an error of the operating system as a StorageError, any other as it is."""
     return storage_error(error, writer.path) if isinstance(error, OSError) else error

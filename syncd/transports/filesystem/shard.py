@@ -1,50 +1,71 @@
-"""One shard on its way to the disk: checked, hashed while it is hot, and written behind that."""
+"""One shard on its way to the disk: each piece is checked, hashed while it is in the CPU's cache, and written."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
 from syncd.errors import UsageError
 from syncd.protocol.digest import DEFAULT, hasher
-from syncd.transports.filesystem.device_copy import copy
-from syncd.transports.filesystem.direct_io import PIECE, THREADS, NewFile, Pipe, Way
-from syncd.transports.filesystem.export_walk import DTYPES, Piece, Walk
-from syncd.transports.filesystem.finite import check_finite
-from syncd.transports.filesystem.layout import Layout, Spec, aligned
-from syncd.transports.filesystem.pinned_buffer import Arena, view
-from syncd.transports.memory.save import Copy
-
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.safetensors import aligned
+from syncd.transports.dtypes import TO_TORCH, check_finite
+from syncd.transports.filesystem.direct_io import PIECE, THREADS, NewFile, WriteMode, WritePipeline
+from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk, ShardLayout, TensorSpec
+from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, copy_tensor, view
 
 
-class Shard:
-    """Takes the data of one file in order, in pieces that begin at multiples of `ALIGN`.
+class SecondCopy(Protocol):
+    """Gets the same files as a step while it is saved. Its failures are its own: none of these calls raises."""
+
+    failed: bool
+
+    def begin(self, name: str, size: int) -> None:
+        """Begin this rank's shard."""
+
+    def put(self, piece: memoryview, offset: int) -> None:
+        """Write a piece of the shard."""
+
+    def finish(self) -> None:
+        """End the shard: all of it was put."""
+
+    def close(self) -> None:
+        """Close what is open, whether it is whole or not."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file beside the shard."""
+
+    def seal(self, writer: int, shard: FileRecord, files: list[FileRecord]) -> None:
+        """Confirm that this rank's files are whole, by the records of its receipt in the step."""
+
+
+class ShardWriter:
+    """Writes the data of one file in order, in pieces that begin at multiples of `ALIGN`.
 
     Args:
-        path: Where the file is made.
+        path: The file, which is new.
         layout: Its layout.
-        way: How it is written.
+        mode: How it is written.
         pool: Threads that write.
         check: Whether what is not finite is refused.
-        copy: Takes the same bytes, where there is one; its file is begun.
+        copy: Gets the same bytes; its file is begun.
     """
 
     def __init__(
         self,
         path: str,
-        layout: Layout,
-        way: Way,
+        layout: ShardLayout,
+        mode: WriteMode,
         pool: ThreadPoolExecutor,
         *,
         check: bool,
-        copy: Copy | None = None,
+        copy: SecondCopy | None = None,
     ) -> None:
         self._layout, self._check, self._copy = layout, check, copy
-        self._state, self._header = hasher(DEFAULT), Arena(layout.data_offset)
-        self._file = NewFile(path, layout.size, way)
-        self._pipe = Pipe(self._file, pool)
+        self._state, self._header = hasher(DEFAULT), PinnedBuffer(layout.data_offset)
+        self._file = NewFile(path, layout.size, mode)
+        self._pipeline = WritePipeline(self._file, pool)
         self._spans = layout.spans()
         self._span = next(self._spans, None)
 
@@ -57,15 +78,15 @@ class Shard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pipe.abandon()
+        self._pipeline.abandon()
         self._file.close()
         if self._copy is not None:
             self._copy.close()
 
     def put(self, memory: torch.Tensor, start: int, length: int) -> None:
-        """Write `length` bytes of data that begin at `start`; the memory goes on to a multiple of `ALIGN`."""
+        """Write `length` bytes of data that begin at `start`; the memory is that long up to a multiple of `ALIGN`."""
         content = memory[:length]
-        self._refuse(content, start)
+        self._check_finite(content, start)
         self._state.update(view(content))
         self._write(view(memory[: aligned(length)]), self._layout.data_offset + start)
 
@@ -73,64 +94,64 @@ class Shard:
         """Make the file durable and return its size and digest."""
         if self._copy is not None:
             self._copy.finish()
-        self._pipe.drain()
+        self._pipeline.drain()
         self._file.finish()
         return self._layout.size, f"{DEFAULT}:{self._state.hexdigest()}"
 
     def _write(self, piece: memoryview, offset: int) -> None:
-        self._pipe.put(piece, offset)
+        self._pipeline.put(piece, offset)
         if self._copy is not None:
             self._copy.put(piece, offset)
 
-    def _refuse(self, content: torch.Tensor, start: int) -> None:
+    def _check_finite(self, content: torch.Tensor, start: int) -> None:
         if not self._check:
             return
         end = start + content.numel()
         while self._span is not None and self._span.start < end:
             spec, first, last = self._span
             part = content[max(first, start) - start : min(last, end) - start]
-            check_finite(spec.name, part, _TORCH[spec.dtype])
+            check_finite(spec.name, part, TO_TORCH[spec.dtype])
             if last > end:
                 break
             self._span = next(self._spans, None)
 
 
-def put_all(shard: Shard, memory: torch.Tensor, size: int) -> None:
+def put_all(shard: ShardWriter, memory: torch.Tensor, size: int) -> None:
     """Write the data of a shard that is in memory as a whole."""
     for start in range(0, size, PIECE):
         shard.put(memory[start:], start, min(PIECE, size - start))
 
 
 class ChangedError(UsageError):
-    """The export is not what it was when the layout was made."""
+    """The export has changed since the layout was made."""
 
 
 class Ring:
     """The little memory through which a shard streams: pieces that are filled, written, and filled again."""
 
     def __init__(self) -> None:
-        # As many as the pipe has under way, and the one being filled.
-        self._slots = [Arena(PIECE) for _ in range(THREADS + 1)]
+        # As many as the pipeline writes at once, and the one being filled.
+        self._slots = [PinnedBuffer(PIECE) for _ in range(THREADS + 1)]
         self._filled = self._start = 0
 
     def begin(self) -> None:
         """Start a shard."""
         self._filled = self._start = 0
 
-    def add(self, shard: Shard, piece: Piece) -> None:
-        """Cast one tensor into the ring, handing full pieces to the shard."""
-        flat, position = piece.tensor.reshape(-1), 0
+    def add(self, shard: ShardWriter, exported: ExportedTensor) -> None:
+        """Cast one tensor into the ring, giving full pieces to the shard."""
+        flat, position, dtype = exported.tensor.reshape(-1), 0, exported.dtype
         while position < flat.numel():
-            room = (PIECE - self._filled) // piece.dtype.itemsize
+            room = (PIECE - self._filled) // dtype.itemsize
             part = flat[position : position + room]
-            size = part.numel() * piece.dtype.itemsize
-            copy(self._memory[self._filled : self._filled + size].view(piece.dtype), part)
+            size = part.numel() * dtype.itemsize
+            copy_tensor(self._memory[self._filled : self._filled + size].view(dtype), part)
             self._filled, position = self._filled + size, position + part.numel()
             if self._filled == PIECE:
                 self.flush(shard)
 
-    def flush(self, shard: Shard) -> None:
-        """Hand over what is filled."""
+    def flush(self, shard: ShardWriter) -> None:
+        """Give what is filled to the shard."""
         if self._filled:
             shard.put(self._memory, self._start, self._filled)
             self._start, self._filled = self._start + self._filled, 0
@@ -141,24 +162,24 @@ class Ring:
         return self._slots[0].bytes
 
 
-def pour(walk: Walk, layout: Layout, ring: Ring, shard: Shard) -> None:
-    """Stream a walk into a shard, each tensor where the layout has it.
+def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) -> None:
+    """Stream a walk into a shard, each tensor at its place in the layout.
 
     Raises:
-        ChangedError: The walk meets other tensors than the layout has.
+        ChangedError: The walk has other tensors than the layout.
     """
     ring.begin()
     expected = iter(layout.specs)
-    for piece in walk.in_file_order():
-        _require_same(next(expected, None), piece.spec)
-        ring.add(shard, piece)
+    for exported in walk.in_file_order():
+        _require_same(next(expected, None), exported.spec)
+        ring.add(shard, exported)
     _require_same(next(expected, None), None)
     ring.flush(shard)
 
 
-def _require_same(expected: Spec | None, found: Spec | None) -> None:
+def _require_same(expected: TensorSpec | None, found: TensorSpec | None) -> None:
     if expected != found:
         raise ChangedError(
             f"the export has changed since the first save: {found} where {expected} was",
-            hint="save again: the layout is made anew",
+            hint="save again: the next save makes a new layout",
         )

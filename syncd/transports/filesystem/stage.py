@@ -1,11 +1,11 @@
-"""One copy of a version a host, in local memory or on a local disk, shared by all followers there.
+"""Stages versions: one copy for all followers of a host, in local memory or on a local disk. Imports no torch.
 
-    DIR/<job>.<boot>/<generation>.<step>-<digest>        a copy, whole; users hold a shared lock on
-    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file, whoever copies or removes an exclusive one
-    DIR/<job>.<boot>/.<...>.tmp                          a copy being made; renamed once it is whole
+    DIR/<job>.<boot>/<generation>.<step>-<digest>        a whole copy; its users hold a shared lock on
+    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file, whoever copies or removes it an exclusive one
+    DIR/<job>.<boot>/.<...>.tmp                          an unfinished copy; renamed once it is whole
 
-Locks end with their process, so a copier that is killed leaves nothing that counts, and the next one takes
-over. Nothing is synced to disk: copies of an earlier boot are never used.
+Locks end with their process: if a copier is killed, the next one takes over, and its unfinished copy is removed.
+Nothing is synced to disk: copies of an earlier boot are never used.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from syncd.protocol.version import Version
 from syncd.transports.filesystem.copy_files import copy_files
 
 STALLED = 30.0
-"""Seconds without a byte more after which another process's copy is no longer waited for."""
+"""Seconds without progress after which another process's copy is no longer waited for."""
 
 _POLL = 0.02
 _LOCK = ".lock"
@@ -44,13 +44,13 @@ class StageFullError(StorageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What is copied.
+class StageSource:
+    """The files of a version that are copied.
 
     Args:
         disk: The file system of the job.
         version: The version.
-        directory: What the names of the files are relative to.
+        directory: The directory that the names of the files are relative to.
         records: The files.
     """
 
@@ -61,7 +61,7 @@ class Source:
 
     @property
     def key(self) -> str:
-        """Return the name of its copy."""
+        """Return the name of the copy."""
         generation, step = self.version.pair
         return f"{generation}.{step}-{self.version.digest.rpartition(':')[2][:16]}"
 
@@ -71,33 +71,33 @@ class Source:
         return sum(record.size for record in self.records)
 
 
-class Staged:
-    """A whole copy that stays while it is claimed, every byte of it checked.
+class StagedCopy:
+    """A whole copy, every byte of it checked, that stays until `close`.
 
     Args:
         path: The directory of the copy.
-        held: What keeps it.
+        held: The shared lock that keeps it.
     """
 
     def __init__(self, path: str, held: FileLock) -> None:
         self.path, self._held = path, held
 
     def close(self) -> None:
-        """Let go of the copy."""
+        """Give up the copy."""
         self._held.close()
 
 
-class Stage:
-    """The copies of one job on this host.
+class HostStage:
+    """The staged copies of one job on this host.
 
     Args:
-        directory: Where copies of all jobs are; created with mode 0700.
+        directory: The directory of all jobs' copies; created with mode 0700.
         job_root: The job directory.
         clock: This host's clock.
-        stalled: Seconds for which a copy of another process may stand still.
+        stalled: Seconds for which another process's copy may make no progress.
 
     Raises:
-        ConfigError: The directory is on a network mount, or others may write to it.
+        ConfigError: The directory is on a network mount, or other users may write to it.
     """
 
     def __init__(
@@ -116,40 +116,40 @@ class Stage:
             _private(self._own)
         self.sweep()
 
-    def take(self, source: Source, stop: Callable[[], bool] = lambda: False) -> Staged:
-        """Return a whole copy: the one that is there, one that another process makes, or one made now.
+    def provide(self, source: StageSource, stop: Callable[[], bool] = lambda: False) -> StagedCopy:
+        """Return a whole copy: an existing one, one that another process finishes meanwhile, or a new one.
 
         Args:
             source: What is copied.
-            stop: Asked often; once true it is given up.
+            stop: Polled; once it returns true, the copy is given up.
 
         Raises:
             StageFullError: There is no room.
             RefusedError: The source is not what its manifest says.
-            TryAgainError: It was given up.
+            TryAgainError: The copy was given up.
             OSError: The source cannot be read.
         """
-        watched = _Watched(self._clock, self._stalled)
+        watched = _GrowthWatch(self._clock, self._stalled)
         while watched.is_moving(self._progress(source.key)):
-            found = self.find(source) or self._made(source.key, source, stop)
+            found = self.find(source) or self._copy_or_none(source.key, source, stop)
             if found is not None:
                 return found
             if stop():
                 break
             self._clock.sleep(_POLL)
-        # Whoever copies stands still, stopped or on a mount that hangs here: a copy of one's own.
-        return self._alone(source, stop)
+        # The process that copies makes no progress: it is stopped, or its mount hangs. Copy alone.
+        return self._copy_alone(source, stop)
 
-    def find(self, source: Source) -> Staged | None:
-        """Return the copy if it is there already."""
+    def find(self, source: StageSource) -> StagedCopy | None:
+        """Return the copy if it exists."""
         path = f"{self._own}/{source.key}"
         if not os.path.isdir(path):
             return None
         held = lock_file(f"{path}{_LOCK}", exclusive=False)
-        return _kept(path, held) if held is not None else None
+        return _existing(path, held) if held is not None else None
 
     def sweep(self) -> None:
-        """Remove the copies of all jobs that no process uses, and what killed ones have left half made."""
+        """Remove the copies of all jobs that no process uses, and unfinished copies of killed processes."""
         with contextlib.suppress(OSError):
             jobs = [entry.name for entry in self._disk.list(self._root) if entry.kind == "directory"]
             for name in jobs:
@@ -157,13 +157,13 @@ class Stage:
                     self._sweep(f"{self._root}/{name}")
 
     def close(self) -> None:
-        """Remove what nobody uses any more."""
+        """Remove the copies that no process uses."""
         self.sweep()
         with contextlib.suppress(OSError):
             os.rmdir(self._own)
 
-    def _made(self, key: str, source: Source, stop: Callable[[], bool]) -> Staged | None:
-        """Copy, unless another process does, or removes."""
+    def _copy_or_none(self, key: str, source: StageSource, stop: Callable[[], bool]) -> StagedCopy | None:
+        """Return a copy; None while another process copies or removes it."""
         _private(self._own)
         held = lock_file(f"{self._own}/{key}{_LOCK}", exclusive=True)
         if held is None:
@@ -175,16 +175,16 @@ class Stage:
         except BaseException:
             held.remove()
             raise
-        return _kept(path, held) if held.share() else None
+        return _existing(path, held) if held.share() else None
 
-    def _alone(self, source: Source, stop: Callable[[], bool]) -> Staged:
-        # Under a name that nobody else knows the copy can only be found gone if somebody removes it by hand.
-        found = self._made(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
+    def _copy_alone(self, source: StageSource, stop: Callable[[], bool]) -> StagedCopy:
+        # No other process knows this name, so the copy is only missing if a person removed it.
+        found = self._copy_or_none(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
         if found is None:
             raise StorageError("a copy in the stage has gone", path=self._own)
         return found
 
-    def _copy(self, path: str, key: str, source: Source, stop: Callable[[], bool]) -> None:
+    def _copy(self, path: str, key: str, source: StageSource, stop: Callable[[], bool]) -> None:
         self._clear(self._own, key)
         self._make_room(source.size)
         temporary = f"{self._own}/{temporary_name(key)}"
@@ -210,7 +210,7 @@ class Stage:
         )
 
     def _progress(self, key: str) -> int:
-        """Return the bytes of a copy that is being made."""
+        """Return the bytes of an unfinished copy."""
         return sum(_size(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
 
     def _sweep(self, directory: str) -> None:
@@ -233,14 +233,14 @@ class Stage:
             held.close()
 
     def _clear(self, directory: str, key: str) -> None:
-        """Remove what copiers that were killed have left of a copy. Only for who holds its lock exclusively."""
+        """Remove unfinished copies of killed processes. Call it with the exclusive lock."""
         for name in _names(directory):
             if _is_part(name, key):
                 remove_tree(self._disk, f"{directory}/{name}")
 
 
-class _Watched:
-    """Says whether something still grows."""
+class _GrowthWatch:
+    """Returns whether a size still grows."""
 
     def __init__(self, clock: Clock, stalled: float) -> None:
         self._clock, self._stalled = clock, stalled
@@ -253,10 +253,10 @@ class _Watched:
         return now - self._since < self._stalled
 
 
-def _kept(path: str, held: FileLock) -> Staged | None:
-    # Between two kinds of lock somebody may have removed it.
+def _existing(path: str, held: FileLock) -> StagedCopy | None:
+    # Another process may have removed it between the exclusive and the shared lock.
     if os.path.isdir(path):
-        return Staged(path, held)
+        return StagedCopy(path, held)
     held.close()
     return None
 
@@ -267,7 +267,7 @@ def _job_key(root: str) -> str:
 
 
 def _key_of(name: str) -> str:
-    """Return the copy that a name belongs to."""
+    """Return the key of the copy that a name belongs to."""
     if is_temporary(name):
         return name.removeprefix(".").rpartition(".tmp")[0].rpartition(".")[0]
     return name.removesuffix(_LOCK)
@@ -294,7 +294,7 @@ def _size(path: str) -> int:
 
 
 def _private(path: str) -> None:
-    """Create a directory that only this user can use, or check that it is one."""
+    """Create a directory that only this user can use, or check that an existing one is."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     found = os.lstat(path)

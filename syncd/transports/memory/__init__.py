@@ -4,5 +4,5 @@ from syncd.transports.base import Transport
 
 TRANSPORT = Transport(
     sender="syncd.transports.memory.save:MemorySender",
-    receiver="syncd.transports.memory.load:MemoryReceiver",
+    receiver="syncd.transports.memory.receive:MemoryReceiver",
 )

@@ -1,4 +1,4 @@
-"""How much memory there is for copies: what the host has free, and what the control groups of this process allow."""
+"""Returns how much memory there is for copies: on the host, and within the control groups of this process."""
 
 import contextlib
 import os
@@ -10,17 +10,17 @@ from typing import NamedTuple
 from syncd.protocol.mount import mount_of
 
 RESERVE = 20
-"""A copy must leave free one part in so many of the memory of the host, and of each control group with a limit."""
+"""A copy must leave free this fraction (1 / RESERVE) of the host's memory and of each control group's limit."""
 
 _UNLIMITED = 1 << 60
 _V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 
 
-class Left(NamedTuple):
+class MemoryLeft(NamedTuple):
     """What is left of some memory, in bytes.
 
     Args:
-        left: What can still be had without swapping.
+        left: What can be allocated without swapping.
         total: The whole of it.
     """
 
@@ -29,25 +29,25 @@ class Left(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What there is.
+class FreeMemory:
+    """The memory that is free for a copy.
 
     Args:
-        host: Of the host's memory.
-        group: Of what the tightest control group allows; None without a limit.
-        free: What the file system leaves, in bytes.
+        host: Of the host.
+        group: Of the tightest control group; None without a limit.
+        free: Bytes that are free in the file system.
     """
 
-    host: Left
-    group: Left | None
+    host: MemoryLeft
+    group: MemoryLeft | None
     free: int
 
 
-def refusal(room: Room, size: int, used: int, limit: int) -> str:
+def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
     """Return why so many bytes more do not fit, empty if they do.
 
     Args:
-        room: What there is.
+        room: The memory that is free.
         size: Bytes of the copy.
         used: Bytes of the copies that stay.
         limit: Bytes that all copies may take together.
@@ -63,34 +63,34 @@ def refusal(room: Room, size: int, used: int, limit: int) -> str:
     return ""
 
 
-def look(directory: str) -> Room:
-    """Return what there is now, for a directory in memory.
+def read_free_memory(directory: str) -> FreeMemory:
+    """Return the memory that is free now, for a directory in memory.
 
     Raises:
-        OSError: The directory cannot be looked at.
+        OSError: The directory cannot be read.
     """
     found = os.statvfs(directory)
     meminfo = _figures(Path("/proc/meminfo"))
-    host = Left(meminfo.get("MemAvailable:", 0) << 10, meminfo.get("MemTotal:", 0) << 10)
-    return Room(host, min(_groups(), default=None), found.f_bavail * found.f_frsize)
+    host = MemoryLeft(meminfo.get("MemAvailable:", 0) << 10, meminfo.get("MemTotal:", 0) << 10)
+    return FreeMemory(host, min(_groups(), default=None), found.f_bavail * found.f_frsize)
 
 
 def capacity(directory: str) -> int:
-    """Return the bytes that a file system can take as a whole.
+    """Return the size of a file system in bytes.
 
     Raises:
-        OSError: The directory cannot be looked at.
+        OSError: The directory cannot be read.
     """
     found = os.statvfs(directory)
     return found.f_blocks * found.f_frsize
 
 
 def is_memory(directory: str) -> bool:
-    """Say whether what is written to a directory stays in memory."""
+    """Return whether what is written to a directory stays in memory."""
     return mount_of(directory).type in {"tmpfs", "ramfs"}
 
 
-def _groups() -> Iterator[Left]:
+def _groups() -> Iterator[MemoryLeft]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, controllers, path = line.split(":", 2)
@@ -101,8 +101,8 @@ def _groups() -> Iterator[Left]:
                 yield from _left(_V1, path, names)
 
 
-def _left(root: str, path: str, names: tuple[str, str, str]) -> Iterator[Left]:
-    """Yield what each group from `path` up to the root leaves; what cannot be seen from here has no limit."""
+def _left(root: str, path: str, names: tuple[str, str, str]) -> Iterator[MemoryLeft]:
+    """Yield what each group from `path` up to the root has left; a group that cannot be read has no limit."""
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
         group = Path(root, *parts[:depth])
@@ -110,7 +110,7 @@ def _left(root: str, path: str, names: tuple[str, str, str]) -> Iterator[Left]:
             limit = int((group / names[0]).read_text(encoding="ascii"))
             used = int((group / names[1]).read_text(encoding="ascii"))
             if limit < _UNLIMITED:
-                yield Left(limit - used + _figures(group / "memory.stat").get(names[2], 0), limit)
+                yield MemoryLeft(limit - used + _figures(group / "memory.stat").get(names[2], 0), limit)
 
 
 def _figures(path: Path) -> dict[str, int]:

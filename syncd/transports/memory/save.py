@@ -1,21 +1,19 @@
-"""Weights out through the memory of this host too: each save leaves a copy of its files in a tmpfs directory.
+"""The trainer's end of the transport through memory: each save leaves a copy of its files in a tmpfs directory too.
 
-    memory = Memory(job, Options("/dev/shm"))
-    problem = memory.open()                             # by one rank; "" if copies can be made
-    problem = memory.make_room(step, attempt, size)     # by that rank, before each save
-    saver.save(..., copy=memory.copy(step, attempt))    # by all ranks
-
-A copy is of no use before the files of the very same save are published, so nothing that goes wrong with one is more
-than a reason to have none. docs/memory.md has the rules.
+A copy is used only once the files of the very same save are published. So if anything fails for a copy, the
+only consequence is that there is none. docs/memory.md has the rules.
 """
 
 import atexit
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, Self
 
-from syncd.errors import SyncdError
+import structlog
+
+from syncd.client.peers import process_of
+from syncd.errors import SyncdError, UsageError
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.local_disk import LocalDisk, SystemClock
@@ -27,12 +25,18 @@ from syncd.protocol.memory import (
     is_private,
     lock_directory,
 )
+from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord, Receipt, receipts_directory, write_receipt
-from syncd.transports.filesystem.direct_io import PIECE, NewFile, Way
-from syncd.transports.memory.room import capacity, is_memory, look, refusal
+from syncd.transports.base import Export, SendContext, Sent, WeightSender
+from syncd.transports.filesystem.direct_io import PIECE, NewFile, WriteMode
+from syncd.transports.filesystem.send import FilesystemSender
+from syncd.transports.memory.room import capacity, is_memory, read_free_memory, refusal
 
 if TYPE_CHECKING:
+    from syncd.client.client import Client
     from syncd.protocol.file_lock import FileLock
+
+P = ParamSpec("P")
 
 SLACK = 1 << 20
 """Bytes for what lies beside the weights, and for headers."""
@@ -43,39 +47,141 @@ _KEPT = 1
 _PATIENCE = 2.0
 """Seconds for which a reader may tidy up after the trainer before this one."""
 
-_BUFFERED = Way("memory", limit=PIECE)
+_BUFFERED = WriteMode("memory", limit=PIECE)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Where copies are, and how many.
+class MemorySender(WeightSender):
+    """Sends through files, and leaves a copy of each step in the memory of the trainer's host.
 
     Args:
-        root: A directory in memory.
-        limit: Bytes that all copies may take together; 0 for half of what the file system can take.
+        files: Writes the steps.
+        copies: The job's copies on this host, of rank 0 opened; None on all ranks if there can be none.
+        client: The trainer's client; None on all ranks but the first.
     """
 
-    root: str = "/dev/shm"  # noqa: S108 - what is made below is private to this user
-    limit: int = 0
+    name = "memory"
+    sends_checkpoints = True
+
+    def __init__(
+        self, files: FilesystemSender, copies: "MemoryCopies | None", client: "Client | None"
+    ) -> None:
+        self._files, self._copies, self._client = files, copies, client
+        self._log = structlog.get_logger()
+        self._size: int | None = None
+
+    @classmethod
+    def open(cls, context: SendContext) -> Self:
+        """Return a sender; if no copies can be made, one that sends through files, and an event tells why."""
+        files, settings, ranks = context.files, context.settings, context.ranks
+        if not isinstance(files, FilesystemSender):
+            raise UsageError("transport memory needs the sender of transport checkpoint")
+        copies = MemoryCopies(context.job, settings.memory_dir, settings.memory_mib << 20)
+        is_one_host = len(set(ranks.gather(Process.current().boot))) == 1
+        problem = "" if is_one_host else "the trainer's ranks are on several hosts"
+        if ranks.rank == 0 and not problem:
+            problem = copies.open()
+        problem = ranks.broadcast(problem)
+        sender = cls(files, None if problem else copies, context.client)
+        if problem:
+            sender._warn("memory_disabled", reason=problem, hint=f"df -h {settings.memory_dir}")
+        elif context.client is not None:
+            context.client.tell_copies(copies.place)
+        return sender
+
+    def prepare(self, export: Export) -> None:
+        """Prepare the sender through files; a copy's memory is allocated by each send."""
+        self._files.prepare(export)
+
+    def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
+        """Begin to write a step, and its copy if there is room for one."""
+        self._files.send(step, attempt, export, files, self._next_copy(step, attempt, export))
+
+    def wait(self) -> None:
+        """Return once the step is whole and announced; its copy is whole then too."""
+        self._files.wait()
+
+    @property
+    def sent(self) -> Sent | None:
+        """Return the result of the last send; it is done if there is a copy."""
+        written = self._files.written
+        if written is None:
+            return None
+        return Sent(self.name, written.step, written.size, written.seconds, written.is_copied)
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether this rank's part of the save in flight has failed."""
+        return self._files.has_failed
+
+    def unavailable(self) -> str:
+        """Return why explorers could not load the next copy."""
+        if self._copies is None or self._client is None:
+            return "no copies can be made"
+        here = Process.current().boot
+        boots = {
+            process.boot for one in self._client.explorers.living().values() if (process := process_of(one))
+        }
+        return "" if here and here in boots else "no explorer is on this host"
+
+    def close(self) -> None:
+        """Finish the save in flight, then remove the copies that nobody reads."""
+        copies, self._copies = self._copies, None
+        try:
+            self._files.close()
+        finally:
+            if copies is not None:
+                self._withdraw()
+                copies.close()
+
+    def _next_copy(self, step: int, attempt: str, export: Export) -> "StepCopy | None":
+        """Return this rank's side of the next copy, None on all ranks if there is no room for it."""
+        if self._copies is None:
+            return None
+        ranks, size = self._files.ranks, self._planned_size(export)
+        problem = ranks.broadcast(self._copies.make_room(step, attempt, size) if ranks.rank == 0 else "")
+        if problem:
+            self._warn("memory_copy_skipped", step=step, reason=problem)
+            return None
+        return self._copies.copy(step, attempt, ranks.world_size, partial(self._warn_failed, step))
+
+    def _planned_size(self, export: Export) -> int:
+        if self._size is None:
+            self._size = self._files.planned_size(export)
+        return self._size
+
+    def _withdraw(self) -> None:
+        if self._client is not None:
+            try:
+                self._client.tell_copies(None)
+            except SyncdError as error:
+                self._warn("memory_withdrawal_failed", reason=str(error))
+
+    def _warn_failed(self, step: int, reason: str) -> None:
+        self._warn("memory_copy_failed", step=step, reason=reason)
+
+    def _warn(self, event: str, **fields: object) -> None:
+        if self._files.ranks.rank == 0:
+            self._log.warning(event, **fields)
 
 
-class Memory:
+class MemoryCopies:
     """The copies of one job on this host.
 
     Args:
         job: The job.
-        options: Where, and how many.
+        root: A directory in memory.
+        limit: Bytes that all copies may take together; 0 for half of what the file system can take.
         clock: Time.
     """
 
-    def __init__(self, job: Job, options: Options, clock: Clock | None = None) -> None:
-        self.place = MemoryDirectory.here(options.root, job.root)
-        self._options, self._clock = options, clock or SystemClock()
+    def __init__(self, job: Job, root: str, limit: int = 0, clock: Clock | None = None) -> None:
+        self.place = MemoryDirectory.here(root, job.root)
+        self._limit, self._clock = limit, clock or SystemClock()
         self._owner: FileLock | None = None
         self._made: list[str] = []
 
     def open(self) -> str:
-        """Take the place over, and clear away what trainers that were killed have left.
+        """Claim the directory, and remove what trainers that were killed have left.
 
         Returns:
             Why no copies can be made, empty if they can.
@@ -86,7 +192,7 @@ class Memory:
             return str(error)
 
     def make_room(self, step: int, attempt: str, size: int) -> str:
-        """Remove what is not needed any more, and make the directory of the next copy.
+        """Remove copies that are no longer needed, and make the directory of the next copy.
 
         Args:
             step: The trainer's step.
@@ -101,9 +207,11 @@ class Memory:
         except (OSError, SyncdError) as error:
             return str(error)
 
-    def copy(self, step: int, attempt: str, world_size: int, fail: Callable[[str], None]) -> "Copy":
+    def copy(
+        self, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
+    ) -> "StepCopy":
         """Return this rank's side of a copy that there is room for."""
-        return Copy(self.place.copy(step, attempt), step, attempt, world_size, fail)
+        return StepCopy(self.place.copy(step, attempt), step, attempt, world_size, report_failure)
 
     def close(self) -> None:
         """Remove all copies but those that are read; the last of their readers removes them."""
@@ -118,7 +226,7 @@ class Memory:
         if not is_memory(root):
             return f"{root} is not in memory"
         clear_all(root)
-        atexit.register(self.close)  # a run that ends by an error must not keep the host's memory
+        atexit.register(self.close)  # a run that ends by an error must give the host's memory back
         return self._own()
 
     def _own(self) -> str:
@@ -129,7 +237,7 @@ class Memory:
             if not os.path.lexists(directory):
                 os.mkdir(directory, 0o700)
             if not is_private(directory):
-                return f"{directory} is not this user's alone"
+                return f"{directory} can be used by others"
             self._owner = lock_directory(directory)
             if self._owner is not None:
                 return ""
@@ -141,51 +249,45 @@ class Memory:
         if problem := self._own():
             return problem
         directory = self.place.directory
-        limit = self._options.limit or capacity(directory) // 2
+        limit = self._limit or capacity(directory) // 2
         used = discard(directory, keep=self._made[-_KEPT:])
-        if refusal(look(directory), size, used, limit):
-            used = discard(
-                directory
-            )  # the one before may still be taken by those who come late, if there is room
-        if problem := refusal(look(directory), size, used, limit):
+        if refusal(read_free_memory(directory), size, used, limit):
+            used = discard(directory)  # late explorers may still want the copy before, if there is room
+        if problem := refusal(read_free_memory(directory), size, used, limit):
             return problem
         os.makedirs(receipts_directory(path), 0o700)
         self._made = [*self._made[-_KEPT:], os.path.basename(path)]
         return ""
 
 
-class Copy:
-    """One rank's side of one copy. What goes wrong is told once; then the copy is never whole, and nothing raises.
+class StepCopy:
+    """One rank's side of one copy. A failure is reported once and never raised; the copy is then never whole.
 
     Args:
         path: Its directory.
         step: The trainer's step.
         attempt: The save.
         world_size: Number of ranks.
-        fail: Told why there will be no copy.
+        report_failure: Called with the reason if there will be no copy.
     """
 
     def __init__(
-        self, path: str, step: int, attempt: str, world_size: int, fail: Callable[[str], None]
+        self, path: str, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
     ) -> None:
         self._path, self._step, self._attempt, self._world_size = path, step, attempt, world_size
-        self._fail, self._disk = fail, LocalDisk()
+        self._report_failure, self._disk = report_failure, LocalDisk()
         self._file: NewFile | None = None
         self.failed = False
 
     def begin(self, name: str, size: int) -> None:
-        """Begin this rank's shard, and have its memory at once."""
-
-        def begun() -> None:
-            self._file = NewFile(f"{self._path}/{ACTOR}/{name}", size, _BUFFERED)
-
-        self._tried(begun)
+        """Begin this rank's shard, and allocate its memory at once."""
+        self._tried(self._open, f"{self._path}/{ACTOR}/{name}", size)
 
     def put(self, piece: memoryview, offset: int) -> None:
         """Write a piece of the shard."""
         file = self._file
         if file is not None:
-            self._tried(lambda: file.write(piece, offset))
+            self._tried(file.write, piece, offset)
 
     def finish(self) -> None:
         """Give the shard its length."""
@@ -202,19 +304,22 @@ class Copy:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file beside the weights."""
-        self._tried(lambda: self._disk.replace(f"{self._path}/{ACTOR}/{name}", content))
+        self._tried(self._disk.replace, f"{self._path}/{ACTOR}/{name}", content)
 
     def seal(self, writer: int, shard: FileRecord, files: list[FileRecord]) -> None:
-        """Say that this rank's files are whole, by the records that its receipt in the step will have."""
+        """Confirm that this rank's files are whole, by the records of its receipt in the step."""
         receipt = Receipt(self._step, self._attempt, writer, self._world_size, (shard,), tuple(files))
-        self._tried(lambda: write_receipt(self._disk, self._path, receipt))
+        self._tried(write_receipt, self._disk, self._path, receipt)
 
-    def _tried(self, work: Callable[[], None]) -> None:
+    def _open(self, path: str, size: int) -> None:
+        self._file = NewFile(path, size, _BUFFERED)
+
+    def _tried(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         if self.failed:
             return
         try:
-            work()
+            work(*args, **kwargs)
         except (OSError, SyncdError) as error:
             self.failed = True
             self.close()
-            self._fail(str(error))
+            self._report_failure(str(error))

@@ -57,7 +57,7 @@ def engine(server, monkeypatch):
     monkeypatch.setattr(delivery, "BUCKET", SMALL)
     if server.process.poll() is not None:
         server.start()
-    server.ask("POST", "/reset")
+    server.get("POST", "/reset")
     return server
 
 
@@ -102,7 +102,7 @@ def test_the_engine_runs_what_it_was_handed_and_nothing_is_left(engine, start):
     hook, before = hook_of(engine), sockets()
     for number in (1, 2):
         tensors = weights(start, number)
-        hook.take(f"1.{number}+a", tensors)
+        hook.load_tensors(f"1.{number}+a", tensors)
         state = engine.state()
         assert state["digest"] == digest_of(tensors)
         assert state["label"] == f"1.{number}+a"
@@ -120,7 +120,7 @@ def test_nothing_is_left_of_an_update_that_broke_off(engine, start):
     try:
         engine.break_at("update", "refuse", 2)
         with contextlib.suppress(LoadFailedError):
-            hook.take("1.2+a", weights(start, 2))
+            hook.load_tensors("1.2+a", weights(start, 2))
         deadline = time.monotonic() + LONG
         while len(sockets()) > len(before):
             assert time.monotonic() < deadline
@@ -131,22 +131,22 @@ def test_nothing_is_left_of_an_update_that_broke_off(engine, start):
 
 def test_only_who_handed_it_over_calls_it_a_version_until_it_is_published(engine, start):
     hook, other = hook_of(engine), hook_of(engine)
-    hook.take("1.2+a", weights(start, 2))
+    hook.load_tensors("1.2+a", weights(start, 2))
     assert other.current_version() == Running("1.2+a", paused=True), "it is to be loaded from files"
-    hook.own(label(2))
+    hook.set_label(label(2))
     assert other.current_version() == hook.current_version() == Running(label(2))
 
 
 def test_what_was_disowned_is_no_version_of_anybody(engine, start):
     hook = hook_of(engine)
-    hook.take("1.2+a", weights(start, 2))
-    hook.disown()
+    hook.load_tensors("1.2+a", weights(start, 2))
+    hook.drop_label()
     assert hook.current_version() == Running("1.2+a", paused=True)
 
 
 def test_files_that_come_after_it_are_loaded_as_ever(engine, start, tmp_path):
     hook, tensors = hook_of(engine), weights(start, 3)
-    hook.take("1.2+a", weights(start, 2))
+    hook.load_tensors("1.2+a", weights(start, 2))
     load(hook, target(tensors, tmp_path / "version", (1, 3)))
     assert engine.state()["digest"] == digest_of(tensors)
     assert hook.current_version() == hook_of(engine).current_version() == Running(label(3))
@@ -156,12 +156,12 @@ def test_an_engine_that_does_not_come_into_the_group_goes_on_with_what_it_ran(en
     hook, before = hook_of(engine), engine.state()
     engine.break_at("group", "refuse")
     with pytest.raises(UntouchedError, match="told to refuse"):
-        hook.take("1.2+a", weights(start, 2))
+        hook.load_tensors("1.2+a", weights(start, 2))
     state = engine.state()
     assert state["digest"] == before["digest"]
     assert (state["paused"], state["open"]) == (False, False)
     assert hook.current_version() == Running(None)
-    hook.take("1.2+a", weights(start, 2))
+    hook.load_tensors("1.2+a", weights(start, 2))
     assert hook.current_version() == Running("1.2+a")
 
 
@@ -172,7 +172,7 @@ def test_one_that_refuses_in_the_midst_stays_paused_until_files_bring_it_back(en
     load(hook, known)
     engine.break_at("update", "refuse", after)
     with pytest.raises(LoadFailedError) as error:
-        hook.take("1.2+a", weights(start, 2))
+        hook.load_tensors("1.2+a", weights(start, 2))
     assert not isinstance(error.value, UntouchedError)
     state = engine.state()
     assert (state["paused"], state["groups"], state["open"]) == (True, 0, False)
@@ -180,7 +180,7 @@ def test_one_that_refuses_in_the_midst_stays_paused_until_files_bring_it_back(en
     assert engine.state()["digest"] == digest_of(good)
     assert hook.current_version() == Running(label(1))
     tensors = weights(start, 2)
-    hook.take("1.2+b", tensors)
+    hook.load_tensors("1.2+b", tensors)
     assert engine.state()["digest"] == digest_of(tensors)
 
 
@@ -190,7 +190,7 @@ def test_an_engine_that_is_killed_in_the_midst_is_gone_and_can_be_loaded_when_it
     hook, tensors = hook_of(engine), weights(start, 2)
     engine.break_at("update", "SIGKILL", 1)
     with pytest.raises(EngineUnreachableError):
-        hook.take("1.2+a", tensors)
+        hook.load_tensors("1.2+a", tensors)
     assert engine.process.wait(LONG) == -signal.SIGKILL
     engine.start()
     assert hook.current_version() == Running(None)
@@ -209,7 +209,7 @@ def test_an_engine_that_stands_still_in_the_midst_is_given_up_within_the_time_ou
     impatient = hook_of(engine, timeout=3.0, ask_timeout="1")
     engine.break_at("update", "SIGSTOP", 1)
     with pytest.raises((LoadFailedError, EngineUnreachableError)):
-        impatient.take("1.2+a", weights(start, 2))
+        impatient.load_tensors("1.2+a", weights(start, 2))
     os.kill(engine.process.pid, signal.SIGCONT)
     later = hook_of(engine)
     later.abort(known)
@@ -227,7 +227,7 @@ def test_a_hook_that_is_killed_in_the_midst_leaves_an_engine_that_the_next_one_l
     load(hook, target(tensors, tmp_path / "version", (1, 3)))
     assert hook.current_version() == Running(label(3))
     tensors = weights(start, 4)
-    hook.take("1.4+a", tensors)
+    hook.load_tensors("1.4+a", tensors)
     assert engine.state()["digest"] == digest_of(tensors)
 
 

@@ -63,13 +63,13 @@ class TakesWeights:
         for number, bucket in enumerate([delivery.BUCKET, 100_000, 1], 1):
             monkeypatch.setattr(delivery, "BUCKET", bucket)
             begin = time.monotonic()
-            hook.take(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
+            hook.load_tensors(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
             seconds.append(time.monotonic() - begin)
             assert bed.distance(1000 + number) < CLOSE
             assert bed.distance(1000 + number, [number + 20] * 70) < CLOSE
             assert hook.current_version() == Running(f"1.{number}+attempt")
             assert other.current_version() == Running(f"1.{number}+attempt", paused=True)
-        hook.own(label(3))
+        hook.set_label(label(3))
         assert bed.label() == label(3)
         assert other.current_version() == Running(label(3))
         told = ", ".join(f"{1e3 * one:.0f}" for one in seconds)
@@ -78,7 +78,7 @@ class TakesWeights:
     def test_versions_from_memory_while_clients_stream(self, bed):
         hook, clients = bed.open(), Clients(bed.stream, 4)
         for number in range(1, 9):
-            hook.take(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
+            hook.load_tensors(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
             assert bed.distance(1000 + number) < CLOSE
         assert clients.finish() >= 4
         assert hook.current_version() == Running("1.8+attempt")
@@ -98,12 +98,12 @@ class TakesWeights:
 
         monkeypatch.setattr(ProcessGroup, "broadcast", broken)
         with pytest.raises(LoadFailedError):
-            hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
+            hook.load_tensors("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.is_paused()
         hook.abort(good)
         assert bed.runs(good)
         assert hook.current_version() == Running(bed.target((1, 1)).label)
-        hook.take("1.3+attempt", small_qwen.model_of(1003).state_dict())
+        hook.load_tensors("1.3+attempt", small_qwen.model_of(1003).state_dict())
         assert bed.distance(1003) < CLOSE
 
     def test_a_hook_that_is_killed_in_the_midst_leaves_an_engine_that_the_next_one_loads(
@@ -117,7 +117,7 @@ class TakesWeights:
         assert hook.current_version().paused
         load(hook, good)
         assert bed.runs(good)
-        hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
+        hook.load_tensors("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.distance(1002) < CLOSE
 
     def test_an_engine_that_is_killed_in_the_midst_is_loaded_from_files_when_it_is_back(
@@ -133,7 +133,7 @@ class TakesWeights:
 
         monkeypatch.setattr(ProcessGroup, "broadcast", deadly)
         with pytest.raises((EngineUnreachableError, LoadFailedError)):
-            hook.take("1.2+attempt", small_qwen.model_of(1002).state_dict())
+            hook.load_tensors("1.2+attempt", small_qwen.model_of(1002).state_dict())
         with pytest.raises(EngineUnreachableError):
             hook.abort(None)
         bed.process.start()

@@ -15,8 +15,7 @@ from targets import target_of
 from vllm_process import VllmRealBed, vllm
 
 from explorer_hooks.hook import HookOptions
-from explorer_hooks.hooks.adapters import in_use
-from explorer_hooks.hooks.lora import LoraHook
+from explorer_hooks.hooks.lora import LoraHook, in_use
 from syncd.errors import LoadFailedError
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
@@ -92,6 +91,8 @@ def bed(engine, tmp_path):
 
 
 class TestContract(HookContract):
+    bed_type = AdapterRealBed
+
     @pytest.fixture
     def bed(self, engine, tmp_path):
         bed = AdapterRealBed(engine, tmp_path, None)

@@ -12,12 +12,12 @@ import sys
 
 import xxhash
 
-from explorer_hooks.follower.fetch import payload_of
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Version
-from syncd.transports.filesystem.stage import Source, Stage
+from syncd.transports.filesystem.directory import payload_of
+from syncd.transports.filesystem.stage import HostStage, StageSource
 
 
 class CountingDisk(LocalDisk):
@@ -56,9 +56,9 @@ def main(stage, root, step, die=""):
     job = Job.at(root, disk=disk)
     manifest = read_manifest(disk, job.step(int(step)))
     version = Version(1, int(step), "weights", f"global_step_{step}/actor", manifest.digest)
-    source = Source(disk, version, f"{job.step(int(step))}/actor", payload_of(manifest).records)
-    place = Stage(stage, job.root, stalled=0.5)
-    staged = place.take(source)
+    source = StageSource(disk, version, f"{job.step(int(step))}/actor", payload_of(manifest).records)
+    place = HostStage(stage, job.root, stalled=0.5)
+    staged = place.provide(source)
     print(
         json.dumps({"path": staged.path, "bytes": disk.read_bytes, "whole": is_whole(staged, source)}),
         flush=True,

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from syncd.transports.memory.save import Copy, Memory
+from syncd.transports.memory.save import MemoryCopies, StepCopy
 from trainer.cli.main import main
 
 
@@ -28,10 +28,10 @@ def arm(phase, number):
     """Have the fault strike before or after a method."""
     fault = Fault(number)
     owner, name, comes_after = {
-        "room": (Memory, "make_room", True),
-        "put": (Copy, "finish", False),
-        "seal": (Copy, "seal", False),
-        "sealed": (Copy, "seal", True),
+        "room": (MemoryCopies, "make_room", True),
+        "put": (StepCopy, "finish", False),
+        "seal": (StepCopy, "seal", False),
+        "sealed": (StepCopy, "seal", True),
     }[phase]
     original = getattr(owner, name)
 

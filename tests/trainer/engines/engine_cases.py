@@ -133,7 +133,7 @@ def remembered(bench):
     manifest = read_manifest(job.disk, job.step(1))
     path = MemoryDirectory.here(root, job.root).copy(1, manifest.attempt)
     found = {"holds": is_copy_of(path, manifest), "damaged": damaged_files(job.disk, path, manifest)}
-    found |= {"shards": len(manifest.shards), "methods": sorted(engine.methods), "sent": engine.sent}
+    found |= {"shards": len(manifest.shards), "methods": sorted(engine.senders), "sent": engine.sent}
     bench.ranks.gather(None)  # all have looked
     engine.shutdown()
     bench.ranks.gather(None)

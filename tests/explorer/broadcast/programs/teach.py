@@ -82,13 +82,16 @@ def main(file, job, members):
         config = JobConfig.model_validate(tomllib.load(opened))
     ends, send = [], sending.Broadcaster.send
     sending.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
-    ways, choose = [], auto_method.choose
-    auto_method.choose = lambda now: (chosen := choose(now), ways.append([chosen.method, chosen.reason]))[0]
+    ways, choose = [], auto_method.choose_method
+    auto_method.choose_method = lambda now: (
+        chosen := choose(now),
+        ways.append([chosen.method, chosen.reason]),
+    )[0]
     with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
         sync.wait_for(lambda: len(sync.broadcast_members("gloo")) >= int(members))
         made, _ = make_trainer(config, sync, engine=Teacher)
         made.prepare()
-        object.__setattr__(made.engine._broadcaster._options, "bucket", SMALL_BUCKET)
+        object.__setattr__(made.engine.senders["nccl"]._broadcaster._options, "bucket", SMALL_BUCKET)
         made.train()
         made.shutdown()
         sync.wait_for(lambda: sync.get_latest_model_version() == made.train_step_num)

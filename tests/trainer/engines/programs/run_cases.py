@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import engine_cases
 
-from syncd.transports.ranks import Group
+from syncd.transports.ranks import RankGroup
 
 
 def main(directory, engine, models, device, rank, world_size, port, *names):
@@ -32,7 +32,7 @@ def main(directory, engine, models, device, rank, world_size, port, *names):
         world_size=int(world_size),
         timeout=timedelta(seconds=120),
     )
-    bench = engine_cases.Bench(directory, engine, models, device, Group(120))
+    bench = engine_cases.Bench(directory, engine, models, device, RankGroup(120))
     for name in names:
         torch.save(case_of(name)(bench), f"{directory}/{name}.{rank}.pt")
     dist.destroy_process_group()

@@ -1,13 +1,27 @@
-"""Refuses weights that are not numbers: a step with them would poison every explorer that loads it."""
+"""What torch calls the dtypes of safetensors, and the check that tensors of them are finite.
+
+A step that holds NaN or infinity would poison every explorer that loads it.
+"""
 
 import numpy as np
 import torch
 
-from syncd.errors import CorruptDataError
+from syncd.errors import NonFiniteError
+
+TO_TORCH = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
+    "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
+}  # fmt: skip
+"""What torch calls each dtype of safetensors that it has."""
+
+FROM_TORCH = {dtype: name for name, dtype in TO_TORCH.items()}
 
 _CHUNK = 2 << 20
 
-# Bits of the exponent, which are all set exactly in what is not finite.
+# The bits of the exponent. All of them are set exactly if a number is not finite.
 _EXPONENT = {
     torch.float8_e4m3fn: 0x7F,
     torch.float8_e5m2: 0x7C,
@@ -16,12 +30,6 @@ _EXPONENT = {
     torch.float32: 0x7F800000,
     torch.float64: 0x7FF0000000000000,
 }
-
-
-class NonFiniteError(CorruptDataError):
-    """A tensor holds NaN or infinity."""
-
-    code = "non_finite"
 
 
 def check_finite(name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
@@ -45,14 +53,14 @@ def check_finite(name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
             raise _refusal(name)
 
 
-class Finite:
-    """Checks tensors where they are: those on a device are looked at there, and told of at the end."""
+class DeviceFiniteCheck:
+    """Checks tensors where they are. What a device finds is collected, and read once at the end."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[str, torch.Tensor]] = []
+        self._flags: list[tuple[str, torch.Tensor]] = []
 
-    def look(self, name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
-        """Look at the bytes of whole elements.
+    def check(self, name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
+        """Check the bytes of whole elements.
 
         Raises:
             NonFiniteError: One of them is not finite, and in main memory.
@@ -60,25 +68,25 @@ class Finite:
         if content.is_cpu:
             check_finite(name, content, dtype)
         elif dtype in _EXPONENT:
-            self._found.append((name, is_finite(content, dtype)))
+            self._flags.append((name, is_finite(content, dtype)))
 
     def require(self) -> None:
         """Wait for what devices have found.
 
         Raises:
-            NonFiniteError: Something that is not finite.
+            NonFiniteError: Something is not finite.
         """
-        found, self._found = self._found, []
-        if not found:
+        flags, self._flags = self._flags, []
+        if not flags:
             return
-        said = torch.stack([flag for _, flag in found]).tolist()
-        for (name, _), finite in zip(found, said, strict=True):
+        values = torch.stack([flag for _, flag in flags]).tolist()
+        for (name, _), finite in zip(flags, values, strict=True):
             if not finite:
                 raise _refusal(name)
 
 
 def is_finite(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Say of bytes whether all elements are finite: a scalar that the device has not come to yet."""
+    """Return whether all elements of some bytes are finite: a scalar that the device computes later."""
     elements = content.view(dtype)
     wide = elements.float() if dtype.itemsize == 1 else elements
     return wide.isfinite().all()

@@ -1,0 +1,151 @@
+"""Directories of versions on this host: the files that an engine loads, and what keeps them. Imports no torch."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from syncd.errors import SyncdError
+from syncd.protocol.disk import Clock
+from syncd.protocol.manifest import Manifest
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.version import Pair
+from syncd.transports.base import WeightDirectory
+
+
+@dataclass(slots=True)
+class FoundDirectory:
+    """A version's directory, and what keeps it besides the lease.
+
+    Args:
+        directory: The version as hooks get it.
+        source: memory, stage or files.
+        size: Its bytes; 0 if no manifest lists them.
+        release: Gives up the claim on the copy in memory or in the stage; None for the job's own files.
+        files: For a copy in memory: the same version in the job directory.
+        check: Compares every byte of the job's files with their digests; None if that is not wanted.
+    """
+
+    directory: WeightDirectory
+    source: str = "files"
+    size: int = 0
+    release: Callable[[], None] | None = None
+    files: WeightDirectory | None = None
+    check: Callable[[], None] | None = None
+
+
+class HeldDirectory:
+    """A version whose directory stays on this host until `close`.
+
+    Args:
+        found: The directory.
+        lease: Closes the lease on the step.
+    """
+
+    def __init__(self, found: FoundDirectory, lease: contextlib.ExitStack) -> None:
+        self._found, self._lease = found, lease
+        self.source, self.size = found.source, found.size
+
+    @property
+    def directory(self) -> WeightDirectory:
+        """Return the version as hooks get it."""
+        return self._found.directory
+
+    @property
+    def pair(self) -> Pair:
+        """Return the pair of the version."""
+        return self.directory.version.pair
+
+    @property
+    def staged_at(self) -> str | None:
+        """Return the directory of the staged copy, None if it is not staged."""
+        return self.directory.path if self.source == "stage" else None
+
+    def is_usable(self) -> bool:
+        """Return whether it can still be loaded: the leases of a process that was silent for too long are void.
+
+        Files that this process has not hashed yet are hashed now.
+        """
+        directory, check = self.directory, self._found.check
+        if directory.version.kind != "remote" and not os.path.isdir(directory.path):
+            return False
+        if check is not None and not directory.verified:
+            try:
+                check()
+            except (SyncdError, OSError):
+                return False
+            self._found.directory = replace(directory, verified=True)
+        return True
+
+    def settle(self) -> None:
+        """Keep the version, now that it is loaded, by one thing: the staged copy, else the lease on its files."""
+        if self.source == "stage":
+            self._lease.close()
+        elif self._found.files is not None:
+            self._found.directory, self._found.files = self._found.files, None
+            self._release()
+
+    def close(self) -> None:
+        """Give up the directory."""
+        self._lease.close()
+        self._release()
+
+    def _release(self) -> None:
+        release, self._found.release = self._found.release, None
+        if release is not None:
+            release()
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadFiles:
+    """The files of a step that an engine loads; names are relative to the directory that it loads."""
+
+    shards: tuple[FileRecord, ...] = ()
+    files: tuple[FileRecord, ...] = ()
+
+    @property
+    def records(self) -> tuple[FileRecord, ...]:
+        """Return all files."""
+        return *self.shards, *self.files
+
+    @property
+    def size(self) -> int:
+        """Return their bytes."""
+        return sum(record.size for record in self.records)
+
+
+def payload_of(manifest: Manifest | None) -> PayloadFiles:
+    """Return the files of a step that an engine loads; none if the payload is elsewhere."""
+    if manifest is None or manifest.kind == "remote":
+        return PayloadFiles()
+    prefix = f"{manifest.payload}/"
+    return PayloadFiles(_below(manifest.shards, prefix), _below(manifest.files, prefix))
+
+
+def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]:
+    return tuple(
+        FileRecord(record.name.removeprefix(prefix), record.size, record.digest, record.tensors)
+        for record in records
+        if record.name.startswith(prefix)
+    )
+
+
+class LoadTimings(dict[str, float]):
+    """Seconds of each part of a load, by the name of the part.
+
+    Args:
+        clock: This host's clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Measure one part, also if it fails."""
+        begin = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self[name] = round(self.get(name, 0.0) + self._clock.monotonic() - begin, 6)

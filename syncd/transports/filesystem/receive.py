@@ -1,0 +1,273 @@
+"""Receives versions as directories on this host: leased, checked, and staged if there is a stage. Imports no torch.
+
+Everything is checked before an engine is touched: engines that meet a wrong shape or a short file are left half
+loaded, or crash.
+"""
+
+import contextlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
+from syncd.protocol.version import Version
+from syncd.transports.base import Announcement, ReceiveContext, WeightDirectory, WeightReceiver
+from syncd.transports.filesystem.copy_files import check_files
+from syncd.transports.filesystem.directory import (
+    FoundDirectory,
+    HeldDirectory,
+    LoadTimings,
+    PayloadFiles,
+    payload_of,
+)
+from syncd.transports.filesystem.stage import HostStage, StagedCopy, StageFullError, StageSource
+from syncd.transports.tensors import first_of, list_tensors, read_tensors, require_tensors
+
+if TYPE_CHECKING:
+    from syncd.client.client import Client
+    from syncd.client.lease import Leased
+
+
+class Verification(StrEnum):
+    """How closely a version is checked before an engine is given it.
+
+    size: every file is there with its size. header: every safetensors header parses and describes every byte of its
+    file. content: every byte is read and matches its digest.
+    """
+
+    SIZE = "size"
+    HEADER = "header"
+    CONTENT = "content"
+
+
+class ReportEvent(Protocol):
+    """Hears an event: its level, its name, its fields."""
+
+    def __call__(self, level: str, name: str, **fields: Any) -> None:
+        """Report the event."""
+
+
+def _report_nothing(level: str, name: str, **fields: Any) -> None:
+    del level, name, fields
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryOptions:
+    """What a receiver of directories is asked for.
+
+    Args:
+        kinds: The kinds of version that can be loaded.
+        verify: How closely a version is checked. Copies in a stage are always checked in full.
+        stop: Polled while files are read; once it returns true, the receiver gives up.
+        report: Hears what the receiver could not use.
+    """
+
+    kinds: frozenset[str] = frozenset({"weights"})
+    verify: Verification = Verification.CONTENT
+    stop: Callable[[], bool] = _never
+    report: ReportEvent = _report_nothing
+
+
+class DirectoryReceiver(WeightReceiver):
+    """The explorer's end of a transport that yields directories.
+
+    Args:
+        client: The explorer's connection to the job.
+        options: What it is asked for.
+    """
+
+    def __init__(self, client: "Client", options: DirectoryOptions | None = None) -> None:
+        self._client, self._options = client, options or DirectoryOptions()
+        self._disk = client.job.disk
+        self._received: HeldDirectory | None = None
+
+    @classmethod
+    def open(cls, context: ReceiveContext) -> Self:
+        """Return a receiver that loads from the job directory, and checks every byte."""
+        return cls(context.client, DirectoryOptions(stop=context.stop))
+
+    def receive(self, announcement: Announcement, timeout: float) -> WeightDirectory | None:
+        """Return the directory of a published version. It is valid until the next call or `close`."""
+        del timeout
+        self.close()
+        if not isinstance(announcement, Version):
+            return None
+        with contextlib.ExitStack() as lease:
+            leased = lease.enter_context(self._client.lease(announcement))
+            found = self.find(leased, LoadTimings(self._client.clock))
+            if found is None:
+                return None
+            self._received = HeldDirectory(found, lease.pop_all())
+        return self._received.directory
+
+    def close(self) -> None:
+        """Give up the directory that was received last."""
+        received, self._received = self._received, None
+        if received is not None:
+            received.close()
+
+    def find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
+        """Return the directory of a leased version, checked; None if this transport does not have it here.
+
+        Raises:
+            TryAgainError: The step was removed, or `stop` returned true.
+            RefusedError: It is damaged, or of a kind that cannot be loaded.
+            SyncdError: The file system failed.
+            OSError: The same.
+        """
+        try:
+            return self._find(leased, timings)
+        except MISSING as error:
+            raise self._missing(leased, error) from None
+        except RefusedError:
+            raise
+        except CorruptDataError as error:
+            raise RefusedError(error.message, path=error.path, hint=error.hint) from None
+
+    @abstractmethod
+    def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
+        """Return the directory of a leased version, checked; None if this transport does not have it here."""
+
+    def _require_sizes(self, leased: "Leased", manifest: Manifest) -> None:
+        """Return if each file of a step is there with its size; nothing is read."""
+        step = self._client.job.step(leased.version.step)
+        if wrong := missing_files(self._disk, step, manifest):
+            raise RefusedError(first_of(wrong), path=step)
+
+    def _checked(self, version: Version, disk: Disk, path: str, payload: PayloadFiles) -> WeightDirectory:
+        """Return files as a version that hooks load, checked as closely as is asked for."""
+        require_tensors(payload.shards, path)
+        if self._options.verify is Verification.SIZE:
+            return WeightDirectory(version, path, payload.shards)
+        tensors = read_tensors(disk, path, payload.shards)
+        check = self._content_check(disk, path, payload, self._options.stop)
+        if check is not None:
+            self._options.report("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
+            check()
+        return WeightDirectory(version, path, payload.shards, tensors, verified=check is not None)
+
+    def _content_check(
+        self, disk: Disk, path: str, payload: PayloadFiles, stop: Callable[[], bool]
+    ) -> Callable[[], None] | None:
+        """Return a function that compares every byte with its digest, None if that is not wanted."""
+        if self._options.verify is not Verification.CONTENT:
+            return None
+        return lambda: check_files(disk, path, payload.records, stop)
+
+    def _missing(self, leased: "Leased", error: OSError) -> SyncdError:
+        """Return the error for a missing file: the whole step was removed, or the step is damaged."""
+        step = leased.version.step
+        try:
+            read_manifest(self._disk, self._client.job.step(step))
+        except MISSING:
+            return TryAgainError(f"step {step} has gone", hint="go on with the newest version")
+        return RefusedError(f"a file of step {step} is missing", path=error.filename)
+
+
+class FilesystemReceiver(DirectoryReceiver):
+    """Receives versions from the job directory, through the stage of this host if there is one.
+
+    Args:
+        client: The explorer's connection to the job.
+        options: What it is asked for.
+        stage: The stage of this host; None to load from the job directory.
+    """
+
+    name = "checkpoint"
+
+    def __init__(
+        self, client: "Client", options: DirectoryOptions | None = None, stage: HostStage | None = None
+    ) -> None:
+        super().__init__(client, options)
+        self._stage = stage
+
+    def find_unchecked(self, leased: "Leased") -> FoundDirectory:
+        """Return the directory of a version that an engine runs already; its content is checked when it is used.
+
+        Raises:
+            SyncdError: It cannot be read.
+            OSError: The same.
+        """
+        payload, version = payload_of(leased.manifest), self._loadable(leased)
+        source = self._stage_source(leased, payload)
+        staged = self._stage.find(source) if self._stage and leased.manifest else None
+        disk, path = (self._disk, leased.path) if staged is None else (LocalDisk(), staged.path)
+        tensors = read_tensors(disk, path, payload.shards)
+        directory = WeightDirectory(version, path, payload.shards, tensors, verified=staged is not None)
+        check = self._content_check(disk, path, payload, _never) if leased.manifest else None
+        if staged is None:
+            return FoundDirectory(directory, "files", payload.size, check=check)
+        return FoundDirectory(directory, "stage", payload.size, staged.close, check=check)
+
+    def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory:
+        version, kinds = self._loadable(leased), self._options.kinds
+        if version.kind not in kinds:
+            able = ", ".join(sorted(kinds))
+            raise RefusedError(f"step {version.step} is of kind {version.kind}; this hook loads {able}")
+        if leased.version.kind == "remote" and (problem := uri_problem(leased.version.path)):
+            raise RefusedError(f"step {version.step} cannot be loaded: {problem}")
+        if version.kind == "remote":
+            return FoundDirectory(WeightDirectory(version, leased.path))
+        if leased.manifest is None or version is not leased.version:
+            return self._find_foreign(leased, version, timings)
+        with timings.part("verify"):
+            self._require_sizes(leased, leased.manifest)
+        return self._find_native(leased, payload_of(leased.manifest), timings)
+
+    def _find_foreign(self, leased: "Leased", version: Version, timings: LoadTimings) -> FoundDirectory:
+        with timings.part("verify"):
+            tensors = list_tensors(self._disk, version, leased.path, self._options.kinds)
+        if version is not leased.version:
+            # A start model's dtypes are not compared: it often has wider ones than the versions trained from it.
+            tensors = {}
+        return FoundDirectory(WeightDirectory(version, leased.path, (), tensors))
+
+    def _find_native(self, leased: "Leased", payload: PayloadFiles, timings: LoadTimings) -> FoundDirectory:
+        staged = self._staged(self._stage_source(leased, payload), timings)
+        if staged is None:
+            with timings.part("verify"):
+                checked = self._checked(leased.version, self._disk, leased.path, payload)
+            return FoundDirectory(checked, "files", payload.size)
+        try:
+            with timings.part("verify"):
+                tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
+        except BaseException:
+            staged.close()
+            raise
+        directory = WeightDirectory(leased.version, staged.path, payload.shards, tensors, verified=True)
+        return FoundDirectory(directory, "stage", payload.size, staged.close)
+
+    def _loadable(self, leased: "Leased") -> Version:
+        """Return the version as hooks get it.
+
+        A remote version whose path is a directory here, such as the model that a run began with, is of kind weights
+        for hooks that do not load remote ones.
+        """
+        version, kinds = leased.version, self._options.kinds
+        is_directory = version.kind == "remote" and os.path.isabs(leased.path) and os.path.isdir(leased.path)
+        if is_directory and "remote" not in kinds and "weights" in kinds:
+            return replace(version, kind="weights", layout="huggingface")
+        return version
+
+    def _stage_source(self, leased: "Leased", payload: PayloadFiles) -> StageSource:
+        return StageSource(self._disk, leased.version, leased.path, payload.records)
+
+    def _staged(self, source: StageSource, timings: LoadTimings) -> StagedCopy | None:
+        if self._stage is None:
+            return None
+        with timings.part("stage"):
+            try:
+                return self._stage.provide(source, self._options.stop)
+            except StageFullError as error:
+                self._options.report("warning", "stage_write_failed", reason=str(error), hint=error.hint)
+                return None

@@ -1,0 +1,120 @@
+"""The trainer's end of the transport through files. All other senders wrap this one, for the durable step."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+
+from syncd.errors import SyncdError
+from syncd.protocol.layout import Job
+from syncd.protocol.writer import StepWriter
+from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
+from syncd.transports.filesystem.save import StepSaver, Written
+from syncd.transports.filesystem.shard import SecondCopy
+from syncd.transports.ranks import Ranks, all_or_error
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
+"""What `sync.dtype` casts floating-point tensors to; None keeps each as it is."""
+
+
+class FilesystemSender(WeightSender):
+    """Writes steps, and has all ranks agree on what becomes of each.
+
+    Args:
+        job: The job.
+        ranks: The trainer's ranks.
+        saver: Writes this rank's part.
+    """
+
+    name = FILES
+
+    def __init__(self, job: Job, ranks: Ranks, saver: StepSaver) -> None:
+        self.ranks = ranks
+        self._job, self._saver = job, saver
+        self._is_prepared = False
+        self._attempt: tuple[int, str] | None = None
+
+    @classmethod
+    def open(cls, context: SendContext) -> Self:
+        """Return a sender that allocates nothing before `prepare`."""
+        ranks, settings = context.ranks, context.settings
+        saver = StepSaver(
+            context.job,
+            ranks.rank,
+            ranks.world_size,
+            mode=settings.mode,
+            dtype=DTYPES[settings.dtype],
+            tied=context.tied,
+            check_finite=settings.check_finite,
+            timeout=settings.save_timeout,
+            fence=context.fence,
+        )
+        return cls(context.job, ranks, saver)
+
+    def prepare(self, export: Export) -> None:
+        """Begin to allocate the memory that saves need; a second call does nothing."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._saver.prepare(export)
+
+    def planned_size(self, export: Export) -> int:
+        """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
+        return self._saver.planned_size(export)
+
+    def send(
+        self,
+        step: int,
+        attempt: str,
+        export: Export,
+        files: Mapping[str, bytes],
+        copy: SecondCopy | None = None,
+    ) -> None:
+        """Begin to write a step; with a copy, write the same files into it."""
+        self._attempt = step, attempt
+        try:
+            all_or_error(self.ranks, self._saver.save, step, attempt, export, files, copy)
+        except SyncdError:
+            # The ranks that did not fail have a save in flight that cannot succeed.
+            with contextlib.suppress(SyncdError):
+                self.wait()
+            self._discard()
+            raise
+
+    def wait(self) -> None:
+        """Return once the step is whole and announced."""
+        try:
+            all_or_error(self.ranks, self._saver.wait)
+        except SyncdError:
+            self._discard()
+            raise
+
+    @property
+    def written(self) -> Written | None:
+        """Return what the last send wrote, None while this rank is writing or if it failed."""
+        written = self._saver.written
+        is_last = written is not None and self._attempt is not None and written.step == self._attempt[0]
+        return written if is_last else None
+
+    @property
+    def sent(self) -> Sent | None:
+        """Return the result of the last send."""
+        written = self.written
+        if written is None:
+            return None
+        return Sent(self.name, written.step, written.size, written.seconds, is_done=True)
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether this rank's part of the save in flight has failed."""
+        return self._saver.failed
+
+    def close(self) -> None:
+        """Finish the save in flight, then give threads and memory back."""
+        self._saver.close()
+
+    def _discard(self) -> None:
+        """Remove what a save that failed on all ranks has written: if the disk is full, its space is needed."""
+        attempt, self._attempt = self._attempt, None
+        if self.ranks.rank == 0 and attempt is not None:
+            StepWriter(self._job, attempt[0], self.ranks.world_size, attempt[1]).discard()

@@ -1,0 +1,81 @@
+"""Receives versions from this host's memory, if the trainer left a copy there of the very save that is published.
+
+docs/memory.md has the rules. If a copy cannot be found or used, the version comes from its files. Imports no torch.
+"""
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from syncd.errors import CorruptDataError, SyncdError
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.manifest import Manifest
+from syncd.protocol.memory import HeldCopy, hold_copy, memory_directory_of
+from syncd.protocol.presence import read_presences
+from syncd.transports.filesystem.directory import FoundDirectory, LoadTimings, payload_of
+from syncd.transports.filesystem.receive import DirectoryOptions, DirectoryReceiver
+
+if TYPE_CHECKING:
+    from syncd.client.client import Client
+    from syncd.client.lease import Leased
+
+_KIND = "weights"
+
+
+class MemoryReceiver(DirectoryReceiver):
+    """Finds the copies that trainers of a job name in their presences."""
+
+    name = "memory"
+
+    def __init__(self, client: "Client", options: DirectoryOptions | None = None) -> None:
+        super().__init__(client, options)
+        self._found = self._rejected = ""
+
+    def reject(self) -> bool:
+        """Never use again the copy that was found last; return whether there was one."""
+        self._rejected, found = self._found or self._rejected, self._found
+        self._found = ""
+        return bool(found)
+
+    def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
+        self._found = ""
+        manifest = leased.manifest
+        if manifest is None or manifest.kind != _KIND or _KIND not in self._options.kinds:
+            return None
+        if manifest.digest == self._rejected:
+            return None
+        with timings.part("verify"):
+            copy = self._copy_of(manifest)
+            return None if copy is None else self._check_copy(leased, manifest, copy)
+
+    def _copy_of(self, manifest: Manifest) -> HeldCopy | None:
+        job = self._client.job
+        with contextlib.suppress(SyncdError, OSError):
+            for trainer in read_presences(job.disk, job.trainers)[0].values():
+                directory = memory_directory_of(trainer.info)
+                if directory is not None and (copy := hold_copy(directory, manifest)) is not None:
+                    return copy
+        return None
+
+    def _check_copy(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> FoundDirectory | None:
+        """Return a copy, checked as files are; None if it cannot be used."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(copy.close)
+            self._require_sizes(leased, manifest)
+            try:
+                found = self._describe(leased, manifest, copy)
+            except (CorruptDataError, OSError) as error:
+                self._rejected = self._rejected if isinstance(error, OSError) else manifest.digest
+                self._options.report("warning", "memory_copy_refused", reason=str(error))
+                return None
+            self._found = manifest.digest
+            undo.pop_all()
+            return found
+
+    def _describe(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> FoundDirectory:
+        payload = payload_of(manifest)
+        path = f"{copy.path}/{manifest.payload}"
+        directory = self._checked(leased.version, LocalDisk(), path, payload)
+        files = replace(directory, path=leased.path, verified=False)
+        check = self._content_check(self._disk, leased.path, payload, lambda: False)
+        return FoundDirectory(directory, "memory", payload.size, copy.close, files, check)

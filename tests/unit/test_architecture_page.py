@@ -1,0 +1,65 @@
+"""The pages that name code name what exists: each `file.py:function`, and each package."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+HOP = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+PAGES = sorted(page.name for page in DOCS.glob("*.md") if HOP.search(page.read_text()))
+
+
+@functools.cache
+def names(path):
+    """Return the functions, classes, methods and constants of a module, without importing it."""
+    found = set()
+
+    def collect(body, prefix):
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                collect(node.body, f"{prefix}{node.name}.")
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    collect(ast.parse(path.read_text()).body, "")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_function_that_a_page_names_exists(page):
+    hops = HOP.findall((DOCS / page).read_text())
+    missing = [
+        f"{path}:{name}"
+        for path, name in hops
+        if not (ROOT / path).exists() or name not in names(ROOT / path)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("life", ["a step", "a broadcast", "an experience"])
+def test_the_page_has_the_life_of(life):
+    section = (DOCS / "architecture.md").read_text().split(f"\n## The life of {life}\n")[1].split("\n## ")[0]
+    assert len(HOP.findall(section)) >= 10
+
+
+def test_the_page_names_every_package():
+    text = (DOCS / "architecture.md").read_text()
+    packages = {
+        f"{file.parent.relative_to(ROOT).as_posix()}/"
+        for top in ("syncd", "trainer", "explorer_hooks")
+        for file in (ROOT / top).rglob("__init__.py")
+    }
+    assert {package for package in packages if f"`{package}`" not in text} == set()
+
+
+def test_protocol_lists_where_a_job_is_deleted_from():
+    section = (
+        (DOCS / "protocol.md").read_text().split("\n## What else deletes inside a job\n")[1].split("\n## ")[0]
+    )
+    assert len(HOP.findall(section)) >= 10
