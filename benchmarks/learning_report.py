@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from trainer.monitors.history import read_history
+from trainer.monitors.jsonl import read_history
 
 ON_POLICY, ASYNC = "on-policy", "async"
 

@@ -2,7 +2,7 @@
 
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
-from trainer.experience.fifo import Fifo, Sampling
+from trainer.experience.fifo import Fifo, SampleSettings
 from trainer.experience.store import ExperienceReader
 
 
@@ -45,7 +45,7 @@ def write(job, explorer, *batches):
 def fifo(job, clock, *, groups=2, size=2, reader=None, **more):
     """Return the strategy over a reader of its own."""
     reader = reader or ExperienceReader(job, clock)
-    return Fifo(reader, Sampling(group_size=size, groups=groups, **more))
+    return Fifo(reader, SampleSettings(group_size=size, groups=groups, **more))
 
 
 def names(batch):

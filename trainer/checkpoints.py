@@ -11,20 +11,61 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import SyncdError, storage_error
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
-from syncd.protocol.documents import encode, read_document
+from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
-from trainer.loop_state import TrainerState, state_from
 
 TRAINING = "training"
 HUGGINGFACE = "huggingface"
 META = "trainer_meta.json"
 _STATE = "trainer.json"
 _STAGED = f".{TRAINING}."
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """The loop's state at a step.
+
+    Args:
+        step: Steps trained so far.
+        generation: The generation of the versions that it published.
+        world_size: Ranks that saved it.
+        sampler: The state of the sample strategy.
+    """
+
+    step: int
+    generation: int
+    world_size: int
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return {
+            "protocol": 1,
+            "step": self.step,
+            "generation": self.generation,
+            "world_size": self.world_size,
+            "sampler": dict(self.sampler),
+        }
+
+
+def state_from(fields: Fields) -> TrainerState:
+    """Return the state of its document.
+
+    Raises:
+        CorruptDataError: It is not one.
+    """
+    return TrainerState(
+        fields.integer("step"),
+        fields.integer("generation"),
+        fields.integer("world_size", least=1),
+        fields.record("sampler").document,
+    )
 
 
 def training_directory(job: Job, step: int) -> str:

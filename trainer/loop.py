@@ -11,18 +11,14 @@ import structlog
 from syncd.errors import NonFiniteError, SyncdError
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
-from trainer.checkpoints import has_huggingface
+from trainer.checkpoints import TrainerState, has_huggingface
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
-from trainer.loop_state import TrainerState
-from trainer.next_action import Action, Finish, Idle, Save, Situation, Sync, Train, need_save, need_sync
+from trainer.next_action import Action, Finish, Idle, LoopFacts, Save, Sync, Train, need_save, need_sync
 from trainer.rank0 import Rank0
-from trainer.stopping import StopSignals
+from trainer.stopping import STOPPED, StopSignals
 
 P = ParamSpec("P")
-
-RESUME = 75
-"""Exit code of a run that was asked to stop: the next start resumes it."""
 
 
 class Trainer:
@@ -105,9 +101,9 @@ class Trainer:
             self._aside(self._report_figures)
         return action
 
-    def situation(self) -> Situation:
+    def situation(self) -> LoopFacts:
         """Return what this rank knows for a decision."""
-        return Situation(
+        return LoopFacts(
             self.train_step_num,
             self._synced,
             self._saved,
@@ -255,7 +251,7 @@ class Trainer:
         if error is not None:
             raise_agreed(error)
         if finish.again:
-            return RESUME
+            return STOPPED
         self._on_rank0(Rank0.finish, self.train_step_num, finish.reason, is_done=finish.is_done)
         return 0
 

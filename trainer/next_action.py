@@ -64,7 +64,7 @@ Action = Train | Sync | Save | Idle | Finish
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class LoopFacts:
     """What is known at the beginning of a turn.
 
     Args:
@@ -102,20 +102,20 @@ def end_of(config: JobConfig, step: int, over: str) -> str:
     return f"total_steps {total} reached" if total is not None and step >= total else over
 
 
-def need_sync(config: JobConfig, now: Situation) -> bool:
+def need_sync(config: JobConfig, now: LoopFacts) -> bool:
     """Say whether the weights are due."""
     sync = config.sync
     due = trainer_needs_sync(sync.style, now.step, now.synced, sync.interval, explorer_asks=now.explorer_asks)
     return now.step > 0 and now.is_watched and due
 
 
-def looks_for_watchers(config: JobConfig) -> bool:
+def publishes_only_to_watchers(config: JobConfig) -> bool:
     """Say whether weights are published only while an explorer lives, apart from full checkpoints."""
     unwatched = config.sync.unwatched
     return unwatched == "skip" or (unwatched == "auto" and config.algorithm.name == SFT)
 
 
-def need_save(config: JobConfig, now: Situation) -> bool:
+def need_save(config: JobConfig, now: LoopFacts) -> bool:
     """Say whether a full checkpoint is due: at each interval, and always at the end."""
     if now.step == 0:
         return False
@@ -125,13 +125,13 @@ def need_save(config: JobConfig, now: Situation) -> bool:
     return bool(now.ending) or (interval > 0 and now.step % interval == 0 and now.tried != now.step)
 
 
-def save_as_hf(config: JobConfig, now: Situation) -> bool:
+def save_as_hf(config: JobConfig, now: LoopFacts) -> bool:
     """Say whether a checkpoint saved now gets a Hugging Face directory."""
     wanted = config.trainer.save_hf_checkpoint
     return wanted == "always" or (wanted == "last" and bool(now.ending) and not now.interrupted)
 
 
-def duty(config: JobConfig, now: Situation) -> Save | Sync | Finish | None:
+def due_action(config: JobConfig, now: LoopFacts) -> Save | Sync | Finish | None:
     """Return what must be done before another step is trained, None for nothing.
 
     A save publishes the weights too, so one save serves when a sync and a save fall together.

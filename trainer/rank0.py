@@ -8,23 +8,30 @@ from typing import Concatenate, ParamSpec, Protocol
 import structlog
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
-from syncd.experience import places
-from syncd.jobfile.finished import Finished, clear_finished, mark_finished
+from syncd.experience import batch_paths
+from syncd.jobfile.records import JobEnd, clear_finished, mark_finished
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
 from trainer.auto_method import MethodChooser
+from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
-from trainer.experience.batch import Batch, Strategy
+from trainer.experience.batch import Batch, SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
-from trainer.explorer_liveness import Audience
-from trainer.loop_state import TrainerState
-from trainer.next_action import Action, Finish, Idle, Situation, Train, duty, end_of, looks_for_watchers
+from trainer.next_action import (
+    Action,
+    Finish,
+    Idle,
+    LoopFacts,
+    Train,
+    due_action,
+    end_of,
+    publishes_only_to_watchers,
+)
 from trainer.resume import lead_back
-from trainer.sampling import Supervised
-from trainer.waiting import Wait, Waiting, document
+from trainer.waiting import ExplorerLiveness, Wait, Waiting, wait_document
 
 P = ParamSpec("P")
 
@@ -72,7 +79,7 @@ class Rank0:
         self,
         config: JobConfig,
         sync: Synchronizer,
-        strategy: Strategy,
+        strategy: SampleStrategy,
         sink: FigureSink,
         clock: Clock | None = None,
         checks: Sequence[Callable[[], None]] = (),
@@ -80,10 +87,10 @@ class Rank0:
         self.config, self.sync, self.strategy, self.sink = config, sync, strategy, sink
         self._clock, self._checks = clock or SystemClock(), checks
         self.chooser = MethodChooser(sync)
-        self._audience = Audience(sync, self._clock, config.data.left_grace)
+        self._explorers = ExplorerLiveness(sync, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting = Waiting(self._clock)
-        self._path = places.root(sync.job)
+        self._path = batch_paths.root(sync.job)
         self._failure: SyncdError | None = None
         self._uncommitted: TrainerState | None = None
         self._generation = FIRST_GENERATION
@@ -99,7 +106,7 @@ class Rank0:
         lead_back(self.sync, state.step, self.config.model.path)
         self.sync.set_trainer_status(RunningStatus.RUNNING)
 
-    def decide(self, now: Situation, signals: Sequence[int | None]) -> Action:
+    def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""
         try:
             if self._failure is not None:
@@ -134,7 +141,7 @@ class Rank0:
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""
         if is_done:
-            mark_finished(self.sync.job, Finished(step, reason))
+            mark_finished(self.sync.job, JobEnd(step, reason))
 
     def vacate(self, step: int) -> None:
         """Have the daemon remove an abandoned step that is where this one will be written."""
@@ -151,7 +158,7 @@ class Rank0:
             self.strategy.commit(self._uncommitted.sampler)
             self._uncommitted = None
 
-    def _decide(self, now: Situation, signal: int | None) -> Action:
+    def _decide(self, now: LoopFacts, signal: int | None) -> Action:
         over = f"signal {signal}" if signal else self._samples_ended(now.step)
         timed_out = None if over else self._timed_out()
         ending = end_of(self.config, now.step, over or (timed_out.message if timed_out else ""))
@@ -162,7 +169,7 @@ class Rank0:
             explorer_asks=self._explorer_asks(now),
             is_watched=self._is_watched(),
         )
-        due = duty(self.config, now)
+        due = due_action(self.config, now)
         if isinstance(due, Finish):
             return replace(due, error=timed_out, is_done=self._is_done(now.step))
         return due or self._train_or_wait(now.step)
@@ -190,7 +197,7 @@ class Rank0:
     def _report_wait(self) -> None:
         """Report what rank 0 waits for; if the presence cannot be written, the log still has it."""
         with contextlib.suppress(SyncdError, OSError):
-            self.sync.describe({_WAITING: document(self._path, self._waiting.since)})
+            self.sync.describe({_WAITING: wait_document(self._path, self._waiting.since)})
         metrics, data = self.strategy.metrics(), self.config.data
         whole = int(metrics.get("experience/waiting", 0)) // data.group_size
         rejected = int(metrics.get("experience/rejected", 0))
@@ -208,24 +215,25 @@ class Rank0:
 
     def _living(self) -> int | None:
         try:
-            self._audience.look()
+            self._explorers.have_left()
         except (SyncdError, OSError):
             return None
-        return self._audience.living
+        return self._explorers.living
 
     def _is_watched(self) -> bool:
         """Return whether weights that are due are published; explorers that cannot be seen may be there."""
-        return not looks_for_watchers(self.config) or self._living() != 0
+        return not publishes_only_to_watchers(self.config) or self._living() != 0
 
     def _is_done(self, step: int) -> bool:
         total, strategy = self.config.trainer.total_steps, self.strategy
-        return (total is not None and step >= total) or (isinstance(strategy, Supervised) and strategy.over)
+        return (total is not None and step >= total) or bool(strategy.over)
 
     def _samples_ended(self, step: int) -> str:
         """Return why there will be no more samples, empty while there may be."""
-        if isinstance(self.strategy, Supervised):
-            return "all epochs done" if self.strategy.over else ""
-        if self._waiting.seconds is None or not self.config.data.end_when_left or not self._audience.look():
+        if self.strategy.over:
+            return self.strategy.over
+        may_end = self._waiting.seconds is not None and self.config.data.end_when_left
+        if not may_end or not self._explorers.have_left():
             return ""
         return f"all explorers have left at step {step}"
 
@@ -236,7 +244,7 @@ class Rank0:
         hint = f"syncd status {self.sync.job.root}  # who explores?"
         return TimedOutError(f"no whole batch of experiences within {limit:g} s", path=self._path, hint=hint)
 
-    def _explorer_asks(self, now: Situation) -> bool:
+    def _explorer_asks(self, now: LoopFacts) -> bool:
         """Return whether an explorer asks for weights; if there are no newer ones, tell it so."""
         if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
             return False

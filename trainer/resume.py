@@ -7,8 +7,7 @@ from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import MANIFEST, Job
 from syncd.protocol.marker import parse_marker, read_marker
 from syncd.synchronizer import Synchronizer
-from trainer.checkpoints import full_checkpoints, read_state
-from trainer.loop_state import TrainerState
+from trainer.checkpoints import TrainerState, full_checkpoints, read_state
 
 FRESH = TrainerState(step=0, generation=0, world_size=1)
 """The state of a run that has none."""

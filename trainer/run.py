@@ -9,14 +9,14 @@ from syncd.observe.log import configure
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import is_agreed, rank0_or_error
+from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
 from trainer.launch.daemon import DaemonProcess, start_daemon
-from trainer.launch.join import Joined, join
-from trainer.launch.rank_env import Place
+from trainer.launch.process_group import Joined, join
+from trainer.launch.rank_env import RankEnv
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
-from trainer.loop_state import TrainerState
 from trainer.rank0 import Rank0
 from trainer.reporting.report import Screen
 from trainer.resume import FRESH, find_state
@@ -24,7 +24,7 @@ from trainer.sampling import make_strategy
 from trainer.stopping import StopSignals
 
 
-def run_rank(config: JobConfig, place: Place, allowed: Collection[str] = ()) -> int:
+def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> int:
     """Train as one rank; return its exit code.
 
     Args:

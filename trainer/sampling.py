@@ -1,4 +1,4 @@
-"""Samples as the configuration asks for them. Rank 0 samples; the other ranks get what it found."""
+"""Makes the sample strategy that the configuration asks for, and turns texts into tokens. Rank 0 samples for all."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -8,83 +8,69 @@ from syncd.errors import ConfigError
 from syncd.jobfile.sections import DataSection
 from syncd.protocol.layout import Job
 from trainer.config.model import JobConfig
-from trainer.experience.batch import Batch, Strategy
-from trainer.experience.cursor import fields_of
-from trainer.experience.fifo import Fifo, Sampling
-from trainer.experience.limits import Limits
-from trainer.experience.mix import Mix
-from trainer.experience.replay import Replay
+from trainer.experience.batch import SampleStrategy
+from trainer.experience.fifo import Fifo, SampleSettings
 from trainer.experience.sft import Examples, read_examples, stored_tokens
 from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
+from trainer.experience.strategies import Mix, Replay, Supervised
+from trainer.plugins import SAMPLE_STRATEGY
+
+SFT = "sft"
+REPLAY = "replay"
+MIX = "mix"
+FIFO = "fifo"
 
 
-class Supervised:
-    """The strategy of supervised training: examples only, for so many epochs.
-
-    Args:
-        examples: The data set.
-        count: Examples of one step.
-        epochs: Passes over the data set; 0 for no end.
-    """
-
-    KIND = "sft"
-
-    def __init__(self, examples: Examples, count: int, epochs: int) -> None:
-        self._examples, self._count, self._epochs = examples, count, epochs
-
-    @property
-    def over(self) -> bool:
-        """Say whether all epochs are done."""
-        return 0 < self._epochs * len(self._examples) <= self._examples.taken
-
-    def limit(self, limits: Limits) -> None:
-        """Refuse examples that the model cannot take."""
-        self._examples.check(limits)
-
-    def sample(self, step: int, *, generation: int) -> Batch | None:  # noqa: ARG002 - examples have no age
-        """Return the next examples, None once all epochs are done."""
-        return None if self.over else Batch((), (), (), (), (), self._examples.take(self._count))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data set."""
-        return {"kind": self.KIND, "examples": self._examples.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place."""
-        self._examples.load_state_dict(fields_of(state, self.KIND).record("examples").document)
-
-    def commit(self, state: Mapping[str, Any]) -> int:  # noqa: ARG002 - a data set is nobody's to let go
-        """Let go of nothing."""
-        return 0
-
-    def metrics(self) -> dict[str, float]:
-        """Return how many epochs are done."""
-        return {"data/epoch": self._examples.taken / len(self._examples)}
-
-
-def make_strategy(config: JobConfig, job: Job) -> Strategy:
-    """Return the strategy that a configuration asks for.
+def make_strategy(config: JobConfig, job: Job) -> SampleStrategy:
+    """Return the sample strategy that `data.strategy` names, or that the other keys ask for.
 
     Raises:
-        ConfigError: The data set is not one.
+        ConfigError: There is none of this name, it makes no `SampleStrategy`, or the data set is not one.
     """
-    data, seed = config.data, config.job.seed
-    rows = data.groups * data.group_size
-    if config.algorithm.name == "sft":
-        return Supervised(_examples(config), rows, data.epochs)
-    fresh = Fifo(ExperienceReader(job, consumed=data.consumed), _sampling(data, config.sync.interval))
-    strategy: Strategy = fresh
-    if data.replay.capacity:
-        strategy = Replay(fresh, capacity=data.replay.capacity, share=data.replay.share, seed=seed)
-    if data.sft_ratio:
-        strategy = Mix(strategy, _examples(config), ratio=data.sft_ratio)
+    name = config.data.strategy or strategy_name(config)
+    strategy = SAMPLE_STRATEGY.get(name)(config, job)
+    if not isinstance(strategy, SampleStrategy):
+        raise ConfigError(f"entry point {name!r} of {SAMPLE_STRATEGY.group} makes no SampleStrategy")
     return strategy
 
 
-def _sampling(data: DataSection, interval: int) -> Sampling:
+def strategy_name(config: JobConfig) -> str:
+    """Return the strategy that the configuration asks for without `data.strategy`."""
+    if config.algorithm.name == SFT:
+        return SFT
+    if config.data.sft_ratio:
+        return MIX
+    return REPLAY if config.data.replay.capacity else FIFO
+
+
+def fifo(config: JobConfig, job: Job) -> Fifo:
+    """Return the strategy `fifo`."""
+    reader = ExperienceReader(job, consumed=config.data.consumed)
+    return Fifo(reader, _settings(config.data, config.sync.interval))
+
+
+def replay(config: JobConfig, job: Job) -> Replay:
+    """Return the strategy `replay`: groups of `fifo`, mixed with used ones."""
+    section = config.data.replay
+    return Replay(fifo(config, job), capacity=section.capacity, share=section.share, seed=config.job.seed)
+
+
+def mix(config: JobConfig, job: Job) -> Mix:
+    """Return the strategy `mix`: groups of `replay` or `fifo`, with SFT examples."""
+    experiences = (replay if config.data.replay.capacity else fifo)(config, job)
+    return Mix(experiences, _examples(config), ratio=config.data.sft_ratio)
+
+
+def sft(config: JobConfig, _job: Job) -> Supervised:
+    """Return the strategy `sft`: SFT examples only."""
+    data = config.data
+    return Supervised(_examples(config), data.groups * data.group_size, data.epochs)
+
+
+def _settings(data: DataSection, interval: int) -> SampleSettings:
     staleness = Staleness(bound=data.max_age, beyond=data.beyond, decay=data.decay, interval=interval)
-    return Sampling(
+    return SampleSettings(
         group_size=data.group_size,
         groups=data.groups,
         staleness=staleness,

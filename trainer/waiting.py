@@ -1,4 +1,4 @@
-"""What a trainer says while it waits for samples: what for, since when and from where, at once and then calmly."""
+"""What a trainer waits for: samples, and the explorers that make them."""
 
 import time
 from collections.abc import Mapping
@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.protocol.disk import Clock
+from syncd.synchronizer import RunningStatus, Synchronizer
 from trainer.reporting.figures import span
 
 QUIET = 30.0
-"""Seconds of a wait between two steps before anything is said of it; the first wait of a start is told at once."""
+"""Seconds of a wait between two steps before it is reported; the first wait of a start is reported at once."""
 
 EVERY = 60.0
 """Seconds between two lines about one wait."""
 
 
 class Waiting:
-    """Knows since when samples are awaited, and when to say so.
+    """Measures how long samples have been awaited, and when to report it.
 
     Args:
         clock: This host's clock.
@@ -31,11 +32,11 @@ class Waiting:
 
     @property
     def seconds(self) -> float | None:
-        """Return for how long samples have been awaited, None where they are not."""
+        """Return for how long samples have been awaited, None if they are not."""
         return None if self._since is None else self._clock.monotonic() - self._since
 
     def begin(self) -> None:
-        """Note that there are no samples now."""
+        """Record that there are no samples now."""
         if self._since is not None:
             return
         self._since, self.since = self._clock.monotonic(), self._clock.time()
@@ -43,11 +44,11 @@ class Waiting:
         self._has_begun = True
 
     def end(self) -> None:
-        """Note that there are samples."""
+        """Record that there are samples."""
         self._since, self._has_begun = None, True
 
     def is_due(self) -> bool:
-        """Say whether a line about the wait is due now; the next one is `EVERY` seconds later."""
+        """Return whether a line about the wait is due; the next one is due `EVERY` seconds later."""
         now = self._clock.monotonic()
         if self._since is None or now < self._due:
             return False
@@ -63,11 +64,11 @@ class Wait:
         path: Where samples come from.
         since: Since when they are awaited, in seconds since the epoch.
         seconds: For how long that is.
-        whole: Whole groups that are there.
+        whole: Whole groups that have been read.
         needed: Groups that a step takes.
-        living: Explorers that live; None where that cannot be read.
-        rejected: Batches that this start has set aside.
-        file: The job's file, for explorers that are to be started.
+        living: Living explorers; None if that cannot be read.
+        rejected: Batches that this start has rejected.
+        file: The job's file, for the command that starts an explorer.
     """
 
     path: str
@@ -97,6 +98,44 @@ class Wait:
         return f"no explorer is alive: explorer run {self.file or 'CONFIG'}"
 
 
-def document(path: str, since: float) -> Mapping[str, Any]:
-    """Return what the trainer's presence says of a wait."""
+def wait_document(path: str, since: float) -> Mapping[str, Any]:
+    """Return the part of the trainer's presence that reports a wait."""
     return {"for": "experiences", "path": path, "since": since}
+
+
+_COUNT_EVERY = 1.0
+"""Seconds between two counts: each reads one file per explorer."""
+
+
+class ExplorerLiveness:
+    """Counts the living explorers of a job.
+
+    Args:
+        sync: The trainer's synchronizer.
+        clock: Time.
+        grace: Seconds after which explorers that are gone have left for good.
+    """
+
+    def __init__(self, sync: Synchronizer, clock: Clock, grace: float) -> None:
+        self._sync, self._clock, self._grace = sync, clock, grace
+        self._counted = float("-inf")
+        self._seen = False
+        self._gone_since: float | None = None
+        self.living = 0
+
+    def have_left(self) -> bool:
+        """Return whether all explorers of this run have left for good."""
+        now = self._clock.monotonic()
+        if now - self._counted >= _COUNT_EVERY:
+            self._counted = now
+            self._count(now)
+        return self._gone_since is not None and now - self._gone_since >= self._grace
+
+    def _count(self, now: float) -> None:
+        counts = self._sync.get_explorer_status_counts()
+        self.living = counts[RunningStatus.RUNNING] + counts[RunningStatus.REQUIRE_SYNC]
+        self._seen = self._seen or self.living > 0
+        if self.living or not self._seen:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = now

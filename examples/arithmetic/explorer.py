@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from syncd.errors import SyncdError, TimedOutError, TryAgainError
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
@@ -148,8 +148,11 @@ class Explorer:
         """Return how many batches all explorers of the job have written, including those already used."""
         job = self.writer.job
         newest = (
-            max(places.numbers(job, places.batches(job, name)) | {places.consumed_through(job, name)})
-            for name in places.explorers(job)
+            max(
+                batch_paths.numbers(job, batch_paths.batches(job, name))
+                | {batch_paths.consumed_through(job, name)}
+            )
+            for name in batch_paths.explorers(job)
         )
         return sum(newest)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trainer.launch.die_with_parent import tethered
+from trainer.launch.die_with_parent import dying_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 _ENDING = 30.0
@@ -49,7 +49,7 @@ class Processes:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                tethered(signal.SIGTERM, command),
+                dying_with_parent(signal.SIGTERM, command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

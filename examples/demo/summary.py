@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.monitors.history import read_history
+from trainer.monitors.jsonl import read_history
 
 Document = Mapping[str, Any]
 

@@ -10,8 +10,7 @@ from pydantic import Field
 from syncd.jobfile.sections import (
     Count,
     DataSection,
-    JobSection,
-    ModelSection,
+    JobFile,
     NoneText,
     Positive,
     Seconds,
@@ -20,7 +19,7 @@ from syncd.jobfile.sections import (
 )
 
 
-class ExplorerEngineSection(Section):
+class InferenceSection(Section):
     """What generates."""
 
     kind: Literal["transformers", "vllm", "sglang"] = "transformers"
@@ -120,7 +119,7 @@ class ExplorerSection(Section):
     """Seconds without a version after which a trainer that lives is given further batches all the same."""
     log: Literal["debug", "info", "warning", "error"] = "info"
     """What is logged."""
-    engine: ExplorerEngineSection = ExplorerEngineSection()
+    engine: InferenceSection = InferenceSection()
     """What generates."""
     follow: FollowSection = FollowSection()
     """How versions are taken."""
@@ -136,13 +135,9 @@ Free = Annotated[dict[str, Any], Field(default_factory=dict)]
 """A table that others read and check."""
 
 
-class ExplorerFile(Section):
+class ExplorerFile(JobFile):
     """The whole file, as an explorer sees it."""
 
-    job: JobSection
-    """The run itself."""
-    model: ModelSection
-    """What is trained."""
     data: DataSection = DataSection()
     """Where samples come from."""
     sync: SyncSection = SyncSection()

@@ -16,14 +16,14 @@ from explorer_hooks.follower.follower import TurnOutcome
 from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import TimedOutError
-from syncd.jobfile.finished import finished
+from syncd.jobfile.records import read_end
 from syncd.protocol.version import label_of
 
 TURN = 1.0
 """Seconds of one wait, and so the longest delay of a signal."""
 
 _BREATH = 0.05
-"""Seconds between two asks_trainer that the trainer answers at once."""
+"""Seconds between two asks that the trainer answers at once."""
 
 _POLL = 0.25
 """Seconds between two polls for the last version."""
@@ -191,7 +191,7 @@ class Explorer:
         now = time.monotonic()
         if now - self._end_read_at < TURN:
             return ""
-        self._end_read_at, end = now, finished(self._source.sync.job)
+        self._end_read_at, end = now, read_end(self._source.sync.job)
         if end is None:
             self._end_since = None
             return ""

@@ -1,18 +1,16 @@
-"""The job's file, as an explorer reads it: one error says all that is wrong."""
+"""The job's file, as an explorer reads it: one error reports all problems."""
 
 import math
-import os
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import BUILT_IN
 from explorer_hooks.explorer.stages import placed_in, stage_layers
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.keys import Keys
-from syncd.jobfile.layers import command_layer, layer_of, placed, read_toml, validated
-from syncd.jobfile.problems import Problem, error_of
-from syncd.jobfile.text import documentation as documentation_of
+from syncd.jobfile.loader import Loader, layer_of, read_toml
+from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
 
 KEYS = Keys(
@@ -29,11 +27,6 @@ KEYS = Keys(
 )
 """The keys of the file, and those of them that name a file or directory."""
 
-HINT = "explorer config docs"
-"""What to run where several things are wrong."""
-
-_REQUIRED_TABLES = ("job", "model", "explorer")
-
 
 def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None) -> ExplorerFile:
     """Return what a file says to explorers, with the command line's `--section.key value` on top.
@@ -44,29 +37,22 @@ def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None
         stage: The one of its [[stages]] to explore, in its own directory; its model is known once it begins.
 
     Raises:
-        ConfigError: The file cannot be read or is not TOML; else everything that is wrong with it, in one error.
+        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
         UsageError: The overrides are not `--section.key value`.
     """
     table, _ = read_toml(path)
-    layers = [*stage_layers(layer_of(table, path), stage), command_layer(overrides, KEYS)]
-    made, problems = validated(KEYS, layers, _REQUIRED_TABLES)
-    file = cast("ExplorerFile | None", made)
-    if file is not None:
-        problems += placed(_checks(file), layers)
-    if file is None or problems:
-        raise error_of(problems, HINT)
-    job = file.job.model_copy(update={"source": os.path.abspath(path)})
-    file = file.model_copy(update={"job": job})
+    layers = [*stage_layers(layer_of(table, path), stage), LOADER.command_layer(overrides)]
+    file = LOADER.load(layers, path)
     return placed_in(file, stage) if stage is not None else file
 
 
 def documentation() -> str:
     """Return the last part of docs/explorer-run.md: every key of [explorer]."""
-    return documentation_of(KEYS, "explorer")
+    return KEYS.documentation("explorer")
 
 
 def _checks(file: ExplorerFile) -> Iterator[Problem]:
-    """Yield what no single key can say."""
+    """Yield the problems that no single key shows."""
     yield from _names(file)
     yield from _engine(file)
     rows = file.groups * file.data.group_size
@@ -124,3 +110,8 @@ def _is_temperature(value: Any) -> bool:
 def _is_import_path(text: str) -> bool:
     module, colon, name = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
+
+
+LOADER = Loader(
+    KEYS, ExplorerFile, required=("job", "model", "explorer"), check=_checks, hint="explorer config docs"
+)

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import torch
 
-from explorer_hooks.explorer.config import ExplorerEngineSection
+from explorer_hooks.explorer.config import InferenceSection
 from explorer_hooks.explorer.generation import (
     BEFORE_THE_FIRST,
     Generator,
@@ -258,7 +258,7 @@ def open_generator(
     )
 
 
-def load_model(directory: str, section: ExplorerEngineSection, *, trust_remote_code: bool) -> Any:
+def load_model(directory: str, section: InferenceSection, *, trust_remote_code: bool) -> Any:
     """Return the model of a directory, ready to generate.
 
     Raises:

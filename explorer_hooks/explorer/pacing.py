@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from explorer_hooks.explorer.config import ExplorerFile
 from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.protocol.layout import Job
 
 
@@ -103,7 +103,10 @@ def ahead_of(file: ExplorerFile) -> int:
 def written(job: Job) -> int:
     """Return how many batches all explorers of a job have written, including those already used."""
     newest = (
-        max(places.numbers(job, places.batches(job, name)) | {places.consumed_through(job, name)})
-        for name in places.explorers(job)
+        max(
+            batch_paths.numbers(job, batch_paths.batches(job, name))
+            | {batch_paths.consumed_through(job, name)}
+        )
+        for name in batch_paths.explorers(job)
     )
     return sum(newest)

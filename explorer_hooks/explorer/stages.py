@@ -11,8 +11,8 @@ import structlog
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.stopping import Stop
 from syncd.errors import ConfigError, TimedOutError
-from syncd.jobfile.layers import Layer
-from syncd.jobfile.stages import RECORD, Record, read_record
+from syncd.jobfile.loader import Layer
+from syncd.jobfile.records import STAGES, read_record
 from syncd.observe import log
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
@@ -118,11 +118,11 @@ def _with_model(file: ExplorerFile, path: str) -> ExplorerFile:
     return file.model_copy(update={"model": file.model.model_copy(update={"path": path})})
 
 
-def _log_wait(stage: str, record: Record, directory: str, waited: float) -> None:
+def _log_wait(stage: str, record: StagesRecord, directory: str, waited: float) -> None:
     structlog.get_logger().warning(
         "stage_awaited",
         stage=stage,
-        path=f"{directory}/{RECORD}",
+        path=f"{directory}/{STAGES}",
         waited=round(waited, 1),
         begun=[name for name in record.models if name not in record.done],
         done=list(record.done),
@@ -132,6 +132,6 @@ def _log_wait(stage: str, record: Record, directory: str, waited: float) -> None
 def _timed_out(file: ExplorerFile, stage: str, directory: str) -> TimedOutError:
     return TimedOutError(
         f"stage {stage} has not begun within {file.sync.timeout:g} s",
-        path=f"{directory}/{RECORD}",
+        path=f"{directory}/{STAGES}",
         hint=f"trainer stages {file.job.source}, or give a longer --sync.timeout",
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from syncd.errors import FencedError, storage_error
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.table import encode_batch
 from syncd.protocol.disk import MISSING, exists, list_if_there, remove_tree
@@ -30,15 +30,15 @@ class ExperienceWriter:
 
     def __init__(self, job: Job, explorer: str) -> None:
         self.job, self.explorer = job, check_identity(explorer)
-        self._place = f"{places.writers(job, explorer)}/{uuid.uuid4().hex}"
+        self._place = f"{batch_paths.writers(job, explorer)}/{uuid.uuid4().hex}"
         try:
             job.disk.list(job.root)
             job.disk.make_directory(self._place)
             self._fence_others()
-            job.disk.make_directory(places.batches(job, explorer))
+            job.disk.make_directory(batch_paths.batches(job, explorer))
             self._next = self._first_free()
         except OSError as error:
-            raise storage_error(error, places.root(job)) from error
+            raise storage_error(error, batch_paths.root(job)) from error
 
     @property
     def upcoming(self) -> int:
@@ -69,7 +69,7 @@ class ExperienceWriter:
             StorageError: It could not be written; nothing of it is visible unless the message says so.
         """
         data = encode_batch(experiences)
-        path = places.batch(self.job, self.explorer, self._next)
+        path = batch_paths.batch(self.job, self.explorer, self._next)
         try:
             self.job.disk.replace(path, data, via=self._place)
         except OSError as error:
@@ -95,9 +95,9 @@ class ExperienceWriter:
 
     def _first_free(self) -> int:
         # The batches first: what the trainer moves away meanwhile is then found where it went.
-        taken = places.numbers(self.job, places.batches(self.job, self.explorer))
-        taken |= places.numbers(self.job, places.rejected(self.job, self.explorer))
-        return max(taken | {places.consumed_through(self.job, self.explorer)}) + 1
+        taken = batch_paths.numbers(self.job, batch_paths.batches(self.job, self.explorer))
+        taken |= batch_paths.numbers(self.job, batch_paths.rejected(self.job, self.explorer))
+        return max(taken | {batch_paths.consumed_through(self.job, self.explorer)}) + 1
 
     def _explain(self, error: OSError, path: str) -> None:
         """Raise what is to be raised for a failed write; return if the batch is out and durable all the same."""

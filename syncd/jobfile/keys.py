@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+from syncd.jobfile.problems import shown
 
 Schema = Mapping[str, Any]
 
@@ -102,6 +103,14 @@ class Keys:
         by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
         return next((by_last[name] for name in difflib.get_close_matches(last, by_last, 1, _CLOSE)), None)
 
+    def documentation(self, under: str = "") -> str:
+        """Return every key of each table in Markdown, as the last part of a page.
+
+        Args:
+            under: Only tables of this dotted name and below it; all unless given.
+        """
+        return "\n".join(["## Keys\n", *_sections(self, under)])
+
     @cached_property
     def _schema(self) -> Schema:
         return self.model.model_json_schema()
@@ -175,3 +184,25 @@ def _flat(name: str) -> str:
 
 def _ends(name: str, last: str) -> bool:
     return name.rpartition(".")[2] == last.replace("-", "_")
+
+
+def _sections(keys: Keys, under: str) -> Iterator[str]:
+    for table, about in keys.tables.items():
+        if under and table != under and not table.startswith(f"{under}."):
+            continue
+        own = [key for key in keys.all.values() if key.name.rpartition(".")[0] == table]
+        yield f"### [{table}]\n\n{about}\n\n{_table(own, table)}\n"
+    for key in (key for key in keys.all.values() if "." not in key.name and not under):
+        name = f"[{key.name}]" if key.is_free else f"[[{key.name}]]"
+        yield f"### {name}\n\n{key.about}\n"
+
+
+def _table(own: Sequence[Key], table: str) -> str:
+    rows = [_row(key, key.name.removeprefix(f"{table}.")) for key in own]
+    return "\n".join(["| key | takes | default | |", "|---|---|---|---|", *rows])
+
+
+def _row(key: Key, name: str) -> str:
+    default = "**required**" if key.required else f"`{shown(key.default)}`"
+    mark = " *fixed*" if key.fixed else ""
+    return f"| `{name}` | {key.expected} | {default} | {key.about}{mark} |"

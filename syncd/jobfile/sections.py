@@ -4,8 +4,9 @@ What a key means is said once, in its description: schemas and the pages of all 
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
+import os
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -120,6 +121,10 @@ class DataSection(Section):
     """What happens to older ones."""
     decay: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, json_schema_extra=FIXED)
     """With beyond = "weight": the factor for each version too old."""
+    strategy: str = Field(default="", json_schema_extra=FIXED)
+    """A sample strategy registered under the entry point `trainer.sample_strategies`; else other keys choose."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """What the strategy takes, by its own names; fifo, replay, mix and sft take nothing here."""
     replay: ReplaySection = ReplaySection()
     """Old groups, drawn again."""
     sft_path: str = Field(default="", json_schema_extra=FIXED)
@@ -179,3 +184,17 @@ class SyncSection(Section):
     """memory: a directory of the trainer's host that is kept in memory (tmpfs)."""
     memory_mib: Count = 0
     """memory: MiB that copies may take together; 0 for half of what that file system can take."""
+
+
+class JobFile(Section):
+    """What every reader of the file knows of it."""
+
+    job: JobSection
+    """The run itself."""
+    model: ModelSection
+    """What is trained."""
+
+    def with_source(self, path: str) -> Self:
+        """Return the file with the path that it was read from."""
+        job = self.job.model_copy(update={"source": os.path.abspath(path)})
+        return self.model_copy(update={"job": job})

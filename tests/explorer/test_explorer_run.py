@@ -19,9 +19,9 @@ from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
-from syncd.jobfile.finished import Finished, mark_finished
+from syncd.jobfile.records import JobEnd, mark_finished
 from syncd.protocol.presence import RunningStatus
 from syncd.synchronizer import Synchronizer
 
@@ -185,12 +185,14 @@ def eventually(condition, bound=LONG):
 
 def total(world):
     job = world.job
-    return sum(len(places.numbers(job, places.batches(job, name))) for name in places.explorers(job))
+    return sum(
+        len(batch_paths.numbers(job, batch_paths.batches(job, name))) for name in batch_paths.explorers(job)
+    )
 
 
 def batches(world, name):
-    numbers = sorted(places.numbers(world.job, places.batches(world.job, name)))
-    paths = [places.batch(world.job, name, number) for number in numbers]
+    numbers = sorted(batch_paths.numbers(world.job, batch_paths.batches(world.job, name)))
+    paths = [batch_paths.batch(world.job, name, number) for number in numbers]
     return [decode_batch(world.job.disk.read(path, 1 << 28), path) for path in paths]
 
 
@@ -416,7 +418,7 @@ def test_an_explorer_on_a_finished_job_ends_whatever_the_trainers_file_says(worl
         Path(f"{world.root}/config.toml").write_text("[trainer]\ntotal_steps = 4\n")
         Path(f"{world.root}/latest_checkpointed_iteration.txt").write_text("4")
     else:
-        mark_finished(world.job, Finished(4, "total_steps 4 reached"))
+        mark_finished(world.job, JobEnd(4, "total_steps 4 reached"))
     why = explore(file, "e0", "--sync.timeout", "15")
     assert why == "the job is finished: total_steps 4 reached"
     assert world.explorer("e0").applied == (1, 4)

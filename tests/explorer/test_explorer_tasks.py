@@ -16,7 +16,7 @@ from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.own_files import LedgerState, Records, TaskCursor, TaskLedger
 from explorer_hooks.explorer.tasks import epochs, order, read_tasks
 from syncd.errors import ConfigError, CorruptDataError, FencedError
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
@@ -137,8 +137,8 @@ def work(job, batches, size=2):
 
 def written(job):
     """Return the groups of all batches, in their order."""
-    names = sorted(places.numbers(job, places.batches(job, "e0")))
-    paths = [places.batch(job, "e0", name) for name in names]
+    names = sorted(batch_paths.numbers(job, batch_paths.batches(job, "e0")))
+    paths = [batch_paths.batch(job, "e0", name) for name in names]
     return [one.group for path in paths for one in decode_batch(job.disk.read(path, 1 << 28), path)]
 
 
@@ -170,9 +170,9 @@ def test_batches_that_the_trainer_has_taken_away_count_as_written(tmp_path):
     job = Job.at(tmp_path)
     work(job, 3)
     assert positions(written(job)) == list(range(6))
-    places.mark_consumed(job, "e0", 3)
+    batch_paths.mark_consumed(job, "e0", 3)
     for number in (1, 2, 3):
-        os.unlink(places.batch(job, "e0", number))
+        os.unlink(batch_paths.batch(job, "e0", number))
     work(job, 5)
     assert positions(written(job)) == [6, 7, 8, 9]
 

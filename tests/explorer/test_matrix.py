@@ -11,7 +11,7 @@ import checker
 import pytest
 from whole_jobs import RANK, TESTS, ended, free_port, logs, program
 
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 
@@ -90,7 +90,7 @@ def experiences(job):
     found = defaultdict(list)
     for name in PAUSES:
         batches = {}
-        for directory in (places.batches(Job.at(job), name), places.archive(Job.at(job), name)):
+        for directory in (batch_paths.batches(Job.at(job), name), batch_paths.archive(Job.at(job), name)):
             with contextlib.suppress(FileNotFoundError):
                 for entry in os.scandir(directory):
                     with open(entry.path, "rb") as file:

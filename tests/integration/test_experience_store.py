@@ -10,7 +10,7 @@ from collections import Counter
 
 from experiences import fifo
 
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
@@ -74,14 +74,14 @@ def test_each_experience_is_drawn_once_while_writers_and_reader_are_killed(tmp_p
 
 def kill_at_work(job, explorer, chance):
     """Start a writer of large batches, kill it after its first one, and return what it was writing then."""
-    before = places.numbers(job, places.batches(job, explorer))
+    before = batch_paths.numbers(job, batch_paths.batches(job, explorer))
     writer, end = start(job, explorer, 10**6, "20000"), time.monotonic() + DEADLINE
-    while places.numbers(job, places.batches(job, explorer)) <= before and time.monotonic() < end:
+    while batch_paths.numbers(job, batch_paths.batches(job, explorer)) <= before and time.monotonic() < end:
         time.sleep(0.005)
     time.sleep(chance.random() * 0.05)
     writer.kill()
     writer.wait()
-    above = places.writers(job, explorer)
+    above = batch_paths.writers(job, explorer)
     return [entry.name for run in job.disk.list(above) for entry in job.disk.list(f"{above}/{run.name}")]
 
 
@@ -89,18 +89,18 @@ def test_a_writer_killed_while_it_writes_leaves_nothing_readable(tmp_path, recor
     job, chance = Job.at(tmp_path), random.Random(6)
     torn = [kill_at_work(job, "e0", chance) for _ in range(6)]
     record_line(f"experiences: {sum(map(bool, torn))} of {len(torn)} kills came in the middle of a batch")
-    seqs = sorted(places.numbers(job, places.batches(job, "e0")))
+    seqs = sorted(batch_paths.numbers(job, batch_paths.batches(job, "e0")))
     assert seqs
     assert seqs == list(range(1, len(seqs) + 1))
-    assert {entry.name for entry in job.disk.list(places.batches(job, "e0"))} == {
+    assert {entry.name for entry in job.disk.list(batch_paths.batches(job, "e0"))} == {
         f"{seq}.parquet" for seq in seqs
     }
     for seq in seqs:
-        path = places.batch(job, "e0", seq)
+        path = batch_paths.batch(job, "e0", seq)
         assert decode_batch(job.disk.read(path, 1 << 28), path)[0].task == f"task-e0-{seq}"
     strays = start(job, "e0", len(seqs) + 1)
     assert strays.wait(DEADLINE) == 0
-    assert [entry.name for entry in job.disk.list(places.writers(job, "e0"))] == []
+    assert [entry.name for entry in job.disk.list(batch_paths.writers(job, "e0"))] == []
 
 
 def test_the_writing_library_needs_neither_torch_nor_the_trainer():

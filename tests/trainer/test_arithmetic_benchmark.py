@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from trainer.config.load import load_config
-from trainer.config.plan import load_stages
+from trainer.stages import load_stages
 
 BENCHMARKS = os.path.join(os.path.dirname(__file__), "..", "..", "benchmarks")
 sys.path[:0] = [BENCHMARKS, os.path.join(BENCHMARKS, "..", "examples", "arithmetic")]

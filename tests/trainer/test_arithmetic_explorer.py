@@ -14,7 +14,7 @@ from synchronizers import Threads, World
 from transformers import AutoModelForCausalLM
 
 from syncd.errors import TimedOutError
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.protocol.presence import RunningStatus, path_of
 from syncd.transports.filesystem.save import StepSaver
@@ -99,13 +99,13 @@ def eventually(condition):
 
 
 def written(world, name):
-    return places.numbers(world.job, places.batches(world.job, name))
+    return batch_paths.numbers(world.job, batch_paths.batches(world.job, name))
 
 
 def batch(world, name, number):
     """Return a batch once it is there."""
     eventually(lambda: number in written(world, name))
-    path = places.batch(world.job, name, number)
+    path = batch_paths.batch(world.job, name, number)
     return decode_batch(world.job.disk.read(path, 1 << 28), path)
 
 

@@ -8,8 +8,14 @@ from jobs import write_step
 from syncd.errors import CorruptDataError, StorageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
-from trainer.checkpoints import begin_training, complete, full_checkpoints, has_huggingface, read_state
-from trainer.loop_state import TrainerState
+from trainer.checkpoints import (
+    TrainerState,
+    begin_training,
+    complete,
+    full_checkpoints,
+    has_huggingface,
+    read_state,
+)
 from trainer.resume import FRESH, find_state
 
 

@@ -17,12 +17,11 @@ from syncd.transports.ranks import Alone
 from trainer.cli.main import run as trainer
 from trainer.config.changes import UNSOUND, check_allowed
 from trainer.config.job_config import enter_job_dir
-from trainer.config.keys import keys
 from trainer.config.load import load_config
-from trainer.config.plan import load_stages
-from trainer.launch.rank_env import Place
-from trainer.launch.settle import settle_together
-from trainer.stages import run_stages
+from trainer.config.model import KEYS
+from trainer.launch.process_group import share_config
+from trainer.launch.rank_env import RankEnv
+from trainer.stages import load_stages, run_stages
 
 LR = "algorithm.optimizer.lr"
 
@@ -85,7 +84,7 @@ def test_a_damaged_record_is_not_overwritten(file):
 
 @pytest.mark.parametrize("key", sorted(UNSOUND))
 def test_what_would_be_unsound_is_refused_with_the_reason(key):
-    assert keys()[key].fixed
+    assert KEYS.all[key].fixed
     with pytest.raises(UsageError) as caught:
         check_allowed([key])
     assert UNSOUND[key] in str(caught.value)
@@ -140,8 +139,8 @@ def test_a_changed_learning_rate_is_in_force_after_the_resume(tmp_path):
 def test_ranks_that_others_start_let_the_same_keys_change(file):
     directory = enter_job_dir(load_config(file)).job.dir
     later = load_config(file, [f"--{LR}", "2e-6"])
-    place = Place(0, 0, 1, 1, "127.0.0.1", 1, "torchrun")
-    settle_together(later, place, Alone(), [LR])
+    place = RankEnv(0, 0, 1, 1, "127.0.0.1", 1, "torchrun")
+    share_config(later, place, Alone(), [LR])
     assert [one["new"] for one in changes(directory)] == [2e-6]
 
 

@@ -18,13 +18,13 @@ from syncd.errors import ConfigError, StorageError
 from trainer.config.job_config import (
     contradictions,
     enter_job_dir,
-    keep,
+    keep_config,
     kept_path,
-    planned_job_dir,
-    settle_job_dir,
+    make_job_dir,
+    next_job_dir,
 )
-from trainer.config.keys import keys
 from trainer.config.load import FIRST_LINE, load_config
+from trainer.config.model import KEYS
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_copy_has_all_keys_and_reads_as_the_same(file, tmp_path):
     assert text.startswith("# The resolved configuration of this job")
     table = tomllib.loads(text)
     assert table["algorithm"]["clip_ratio_low"] == "none"
-    for key in keys():
+    for key in KEYS.all:
         place = table
         for part in key.split("."):
             assert part in place or key == "stages", key
@@ -137,7 +137,7 @@ def test_anew_takes_the_first_directory_that_is_free(file, tmp_path):
     config = load_config(file, ANEW)
     taken = [enter_job_dir(config).job.dir for _ in range(3)]
     assert taken == [f"{tmp_path}/job", f"{tmp_path}/job-2", f"{tmp_path}/job-3"]
-    assert planned_job_dir(config) == f"{tmp_path}/job-4"
+    assert next_job_dir(config) == f"{tmp_path}/job-4"
 
 
 def test_anew_takes_an_empty_directory_and_passes_by_files(file, tmp_path):
@@ -145,14 +145,14 @@ def test_anew_takes_an_empty_directory_and_passes_by_files(file, tmp_path):
     (tmp_path / "job" / "something").touch()
     (tmp_path / "job-2").touch()
     (tmp_path / "job-3").mkdir()
-    assert settle_job_dir(load_config(file, ANEW)).job.dir == f"{tmp_path}/job-3"
+    assert make_job_dir(load_config(file, ANEW)).job.dir == f"{tmp_path}/job-3"
 
 
 def test_what_is_settled_stays_settled(file):
-    settled = settle_job_dir(load_config(file, ANEW))
-    keep(settled)
-    assert settle_job_dir(settled) == settled
-    assert settle_job_dir(load_config(kept_path(settled.job.dir))).job.dir == settled.job.dir
+    settled = make_job_dir(load_config(file, ANEW))
+    keep_config(settled)
+    assert make_job_dir(settled) == settled
+    assert make_job_dir(load_config(kept_path(settled.job.dir))).job.dir == settled.job.dir
 
 
 def test_a_new_directory_has_a_new_state_directory(file, tmp_path):
@@ -164,13 +164,13 @@ def test_a_new_directory_has_a_new_state_directory(file, tmp_path):
 
 SETTLE = """
 import sys
-from trainer.config.job_config import settle_job_dir
+from trainer.config.job_config import make_job_dir
 from trainer.config.load import load_config
 config = load_config(sys.argv[1], sys.argv[2:])
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(5):
-    print(settle_job_dir(config).job.dir)
+    print(make_job_dir(config).job.dir)
 """
 
 
@@ -239,15 +239,15 @@ def test_a_directory_that_cannot_be_made(file, tmp_path, options):
 
 
 def test_a_directory_that_has_gone(file):
-    config = settle_job_dir(load_config(file))
+    config = make_job_dir(load_config(file))
     os.rmdir(config.job.dir)
     with pytest.raises(StorageError):
-        keep(config)
+        keep_config(config)
 
 
 def test_looking_makes_nothing(file, tmp_path):
     config = load_config(file, ANEW)
-    assert planned_job_dir(config) == f"{tmp_path}/job"
+    assert next_job_dir(config) == f"{tmp_path}/job"
     assert contradictions(config) == ()
     assert sorted(os.listdir(tmp_path)) == ["file.toml"]
 

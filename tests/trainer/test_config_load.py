@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError, UsageError
 from trainer.config.algorithms import clip_bounds
-from trainer.config.keys import KEYS, keys
 from trainer.config.load import load_config
+from trainer.config.model import KEYS
 
 LEAST = """
 [job]
@@ -121,7 +121,7 @@ def test_the_nearest_key_is_found_wherever_it_is(unknown, meant):
     assert KEYS.nearest(unknown) == meant
 
 
-@given(st.sampled_from([name for name in keys() if len(name) > 10]), st.data())
+@given(st.sampled_from([name for name in KEYS.all if len(name) > 10]), st.data())
 def test_one_wrong_letter_finds_the_key(key, data):
     at = data.draw(st.integers(key.rfind(".") + 1, len(key) - 1))
     unknown = f"{key[:at]}~{key[at + 1 :]}"
@@ -165,7 +165,7 @@ def test_an_unknown_key_of_the_command_line_says_so(write):
         ("[engine]\noptions = 3", "engine.options = 3 is not a table"),
         ("[daemon]\nkeep_last = 0", "daemon.keep_last: keep_last = 0 is less than 1"),
         ("[daemon]\nkeep_lost = 1", "daemon.keep_lost: unknown key 'keep_lost' in [daemon]"),
-        ("[trainer]\nname = 'a/b'", "trainer.name = 'a/b' is not a name for files"),
+        ("[trainer]\nname = 'a/b'", "trainer.name = 'a/b' cannot be a file name"),
     ],
 )
 def test_a_wrong_value_says_what_is_taken(write, table, said):
@@ -181,7 +181,7 @@ def test_a_wrong_value_says_what_is_taken(write, table, said):
         (["--job.group", "users"], "job.permissions = 'umask' and group = 'users' contradict each other"),
         (["--algorithm.name", "sft"], 'algorithm.name = "sft" needs data.sft_path'),
         (["--data.sft_ratio", "0.5"], "data.sft_ratio = 0.5 needs data.sft_path"),
-        (["--algorithm.mini_batches", "3"], "= 64 rows cannot be dealt out evenly"),
+        (["--algorithm.mini_batches", "3"], "= 64 rows cannot be split evenly"),
         (["--data.max_waiting", "63"], "data.max_waiting = 63 is less than the 64 rows"),
         (["--data.beyond", "weight"], "needs data.max_age"),
         (["--algorithm.clip_ratio", "1.5"], "algorithm.clip_ratio = 1.5 clips nothing below"),
@@ -195,7 +195,7 @@ def test_a_wrong_value_says_what_is_taken(write, table, said):
         (["--algorithm.loss_agg_mode", "mean"], 'algorithm.loss_agg_mode = "mean" is not one of'),
         (["--algorithm.kl_type", "full"], 'algorithm.kl_type = "full" is not one of'),
         (["--engine.strategy", "megatron"], 'engine.strategy = "megatron" is not one of fsdp, fsdp2'),
-        (["--algorithm.name", "grpo_passk", "--data.group_size", "1"], "has no second best"),
+        (["--algorithm.name", "grpo_passk", "--data.group_size", "1"], "leaves no second best"),
         (
             ["--algorithm.name", "gpg", "--algorithm.clip_ratio", "0.3"],
             "clip_ratio means nothing to the loss gpg",

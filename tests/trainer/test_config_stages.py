@@ -11,8 +11,7 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 from syncd.errors import ConfigError, CorruptDataError, StorageError, UsageError
 from syncd.protocol.layout import FULL_CHECKPOINT, TRACKER
 from trainer.config.job_config import enter_job_dir
-from trainer.config.plan import load_stages
-from trainer.stages import foreseen, newest_model, run_stages
+from trainer.stages import load_stages, newest_model, preview_stages, run_stages
 
 FILE = """
 [job]
@@ -166,16 +165,18 @@ def test_the_command_lines_model_is_that_of_the_first_stage(write, tmp_path):
     assert training.ran[1].model.path.startswith(f"{tmp_path}/jobs/sft/")
 
 
-def test_what_is_foreseen_is_what_runs(write, tmp_path):
+def test_the_preview_of_stages_is_what_runs(write, tmp_path):
     go(write(), 0, 75)
-    seen = {stage.name: (stage.config.model.path, found) for stage, found in foreseen(load_stages(write()))}
+    seen = {
+        stage.name: (stage.config.model.path, found) for stage, found in preview_stages(load_stages(write()))
+    }
     assert seen["grpo"] == (f"{tmp_path}/jobs/sft/global_step_7/actor/huggingface", ())
-    later = dict(foreseen_by_name(write(), "--sync.interval", "8"))
+    later = dict(previewed_by_name(write(), "--sync.interval", "8"))
     assert [len(later[name]) for name in ("sft", "grpo", "last")] == [1, 1, 0]
 
 
-def foreseen_by_name(path, *overrides):
-    return [(stage.name, found) for stage, found in foreseen(load_stages(path, overrides))]
+def previewed_by_name(path, *overrides):
+    return [(stage.name, found) for stage, found in preview_stages(load_stages(path, overrides))]
 
 
 def test_done_stages_must_stay_the_first_ones(write):
@@ -211,10 +212,10 @@ def test_a_state_directory_is_divided_too(write, tmp_path):
         (FILE.replace('name = "grpo"', "name = 3"), "name of stage 2, 3, cannot be a directory"),
         (FILE.replace('name = "grpo"', ""), 'name of stage 2, "none", cannot be a directory'),
         (FILE.replace('name = "grpo"', 'name = "sft"'), "two stages are called 'sft'"),
-        (FILE.replace("sync.interval = 2", "job.dir = 'x'"), "job.dir is of all stages together"),
+        (FILE.replace("sync.interval = 2", "job.dir = 'x'"), "job.dir is shared by all stages"),
         (
             FILE.replace("sync.interval = 2", "trainer.continue_from_checkpoint = false"),
-            "trainer.continue_from_checkpoint is of all stages together",
+            "trainer.continue_from_checkpoint is shared by all stages",
         ),
         (FILE.replace("sync.interval = 2", "sync.intervall = 2"), "unknown key sync.intervall"),
         (FILE.replace("sync.interval = 2", "nope.x = 2"), "unknown key nope"),

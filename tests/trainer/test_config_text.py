@@ -22,11 +22,9 @@ from trainer.config.algorithms import (
     SFT,
     estimator_and_loss,
 )
-from trainer.config.keys import keys, tables
 from trainer.config.load import load_config
-from trainer.config.model import AlgorithmSection
-from trainer.config.plan import load_stages
-from trainer.config.text import documentation, json_schema, to_toml
+from trainer.config.model import KEYS, AlgorithmSection, documentation, json_schema, to_toml
+from trainer.stages import load_stages
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "configs"
@@ -38,9 +36,9 @@ def test_the_page_of_the_keys_is_up_to_date():
 
 
 def test_every_key_and_table_is_explained():
-    assert len(keys()) > 80
-    assert [key.name for key in keys().values() if not key.about] == []
-    assert [name for name, about in tables().items() if not about] == []
+    assert len(KEYS.all) > 80
+    assert [key.name for key in KEYS.all.values() if not key.about] == []
+    assert [name for name, about in KEYS.tables.items() if not about] == []
 
 
 def test_the_schema_is_of_the_same_keys():

@@ -3,7 +3,7 @@
 import pytest
 from trainers import small_config
 
-from trainer.next_action import Finish, Save, Situation, Sync, duty, end_of, need_save, need_sync
+from trainer.next_action import Finish, LoopFacts, Save, Sync, due_action, end_of, need_save, need_sync
 
 
 def config(style="fixed", interval=1, save=0, hf="last", total=None):
@@ -20,7 +20,7 @@ def config(style="fixed", interval=1, save=0, hf="last", total=None):
     [(0, 0, False), (1, 0, False), (2, 0, True), (2, 2, False), (3, 2, False), (4, 2, True)],
 )
 def test_a_trainer_that_decides_syncs_at_each_interval_once(style, step, synced, expected):
-    assert need_sync(config(style, interval=2), Situation(step, synced)) is expected
+    assert need_sync(config(style, interval=2), LoopFacts(step, synced)) is expected
 
 
 @pytest.mark.parametrize(
@@ -28,23 +28,23 @@ def test_a_trainer_that_decides_syncs_at_each_interval_once(style, step, synced,
     [(3, 0, False, False), (3, 0, True, True), (3, 3, True, False), (0, 0, True, False)],
 )
 def test_explorers_that_decide_get_what_they_do_not_have(step, synced, asks, expected):
-    found = need_sync(config("explorer_driven", interval=2), Situation(step, synced, explorer_asks=asks))
+    found = need_sync(config("explorer_driven", interval=2), LoopFacts(step, synced, explorer_asks=asks))
     assert found is expected
 
 
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        (Situation(3), False),
-        (Situation(4), True),
-        (Situation(4, saved=4), False),
-        (Situation(4, saved=2, tried=4), False),  # it failed: the next interval tries again
-        (Situation(4, saved=2, tried=4, ending="over"), True),
-        (Situation(3, ending="over"), True),
-        (Situation(4, saved=4, ending="over"), True),  # for its Hugging Face directory
-        (Situation(4, saved=4, saved_as_hf=True, ending="over"), False),
-        (Situation(4, saved=4, ending="signal", interrupted=True), False),
-        (Situation(0, ending="over"), False),
+        (LoopFacts(3), False),
+        (LoopFacts(4), True),
+        (LoopFacts(4, saved=4), False),
+        (LoopFacts(4, saved=2, tried=4), False),  # it failed: the next interval tries again
+        (LoopFacts(4, saved=2, tried=4, ending="over"), True),
+        (LoopFacts(3, ending="over"), True),
+        (LoopFacts(4, saved=4, ending="over"), True),  # for its Hugging Face directory
+        (LoopFacts(4, saved=4, saved_as_hf=True, ending="over"), False),
+        (LoopFacts(4, saved=4, ending="signal", interrupted=True), False),
+        (LoopFacts(0, ending="over"), False),
     ],
 )
 def test_full_checkpoints_come_at_each_interval_and_at_the_end(now, expected):
@@ -62,35 +62,35 @@ def test_full_checkpoints_come_at_each_interval_and_at_the_end(now, expected):
     ],
 )
 def test_hugging_face_directories(hf, ending, interrupted, expected):
-    now = Situation(2, ending=ending, interrupted=interrupted)
-    assert duty(config(save=2, hf=hf), now) == Save(block=bool(ending), as_hf=expected)
+    now = LoopFacts(2, ending=ending, interrupted=interrupted)
+    assert due_action(config(save=2, hf=hf), now) == Save(block=bool(ending), as_hf=expected)
 
 
 def test_one_save_serves_when_a_sync_and_a_save_fall_together():
-    assert duty(config(save=2), Situation(2, synced=1)) == Save(block=False, as_hf=False)
-    assert duty(config(save=2), Situation(2, synced=2, saved=2)) is None
+    assert due_action(config(save=2), LoopFacts(2, synced=1)) == Save(block=False, as_hf=False)
+    assert due_action(config(save=2), LoopFacts(2, synced=2, saved=2)) is None
 
 
 def test_the_end_saves_then_syncs_nothing_then_finishes():
     settings = config(total=3)
     ending = end_of(settings, 3, "")
     assert ending == "total_steps 3 reached"
-    assert duty(settings, Situation(3, synced=2, ending=ending)) == Save(block=True, as_hf=True)
-    saved = Situation(3, synced=3, saved=3, saved_as_hf=True, ending=ending)
-    assert duty(settings, saved) == Finish(ending)
+    assert due_action(settings, LoopFacts(3, synced=2, ending=ending)) == Save(block=True, as_hf=True)
+    saved = LoopFacts(3, synced=3, saved=3, saved_as_hf=True, ending=ending)
+    assert due_action(settings, saved) == Finish(ending)
 
 
 def test_a_sync_that_is_due_comes_before_the_next_step():
-    assert duty(config(), Situation(1, synced=0)) == Sync()
-    assert duty(config(), Situation(1, synced=1)) is None
+    assert due_action(config(), LoopFacts(1, synced=0)) == Sync()
+    assert due_action(config(), LoopFacts(1, synced=1)) is None
 
 
 def test_an_interrupted_run_asks_to_be_started_again():
-    now = Situation(5, synced=5, saved=5, ending="signal 15", interrupted=True)
-    assert duty(config(), now) == Finish("signal 15", again=True)
+    now = LoopFacts(5, synced=5, saved=5, ending="signal 15", interrupted=True)
+    assert due_action(config(), now) == Finish("signal 15", again=True)
 
 
 def test_before_the_first_step_there_is_nothing_to_save():
-    assert duty(config(), Situation(0, ending="signal 15", interrupted=True)) == Finish(
+    assert due_action(config(), LoopFacts(0, ending="signal 15", interrupted=True)) == Finish(
         "signal 15", again=True
     )

@@ -191,7 +191,7 @@ class TestRefused:
     @pytest.mark.parametrize("dtype", [None, "float32"])
     @pytest.mark.parametrize("gone", ["step", "shard"])
     def test_step_that_is_removed_meanwhile(self, job, out, monkeypatch, dtype, gone):
-        find = run.find
+        find = run.find_source
 
         def find_and_remove(*arguments, **options):
             found = find(*arguments, **options)
@@ -199,7 +199,7 @@ class TestRefused:
             return found
 
         shard = f"{job.step(7)}/actor/model-00001-of-00001.safetensors"
-        monkeypatch.setattr(run, "find", find_and_remove)
+        monkeypatch.setattr(run, "find_source", find_and_remove)
         with pytest.raises(TryAgainError, match="removed") as caught:
             export(job.root, 7, out, dtype)
         assert "syncd pin" in caught.value.hint

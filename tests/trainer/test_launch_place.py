@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.errors import ConfigError
-from trainer.launch.rank_env import STARTED_BY, Place, hosts, place_from, tasks_per_node
+from trainer.launch.rank_env import STARTED_BY, RankEnv, hosts, read_rank_env, tasks_per_node
 
 TORCHRUN = {
     "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4",
@@ -38,23 +38,23 @@ class TestAlone:
         ids=["bare", "meeting point", "empty", "batch script", "one task", "one task, old", "salloc shell"],
     )
     def test_nothing_says_otherwise(self, environ):
-        assert place_from(environ) == Place()
+        assert read_rank_env(environ) == RankEnv()
 
 
 class TestTorchrun:
     def test_every_variable_arrives(self):
-        assert place_from(TORCHRUN) == Place(5, 1, 8, 4, "a", 29500, "torchrun")
+        assert read_rank_env(TORCHRUN) == RankEnv(5, 1, 8, 4, "a", 29500, "torchrun")
 
     def test_wins_over_slurm(self):
-        assert place_from(SLURM | TORCHRUN).origin == "torchrun"
+        assert read_rank_env(SLURM | TORCHRUN).origin == "torchrun"
 
     def test_our_own_ranks_are_told_apart(self):
-        assert place_from(TORCHRUN | {STARTED_BY: "trainer"}).origin == "trainer"
+        assert read_rank_env(TORCHRUN | {STARTED_BY: "trainer"}).origin == "trainer"
 
     @pytest.mark.parametrize("name", sorted(TORCHRUN))
     def test_what_is_missing_is_named(self, name):
         with pytest.raises(ConfigError, match=rf"but not {name}$") as caught:
-            place_from(without(TORCHRUN, name))
+            read_rank_env(without(TORCHRUN, name))
         assert "unset RANK" in caught.value.hint
 
     @pytest.mark.parametrize(
@@ -73,25 +73,25 @@ class TestTorchrun:
     )
     def test_places_that_cannot_be_are_refused(self, wrong):
         with pytest.raises(ConfigError):
-            place_from(TORCHRUN | wrong)
+            read_rank_env(TORCHRUN | wrong)
 
     def test_variables_are_the_inverse(self):
-        assert place_from(TORCHRUN).variables() == TORCHRUN
+        assert read_rank_env(TORCHRUN).variables() == TORCHRUN
 
 
 class TestSlurm:
     def test_every_variable_arrives(self):
-        place = place_from(SLURM)
+        place = read_rank_env(SLURM)
         assert (place.rank, place.local_rank, place.world_size, place.local_world_size) == (3, 0, 5, 2)
         assert (place.master_addr, place.origin) == ("n0", "slurm")
 
     def test_names_of_older_versions_do(self):
         older = without(SLURM, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
-        assert place_from(older) == place_from(SLURM)
+        assert read_rank_env(older) == read_rank_env(SLURM)
 
     def test_all_ranks_of_a_step_meet_at_one_port_and_steps_at_others(self):
         def port(job, step, rank):
-            return place_from(
+            return read_rank_env(
                 SLURM | {"SLURM_JOB_ID": f"{job}", "SLURM_STEP_ID": f"{step}", "SLURM_PROCID": f"{rank}"}
             ).master_port
 
@@ -102,18 +102,18 @@ class TestSlurm:
         assert max(ports) < 32768
 
     def test_meeting_point_can_be_given(self):
-        place = place_from(SLURM | {"MASTER_ADDR": "ib0", "MASTER_PORT": "4000"})
+        place = read_rank_env(SLURM | {"MASTER_ADDR": "ib0", "MASTER_PORT": "4000"})
         assert (place.master_addr, place.master_port) == ("ib0", 4000)
 
     @pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID"])
     def test_what_is_missing_is_named(self, name):
         with pytest.raises(ConfigError, match=rf"but not {name}$"):
-            place_from(without(SLURM, name))
+            read_rank_env(without(SLURM, name))
 
     @pytest.mark.parametrize("wrong", [{"SLURM_NODEID": "2"}, {"SLURM_STEP_TASKS_PER_NODE": "many"}], ids=str)
     def test_places_that_cannot_be_are_refused(self, wrong):
         with pytest.raises(ConfigError):
-            place_from(SLURM | wrong)
+            read_rank_env(SLURM | wrong)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_node_lists_of_any_shape(items):
 )
 def test_any_environment_gives_a_place_or_says_what_is_wrong(environ):
     try:
-        place = place_from(environ)
+        place = read_rank_env(environ)
     except ConfigError:
         pass
     else:

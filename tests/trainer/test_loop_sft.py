@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 from trainers import make_trainer, small_config
 
-from syncd.jobfile.finished import finished
+from syncd.jobfile.records import read_end
 from syncd.protocol.layout import Job
 from syncd.synchronizer import RunningStatus, Synchronizer
 from trainer.launch import daemon as beside
@@ -130,13 +130,13 @@ def test_the_end_of_a_job_is_left_for_explorers_and_taken_back_by_a_later_start(
     config = configured(tmp_path, trainer={"total_steps": None, "save_interval": 0}, unwatched="skip")
     config = config.model_copy(update={"data": config.data.model_copy(update={"epochs": 1})})
     assert run(config) == 0
-    end = finished(Job.at(tmp_path))
+    end = read_end(Job.at(tmp_path))
     assert (end.step, end.reason) == (2, "all epochs done")
     longer = config.model_copy(update={"data": config.data.model_copy(update={"epochs": 2})})
     with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
         made, _ = make_trainer(longer, sync)
         made.prepare()
-        assert finished(Job.at(tmp_path)) is None
+        assert read_end(Job.at(tmp_path)) is None
         assert made.train() == 0
         made.shutdown()
-    assert finished(Job.at(tmp_path)).step == 4
+    assert read_end(Job.at(tmp_path)).step == 4

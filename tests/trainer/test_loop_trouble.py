@@ -11,7 +11,7 @@ import torch
 from trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, small_config
 
 from syncd.errors import NonFiniteError, ProtocolTooNewError, StorageError, SyncdError, TimedOutError
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
@@ -79,7 +79,7 @@ def test_a_batch_that_the_model_cannot_take_is_set_aside(tmp_path, capsys):
     code, shown = run(small_config(job))
     assert code == 0
     assert [step for step, _ in shown.records] == [1, 2, 3, 4]
-    assert places.numbers(Job.at(job), places.rejected(Job.at(job), "e0")) == {2}
+    assert batch_paths.numbers(Job.at(job), batch_paths.rejected(Job.at(job), "e0")) == {2}
     said = capsys.readouterr().out
     assert "experience_rejected" in said
     assert "e0" in said

@@ -18,15 +18,14 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 from structlog.testing import capture_logs
 
 from syncd.errors import ConfigError
+from trainer import plugins
 from trainer.config.model import JobConfig
-from trainer.monitors import kinds, several
-from trainer.monitors.base import Rollout, Run
-from trainer.monitors.history import read_history
-from trainer.monitors.identity import identity
-from trainer.monitors.jsonl import Jsonl
+from trainer.monitors import several
+from trainer.monitors.base import MonitoredRun, RolloutSample, job_identity
+from trainer.monitors.jsonl import Jsonl, read_history
 from trainer.monitors.several import DROPPED, FAILURES, Monitors
 
-ROLLOUT = Rollout("1+1=", "2 | <b>yes</b>\nso it is", 1.0, 3, 40, "g0", "task-1", "explorer-0")
+ROLLOUT = RolloutSample("1+1=", "2 | <b>yes</b>\nso it is", 1.0, 3, 40, "g0", "task-1", "explorer-0")
 LONG = 60.0
 
 
@@ -90,7 +89,7 @@ def read_wandb(job):
             runs |= {record.run.run_id} if record.HasField("run") else set()
             row = {each.key or "/".join(each.nested_key): each.value_json for each in record.history.item}
             scalars += [(int(row["step"]), float(row["reward/mean"]))] if "reward/mean" in row else []
-    assert runs == {identity(str(job))}
+    assert runs == {job_identity(str(job))}
     (table,) = (job / "monitors/wandb").glob("wandb/offline-run-*/files/media/table/*.json")
     return scalars, table.read_text()
 
@@ -184,7 +183,7 @@ def test_an_unknown_kind_names_the_nearest_and_those_there_are(job):
 
 def test_a_kind_without_its_package_says_what_to_install(job, monkeypatch):
     absent = EntryPoint("wandb", "trainer.monitors.no_such_package", "trainer.monitors")
-    monkeypatch.setattr(kinds, "entry_points", lambda group: [absent])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [absent])
     with pytest.raises(ConfigError) as caught:
         Monitors.open(config_of(job, "wandb"), 0)
     assert caught.value.hint == "pip install 'syncd[wandb]'"
@@ -228,7 +227,7 @@ def open_odd(job, monkeypatch):
     """Open the monitors of a job with one more kind, made by a function."""
 
     def open_with(make):
-        monkeypatch.setattr(several, "find", lambda kind: make)
+        monkeypatch.setattr(several.MONITORS, "get", lambda kind: make)
         return Monitors.open(config_of(job, "odd"), 0)
 
     return open_with
@@ -359,7 +358,7 @@ def test_the_run_that_monitors_are_told_of(job, open_odd):
 
 
 def jsonl_of(job, **more):
-    return Jsonl(Run(str(job), "p", "", "n", {}, {}), **more)
+    return Jsonl(MonitoredRun(str(job), "p", "", "n", {}, {}), **more)
 
 
 def test_not_finite_is_null_with_its_name_in_strict_json(job):
@@ -418,19 +417,19 @@ def test_rollouts_are_rotated_and_bounded(job):
 
 
 def test_the_id_of_a_job_stays_and_a_damaged_one_is_made_anew(job):
-    first = identity(str(job))
-    assert identity(str(job)) == first
+    first = job_identity(str(job))
+    assert job_identity(str(job)) == first
     (job / "monitors/id").write_text("")
-    again = identity(str(job))
+    again = job_identity(str(job))
     assert again != first
-    assert identity(str(job)) == again
+    assert job_identity(str(job)) == again
 
 
 def test_what_the_loop_imports_needs_no_torch():
     ours = (
         "monitors.several",
         "monitors.tensorboard",
-        "reporting.rollout_samples",
+        "reporting.report",
         "reporting.display",
         "reporting.plot",
     )

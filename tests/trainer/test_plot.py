@@ -9,7 +9,7 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
 from syncd.errors import ConfigError, JobMissingError, NotReadyError, StorageError, UsageError
-from trainer.monitors.base import Run
+from trainer.monitors.base import MonitoredRun
 from trainer.monitors.jsonl import Jsonl
 from trainer.reporting.plot import draw, plot
 
@@ -32,7 +32,7 @@ def new_job(tmp_path):
 
     def new(name, *lines):
         (tmp_path / name).mkdir(parents=True)
-        monitor = Jsonl(Run(str(tmp_path / name), "", "", "", {}, {}))
+        monitor = Jsonl(MonitoredRun(str(tmp_path / name), "", "", "", {}, {}))
         for step, metrics in lines:
             monitor.log(metrics, step)
         return str(tmp_path / name)

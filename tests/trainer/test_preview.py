@@ -8,7 +8,7 @@ from experiences import make, segmented
 
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
-from trainer.reporting.rollout_samples import MAX_TEXT, choose
+from trainer.reporting.report import MAX_TEXT, pick_rollouts
 
 
 def batch_of(*rewards, **more):
@@ -30,11 +30,11 @@ def batch_of(*rewards, **more):
     ],
 )
 def test_the_best_the_worst_and_what_lies_between(count, shown):
-    assert [each.reward for each in choose(batch_of(0.5, 0.0, 1.0, 0.25, 0.75), count)] == shown
+    assert [each.reward for each in pick_rollouts(batch_of(0.5, 0.0, 1.0, 0.25, 0.75), count)] == shown
 
 
 def test_a_rollout_says_where_it_comes_from():
-    (shown,) = choose(batch_of(0.5), 4, lambda ids: "+".join(map(str, ids)))
+    (shown,) = pick_rollouts(batch_of(0.5), 4, lambda ids: "+".join(map(str, ids)))
     assert (shown.prompt, shown.response) == ("7+8", "10+11+12")
     assert (shown.generation, shown.step, shown.group, shown.task) == (1, 40, "g0", "task-0")
     assert shown.explorer == "explorer-0"
@@ -43,7 +43,7 @@ def test_a_rollout_says_where_it_comes_from():
 def test_a_rollout_of_several_segments_is_shown_once():
     made = (*segmented("a", 0, steps=[1, 2]), make("b", 0, reward=0.0))
     batch = Batch(made, (0, 0, 1), (1.0,) * 3, (0,) * 3, tuple(Origin("e", 1, at) for at in range(3)))
-    best, worst = choose(batch, 4)
+    best, worst = pick_rollouts(batch, 4)
     assert (best.group, worst.group) == ("a", "b")
     assert best.response.split("\n")[0] == best.response.split("\n")[2] == "10 11 12"
 
@@ -53,15 +53,15 @@ def test_without_a_tokenizer_or_with_one_that_fails_ids_are_the_text():
         raise ValueError("no such id")
 
     for decode in (None, fails):
-        (shown,) = choose(batch_of(0.5), 1, decode)
+        (shown,) = pick_rollouts(batch_of(0.5), 1, decode)
         assert (shown.prompt, shown.response) == ("7 8", "10 11 12")
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end():
-    (shown,) = choose(batch_of(0.5), 1, lambda ids: "a" + "x" * 3 * MAX_TEXT + "z")
+    (shown,) = pick_rollouts(batch_of(0.5), 1, lambda ids: "a" + "x" * 3 * MAX_TEXT + "z")
     assert len(shown.prompt) < MAX_TEXT + 40
     assert (shown.prompt[0], shown.prompt[-1]) == ("a", "z")
 
 
 def test_an_sft_batch_has_nothing_to_show():
-    assert choose(Batch((), (), (), (), ()), 4) == []
+    assert pick_rollouts(Batch((), (), (), (), ()), 4) == []

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
 from trainer.reporting import Progress
-from trainer.reporting.figures import Figures, groups, head, short, span
-from trainer.reporting.plain import Plain
+from trainer.reporting.display import PlainDisplay
+from trainer.reporting.figures import RunFigures, groups, head, short, span
 
 PROGRAM = str(Path(__file__).parent / "programs" / "show_progress.py")
 COLUMNS, ROWS = 80, 200
@@ -130,8 +130,8 @@ class Clock:
 def shown():
     """Return a progress of plain lines at a clock that is set by hand, and the lines it has written."""
     clock, stream = Clock(), io.StringIO()
-    figures = Figures(50, 10, clock.now)
-    progress = Progress(figures, Plain(figures, stream, every=5.0), clock)
+    figures = RunFigures(50, 10, clock.now)
+    progress = Progress(figures, PlainDisplay(figures, stream, every=5.0), clock)
 
     def at(seconds, step, **metrics):
         clock.now = 100.0 + seconds
@@ -179,14 +179,14 @@ def test_a_closed_stream_is_given_up(shown):
 
 
 def test_nothing_is_shown_of_what_is_not_known():
-    figures = Figures(None, 0, 0.0)
+    figures = RunFigures(None, 0, 0.0)
     figures.take({"sft/loss": 1.5}, 1, 2.0)
     assert head(figures) == [("step", "1")]
     assert groups(figures) == [[("loss", "1.5")]]
 
 
 def test_a_metric_that_is_missing_keeps_its_value_and_steps_do_not_go_back():
-    figures = Figures(10, 0, 0.0)
+    figures = RunFigures(10, 0, 0.0)
     figures.take({"reward/mean": 0.5, "train/tokens": 300.0}, 2, 4.0)
     figures.take({"experience/waiting": 3.0}, 2, 9.0)
     assert (figures.step, figures.pace, figures.left()) == (2, 2.0, 16.0)

@@ -11,9 +11,10 @@ from launching import Launch  # noqa: E402
 
 from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError  # noqa: E402
 from syncd.transports.ranks import Alone  # noqa: E402
-from trainer.launch import settle as settling  # noqa: E402
+from trainer.config import job_config  # noqa: E402
+from trainer.launch import process_group  # noqa: E402
 from trainer.launch.process_group import open_ranks, pick_device  # noqa: E402
-from trainer.launch.rank_env import Place  # noqa: E402
+from trainer.launch.rank_env import RankEnv  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def listener(monkeypatch):
-    for name in Place().variables():
+    for name in RankEnv().variables():
         monkeypatch.setenv(name, "restored afterwards")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -30,7 +31,7 @@ def listener(monkeypatch):
 
 
 def test_one_rank_can_use_collectives():
-    ranks = open_ranks(Place(), CPU, 30)
+    ranks = open_ranks(RankEnv(), CPU, 30)
     assert isinstance(ranks, Alone)
     assert (ranks.broadcast(1), ranks.gather(2)) == (1, [2])
     mesh = importorskip_mesh()("cpu", (1,))
@@ -47,7 +48,7 @@ def test_ranks_that_do_not_come_are_waited_for_within_a_bound(listener):
     port = listener.getsockname()[1]
     listener.close()
     for rank in (0, 1):
-        place = Place(rank, rank, 2, 2, "127.0.0.1", port, "slurm")
+        place = RankEnv(rank, rank, 2, 2, "127.0.0.1", port, "slurm")
         with pytest.raises(TimedOutError, match=rf"rank {rank} of 2 .* 127\.0\.0\.1:{port}"):
             open_ranks(place, CPU, 1.0)
     assert not dist.is_initialized()
@@ -55,7 +56,7 @@ def test_ranks_that_do_not_come_are_waited_for_within_a_bound(listener):
 
 def test_port_that_is_taken_is_said(listener):
     listener.listen()
-    place = Place(0, 0, 2, 2, "127.0.0.1", listener.getsockname()[1], "slurm")
+    place = RankEnv(0, 0, 2, 2, "127.0.0.1", listener.getsockname()[1], "slurm")
     with pytest.raises(TryAgainError, match="another process does") as caught:
         open_ranks(place, CPU, 60.0)
     assert "MASTER_PORT" in caught.value.hint
@@ -108,10 +109,10 @@ def test_refused_job_ends_all_ranks_and_rank_0_says_why(monkeypatch):
     def refuse(config, allowed):
         raise ConfigError("it contradicts the job")
 
-    monkeypatch.setattr(settling, "settle", refuse)
-    first, place = Told(0), Place(origin="torchrun")
+    monkeypatch.setattr(job_config, "enter_job_dir", refuse)
+    first, place = Told(0), RankEnv(origin="torchrun")
     with pytest.raises(SyncdError, match="contradicts"):
-        settling.settle_together(None, place, first)
+        process_group.share_config(None, place, first)
     with pytest.raises(SystemExit) as caught:
-        settling.settle_together(None, place, Told(1, first.message))
+        process_group.share_config(None, place, Told(1, first.message))
     assert caught.value.code == 78

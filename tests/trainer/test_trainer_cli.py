@@ -18,7 +18,7 @@ from syncd.errors import StorageError
 from trainer.cli.main import VERBS, run
 from trainer.config.job_config import enter_job_dir
 from trainer.config.load import load_config
-from trainer.config.text import documentation
+from trainer.config.model import documentation
 
 
 @pytest.fixture

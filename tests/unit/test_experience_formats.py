@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs import ManualClock
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
-from syncd.experience import columns, places
+from syncd.experience import batch_paths, columns
 from syncd.experience.table import decode_batch, encode_batch
 from syncd.protocol import documents
 from syncd.protocol.layout import Job
@@ -99,8 +99,8 @@ def test_steps_of_tokens_that_fit_no_response_are_refused(steps):
 def test_a_job_with_batches_of_both_formats_is_trained_on(tmp_path):
     job = Job.at(tmp_path)
     write(job, "e0", [make("later", 0), make("later", 1)])
-    os.makedirs(places.batches(job, "e1"))
-    with open(places.batch(job, "e1", 1), "wb") as file:
+    os.makedirs(batch_paths.batches(job, "e1"))
+    with open(batch_paths.batch(job, "e1", 1), "wb") as file:
         file.write(read(RELEASED))
     batch = fifo(job, ManualClock(), groups=3).sample(50, generation=2)
     assert [one.group for one in batch.experiences[::2]] == ["later", "plain", "mixed"]
@@ -155,10 +155,10 @@ def test_a_batch_of_a_later_format_harms_itself_only(tmp_path):
     reader = ExperienceReader(job, ManualClock())
     assert [loaded.file.seq for loaded in reader.poll()] == [1, 3]
     assert reader.counts["rejected"] == 1
-    reason = read(f"{places.rejected(job, 'e0')}/2.parquet.reason.json")
+    reason = read(f"{batch_paths.rejected(job, 'e0')}/2.parquet.reason.json")
     assert b"format 3" in reason
     assert b"upgrade syncd" in reason
-    assert read(f"{places.rejected(job, 'e0')}/2.parquet") == later
+    assert read(f"{batch_paths.rejected(job, 'e0')}/2.parquet") == later
 
 
 # Values that contradict each other.

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="experiences are Parquet")
 
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
-from trainer.experience.cursor import File
+from trainer.experience.cursor import BatchFile
 from trainer.experience.limits import UNLIMITED, Limits
 from trainer.experience.store import ExperienceReader
 
@@ -63,7 +63,7 @@ def test_the_whole_batch_is_set_aside_and_the_next_one_is_taken(job):
     assert [loaded.file.seq for loaded in reader.poll()] == [1, 2]
     assert reader.cursor.through == {"e0": 3}
     assert reader.counts["rejected"] == 1
-    document = json.loads(job.disk.read(f"{places.rejected(job, 'e0')}/3.parquet.reason.json"))
+    document = json.loads(job.disk.read(f"{batch_paths.rejected(job, 'e0')}/3.parquet.reason.json"))
     assert (document["explorer"], document["name"]) == ("e0", "3.parquet")
     assert document["reason"] == "row 1: token 65 for a model of 65 tokens"
 
@@ -81,6 +81,6 @@ def test_a_later_start_passes_over_what_an_earlier_one_has_set_aside(job):
 def test_a_batch_that_waits_in_an_older_state_is_set_aside_too(job):
     reader = ExperienceReader(job)
     reader.limits = Limits(vocabulary=65)
-    assert reader.load(File("e0", 1)) is not None
-    assert reader.load(File("e0", 3)) is None
-    assert places.numbers(job, places.rejected(job, "e0")) == {3}
+    assert reader.load(BatchFile("e0", 1)) is not None
+    assert reader.load(BatchFile("e0", 3)) is None
+    assert batch_paths.numbers(job, batch_paths.rejected(job, "e0")) == {3}

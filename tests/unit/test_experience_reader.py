@@ -8,7 +8,7 @@ import pytest
 from experiences import fifo, make, names, whole_group, write
 from jobs import ManualClock
 
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -30,7 +30,7 @@ def taken(reader):
 
 
 def rejected(job, explorer="e0"):
-    directory = places.rejected(job, explorer)
+    directory = batch_paths.rejected(job, explorer)
     found = {}
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
         if name.endswith(".reason.json"):
@@ -45,8 +45,8 @@ def content(path):
 
 
 def put(job, name, data=b"torn", explorer="e0"):
-    job.disk.make_directory(places.batches(job, explorer))
-    with open(f"{places.batches(job, explorer)}/{name}", "wb") as file:
+    job.disk.make_directory(batch_paths.batches(job, explorer))
+    with open(f"{batch_paths.batches(job, explorer)}/{name}", "wb") as file:
         file.write(data)
 
 
@@ -76,15 +76,15 @@ def test_whoever_stops_goes_on_with_the_next_explorer(job, clock):
 
 def test_what_is_no_batch_is_set_aside_with_a_reason(job, clock):
     write(job, "e0", [make()])
-    data = content(places.batch(job, "e0", 1))
+    data = content(batch_paths.batch(job, "e0", 1))
     put(job, "2.parquet", data[: len(data) // 2])
     put(job, "3.parquet", b"")
     put(job, "notes.parquet")
     put(job, "\udcff\n.parquet")
     put(job, "readme.txt")
-    os.mkfifo(f"{places.batches(job, 'e0')}/4.parquet")
-    os.symlink(places.batch(job, "e0", 1), places.batch(job, "e0", 5))
-    os.mkdir(places.batch(job, "e0", 6))
+    os.mkfifo(f"{batch_paths.batches(job, 'e0')}/4.parquet")
+    os.symlink(batch_paths.batch(job, "e0", 1), batch_paths.batch(job, "e0", 5))
+    os.mkdir(batch_paths.batch(job, "e0", 6))
     put(job, "7.parquet", data)
     reader = ExperienceReader(job, clock)
     assert taken(reader) == [("e0", 1), ("e0", 7)]
@@ -94,7 +94,7 @@ def test_what_is_no_batch_is_set_aside_with_a_reason(job, clock):
     assert "regular" in reasons["4.parquet"]
     assert "regular" in reasons["5.parquet"]
     assert reader.counts["rejected"] == 7
-    assert sorted(os.listdir(places.batches(job, "e0"))) == ["1.parquet", "7.parquet", "readme.txt"]
+    assert sorted(os.listdir(batch_paths.batches(job, "e0"))) == ["1.parquet", "7.parquet", "readme.txt"]
     assert taken(reader) == []
 
 
@@ -102,8 +102,8 @@ def test_links_in_the_place_of_an_explorer_are_not_followed(job, clock, tmp_path
     other = Job.at(tmp_path / "other")
     os.mkdir(other.root)
     write(other, "e0", [make()])
-    os.mkdir(places.root(job))
-    os.symlink(places.batches(other, "e0"), places.batches(job, "e0"))
+    os.mkdir(batch_paths.root(job))
+    os.symlink(batch_paths.batches(other, "e0"), batch_paths.batches(job, "e0"))
     assert taken(ExperienceReader(job, clock)) == []
 
 
@@ -125,18 +125,18 @@ def test_a_number_that_is_missing_below_others_is_waited_for(job, clock):
     """A listing that is made while batches arrive may show the later of two alone."""
     write(job, "e0", [make()], [make()], [make()])
     hidden = f"{job.root}/hidden"
-    os.rename(places.batch(job, "e0", 2), hidden)
+    os.rename(batch_paths.batch(job, "e0", 2), hidden)
     reader = ExperienceReader(job, clock)
     assert taken(reader) == [("e0", 1)]
     clock.at += 59
     assert taken(reader) == []
-    os.rename(hidden, places.batch(job, "e0", 2))
+    os.rename(hidden, batch_paths.batch(job, "e0", 2))
     assert taken(reader) == [("e0", 2), ("e0", 3)]
 
 
 def test_a_number_that_never_comes_is_given_up_at_last(job, clock):
     write(job, "e0", [make()])
-    data = content(places.batch(job, "e0", 1))
+    data = content(batch_paths.batch(job, "e0", 1))
     put(job, "900000000000000.parquet", data)
     reader = ExperienceReader(job, clock)
     assert taken(reader) == [("e0", 1)]
@@ -203,7 +203,7 @@ def test_batches_stay_until_a_saved_state_covers_them(job, clock):
     assert strategy.commit(state) == 0
     assert names(strategy.sample(2, generation=1))[0][1] == "b"
     assert strategy.commit(strategy.state_dict()) == 1
-    assert places.numbers(job, places.batches(job, "e0")) == {2, 3}
+    assert batch_paths.numbers(job, batch_paths.batches(job, "e0")) == {2, 3}
     assert names(resumed(job, clock, strategy.state_dict(), groups=1).sample(3, generation=1))[0][1] == "c"
 
 
@@ -216,7 +216,7 @@ def test_archived_batches_make_going_back_to_an_older_state_exact(job, clock):
     write(job, "e1", whole_group("d"))
     later = [names(strategy.sample(step, generation=1)) for step in (2, 3, 4)]
     assert strategy.commit(strategy.state_dict()) == 4
-    assert places.numbers(job, places.batches(job, "e0")) == set()
+    assert batch_paths.numbers(job, batch_paths.batches(job, "e0")) == set()
     assert None not in later
     again = resumed(job, clock, old, groups=1, max_waiting=2)
     assert [names(again.sample(step, generation=1)) for step in (2, 3, 4)] == later
@@ -237,9 +237,9 @@ def test_removed_batches_are_stepped_over_when_going_back(job, clock):
 def test_a_waiting_group_whose_batch_is_lost_is_left_out(job, clock):
     write(job, "e0", whole_group("a"), whole_group("b"))
     strategy = fifo(job, clock, groups=2, size=2)
-    strategy.take(3, (1, 1))
+    strategy.pop_groups(3, (1, 1))
     state = strategy.state_dict()
-    os.unlink(places.batch(job, "e0", 1))
+    os.unlink(batch_paths.batch(job, "e0", 1))
     again = resumed(job, clock, state, groups=1)
     assert names(again.sample(1, generation=1))[0][1] == "b"
     assert again.reader.counts["lost"] == 1
@@ -265,5 +265,5 @@ def test_archived_batches_are_the_same_bytes(job, clock):
     strategy = fifo(job, clock, groups=1, reader=ExperienceReader(job, clock, consumed="archive"))
     strategy.sample(1, generation=1)
     strategy.commit(strategy.state_dict())
-    assert content(f"{places.archive(job, 'e0')}/1.parquet") == data
+    assert content(f"{batch_paths.archive(job, 'e0')}/1.parquet") == data
     assert decode_batch(data, "x") == tuple(whole_group("a"))

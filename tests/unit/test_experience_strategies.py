@@ -13,11 +13,10 @@ from jobs import ManualClock
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError
 from syncd.protocol.layout import Job
-from trainer.experience.fifo import Sampling
-from trainer.experience.mix import Mix
-from trainer.experience.replay import Replay
+from trainer.experience.fifo import SampleSettings
 from trainer.experience.sft import Example, Examples, read_examples
 from trainer.experience.staleness import Staleness
+from trainer.experience.strategies import Mix, Replay
 
 
 @pytest.fixture
@@ -409,4 +408,4 @@ def test_a_restart_goes_on_with_the_next_explorer(job, clock):
 
 
 def test_the_default_settings_are_usable():
-    assert Sampling(group_size=8, groups=16).max_waiting >= 128
+    assert SampleSettings(group_size=8, groups=16).max_waiting >= 128

@@ -7,7 +7,7 @@ import pytest
 from experiences import make, whole_group, write
 
 from syncd.errors import FencedError, StorageError, UsageError
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
@@ -25,20 +25,20 @@ def test_batches_are_numbered_from_one_and_nothing_else_lies_beside_them(job):
         "experiences/e0/1.parquet",
         "experiences/e0/2.parquet",
     ]
-    assert sorted(os.listdir(places.batches(job, "e0"))) == ["1.parquet", "2.parquet"]
+    assert sorted(os.listdir(batch_paths.batches(job, "e0"))) == ["1.parquet", "2.parquet"]
     with open(paths[1], "rb") as file:
         assert decode_batch(file.read(), "x") == tuple(whole_group("b"))
 
 
 def test_numbers_go_on_after_a_restart_whatever_became_of_the_batches(job):
     write(job, "e0", [make()], [make()], [make()])
-    job.disk.make_directory(places.rejected(job, "e0"))
-    os.rename(places.batch(job, "e0", 3), f"{places.rejected(job, 'e0')}/3.parquet")
+    job.disk.make_directory(batch_paths.rejected(job, "e0"))
+    os.rename(batch_paths.batch(job, "e0", 3), f"{batch_paths.rejected(job, 'e0')}/3.parquet")
     assert write(job, "e0", [make()])[0].endswith("/4.parquet")
-    places.mark_consumed(job, "e0", 4)
+    batch_paths.mark_consumed(job, "e0", 4)
     for seq in (1, 2, 4):
-        os.unlink(places.batch(job, "e0", seq))
-    os.unlink(f"{places.rejected(job, 'e0')}/3.parquet")
+        os.unlink(batch_paths.batch(job, "e0", seq))
+    os.unlink(f"{batch_paths.rejected(job, 'e0')}/3.parquet")
     assert write(job, "e0", [make()])[0].endswith("/5.parquet")
 
 
@@ -90,7 +90,7 @@ def test_a_failed_write_leaves_nothing_and_its_number_is_used_by_the_next(job):
     disk.armed = True
     with pytest.raises(StorageError, match="No space"):
         writer.write([make()])
-    assert os.listdir(places.batches(job, "e0")) == []
+    assert os.listdir(batch_paths.batches(job, "e0")) == []
     disk.armed = False
     assert writer.write([make()]).endswith("/1.parquet")
 
@@ -106,7 +106,7 @@ def test_a_visible_batch_is_never_written_over_though_its_name_may_not_be_durabl
 
 
 def test_names_are_parsed_strictly():
-    assert places.parse_batch("1.parquet") == 1
+    assert batch_paths.parse_batch("1.parquet") == 1
     for name in (
         "0.parquet",
         "01.parquet",
@@ -117,13 +117,13 @@ def test_names_are_parsed_strictly():
         "1" * 16 + ".parquet",
         "\u0661.parquet",
     ):
-        assert places.parse_batch(name) is None
+        assert batch_paths.parse_batch(name) is None
 
 
 def test_a_damaged_mark_says_nothing(job):
-    assert places.consumed_through(job, "e0") == 0
-    places.mark_consumed(job, "e0", 7)
-    assert places.consumed_through(job, "e0") == 7
-    with open(f"{places.root(job)}/.consumed/e0.json", "w", encoding="ascii") as file:
+    assert batch_paths.consumed_through(job, "e0") == 0
+    batch_paths.mark_consumed(job, "e0", 7)
+    assert batch_paths.consumed_through(job, "e0") == 7
+    with open(f"{batch_paths.root(job)}/.consumed/e0.json", "w", encoding="ascii") as file:
         file.write("{")
-    assert places.consumed_through(job, "e0") == 0
+    assert batch_paths.consumed_through(job, "e0") == 0

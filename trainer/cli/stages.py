@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from syncd.errors import UsageError
-from trainer.cli.options import (
+from trainer.cli.train import (
     TAKES_KEYS,
     allow_change_option,
     config_argument,
@@ -46,13 +46,12 @@ def stages(
     """  # noqa: D301 - click's mark is one backspace
     from trainer.config.changes import check_allowed  # noqa: PLC0415
     from trainer.config.model_files import check_model  # noqa: PLC0415
-    from trainer.config.plan import load_stages  # noqa: PLC0415
-    from trainer.stages import foreseen, pending, run_stages  # noqa: PLC0415
+    from trainer.stages import load_stages, pending, preview_stages, run_stages  # noqa: PLC0415
 
     plan = load_stages(config, overrides)
     check_allowed(allowed)
     if dry_run:
-        for stage, found in foreseen(plan):
+        for stage, found in preview_stages(plan):
             click.echo(f"# stage {stage.name}")
             show(stage.config, found, allowed)
     else:

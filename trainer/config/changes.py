@@ -13,7 +13,7 @@ from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
-from trainer.config.keys import KEYS, keys
+from trainer.config.model import KEYS
 
 RECORD = "changes.json"
 
@@ -25,6 +25,7 @@ UNSOUND = {
     "engine.strategy": "the checkpoint holds the training state in that strategy's format",
     "algorithm.name": "the state of the samples belongs to it; algorithm.advantage and algorithm.loss may change",
     "algorithm.temperature": "experiences that wait were sampled at the old one",
+    "data.strategy": "the checkpoint holds the state of that strategy",
     "data.group_size": "groups that wait were made with the old size",
     "data.replay.capacity": "the checkpoint holds a buffer of the old size",
     "data.sft_path": "the checkpoint names a place in the old data set",
@@ -56,11 +57,11 @@ def check_allowed(names: Iterable[str]) -> None:
         UsageError: A key that is unknown, may change anyway, or may not change at all.
     """
     for name in names:
-        if name not in keys():
+        if name not in KEYS.all:
             near = KEYS.nearest(name)
             hint = f"did you mean {near}?" if near else "trainer config docs"
             raise UsageError(f"--allow-change {name}: there is no such key", hint=hint)
-        if not keys()[name].fixed:
+        if not KEYS.all[name].fixed:
             raise UsageError(f"--allow-change {name}: it may change anyway", hint="leave the option out")
         if name in UNSOUND:
             hint = "give --trainer.continue_from_checkpoint false for a new directory beside it"
@@ -72,7 +73,7 @@ def flags(found: Iterable[Contradiction]) -> str:
     return " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
 
 
-def note(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
+def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
     """Add changes to the record, durably: before the configuration is replaced, so that none is lost.
 
     Raises:
@@ -88,11 +89,11 @@ def note(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
         "step": _step(directory),
     }
     added = [{**who, "key": one.key, "old": one.kept, "new": one.now} for one in found]
-    changes = [*read(disk, directory), *added]
+    changes = [*read_changes(disk, directory), *added]
     disk.replace(f"{directory}/{RECORD}", encode({"protocol": 1, "changes": changes}))
 
 
-def read(disk: Disk, directory: str) -> list[Any]:
+def read_changes(disk: Disk, directory: str) -> list[Any]:
     """Return the changes so far, oldest first.
 
     Raises:

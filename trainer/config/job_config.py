@@ -12,11 +12,9 @@ from syncd.jobfile.keys import Key
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
-from trainer.config.changes import Contradiction, check_allowed, flags, note, split
-from trainer.config.keys import keys
+from trainer.config.changes import Contradiction, check_allowed, flags, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
-from trainer.config.model import JobConfig
-from trainer.config.text import plain, to_toml
+from trainer.config.model import KEYS, JobConfig, plain, to_toml
 
 _HEAD = f"""{FIRST_LINE}
 # `syncd watch` reads its [daemon] table here. Later starts must agree with it: docs/configuration.md says how.
@@ -44,12 +42,12 @@ def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig
         StorageError: The directory cannot be made or written.
     """
     check_allowed(allowed)
-    settled = settle_job_dir(config)
-    keep(settled, allowed)
+    settled = make_job_dir(config)
+    keep_config(settled, allowed)
     return settled
 
 
-def settle_job_dir(config: JobConfig) -> JobConfig:
+def make_job_dir(config: JobConfig) -> JobConfig:
     """Make the job directory, and return the configuration with it; a second call changes nothing.
 
     With `continue_from_checkpoint = false` it is the first of `DIR`, `DIR-2`, ... that is not there or empty, and no
@@ -72,8 +70,8 @@ def settle_job_dir(config: JobConfig) -> JobConfig:
     return moved_to(config, f"{config.job.dir}{suffix}")
 
 
-def planned_job_dir(config: JobConfig) -> str:
-    """Return the directory that `settle_job_dir` would take now; nothing is made.
+def next_job_dir(config: JobConfig) -> str:
+    """Return the directory that `make_job_dir` would take now; nothing is made.
 
     Raises:
         StorageError: A directory cannot be read.
@@ -115,7 +113,7 @@ def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple
     if not _is_ours(_read(path)):
         return ()
     kept, now = read_table(path), plain(config)
-    fixed = (key for key in keys().values() if key.fixed and key.name not in besides)
+    fixed = (key for key in KEYS.all.values() if key.fixed and key.name not in besides)
     pairs = ((key.name, _value(kept, key), _value(now, key)) for key in fixed)
     return tuple(Contradiction(name, before, after, path) for name, before, after in pairs if before != after)
 
@@ -136,7 +134,7 @@ def refuse(found: Sequence[Contradiction]) -> None:
         )
 
 
-def keep(config: JobConfig, allowed: Collection[str] = ()) -> None:
+def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
     """Write the copy, durably, unless this start contradicts the one that is there; record what is let change.
 
     Raises:
@@ -149,11 +147,11 @@ def keep(config: JobConfig, allowed: Collection[str] = ()) -> None:
     changed, refused = split(contradictions(config), allowed)
     refuse(refused)
     try:
-        note(_disk(config), config.job.dir, changed)
+        record_changes(_disk(config), config.job.dir, changed)
         for one in changed:
             structlog.get_logger().warning("config_changed", key=one.key, old=one.kept, new=one.now)
         if before is not None and not _is_ours(before):
-            _set_aside(path, before, config.job.source)
+            _move_aside(path, before, config.job.source)
         if before != after:
             _disk(config).replace(path, after)
     except OSError as error:
@@ -218,7 +216,7 @@ def _is_same(path: str, source: str) -> bool:
     return bool(source) and os.path.exists(source) and os.path.samefile(path, source)
 
 
-def _set_aside(path: str, content: bytes, source: str) -> None:
+def _move_aside(path: str, content: bytes, source: str) -> None:
     """Save a user's own file beside the place that the copy needs, if it is what this start was given."""
     if not _is_same(path, source):
         raise ConfigError(

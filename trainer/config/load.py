@@ -1,47 +1,63 @@
-"""From a file and the command line to a configuration, or to one error that says all that is wrong."""
+"""Reads the trainer's configuration: from a file and the command line to a checked model, or to one error."""
 
-import os
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from syncd.jobfile import layers as jobfile
-from syncd.jobfile.layers import Layer, layer_of, placed, read_toml
-from syncd.jobfile.problems import Problem, error_of
-from trainer.config import checks
-from trainer.config.algorithms import SFT, VERL, unread, with_published
-from trainer.config.keys import KEYS
-from trainer.config.model import JobConfig
+from syncd.config import load as load_daemon
+from syncd.errors import ConfigError
+from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml
+from syncd.jobfile.problems import Problem
+from syncd.protocol.layout import is_identity
+from syncd.protocol.permissions import policy_problem
+from trainer.config.algorithms import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALGORITHMS,
+    KL_TYPES,
+    LACKING,
+    LOSSES,
+    SFT,
+    VERL,
+    clip_bounds,
+    estimator_and_loss,
+    unread,
+    with_published,
+)
+from trainer.config.model import KEYS, AlgorithmSection, JobConfig
+from trainer.config.options import algorithm_problems, engine_problems
+from trainer.plugins import SAMPLE_STRATEGY, unknown_name
 
 FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes it at each start."
 """How a file that the trainer has written begins."""
 
-HINT = "trainer config docs"
-"""What to run where several things are wrong."""
-
 _FORMER_DEFAULTS = {"clip_ratio": 0.2, "loss_agg_mode": "token-mean", "norm_advantage": True}
 """What earlier releases wrote of [algorithm] for sft, which reads none of it."""
 
-_REQUIRED_TABLES = ("job", "model")
+_STRATEGIES = frozenset({"fsdp", "fsdp2"})
+_CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
+"""Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> JobConfig:
     """Return the configuration of a file with the command line's `--section.key value` on top.
 
-    Relative paths of the file are relative to its directory, those of the command line to the present one;
+    Relative paths of the file are relative to its directory, those of the command line to the current one;
     `~` and `$NAME` are expanded.
 
     Raises:
-        ConfigError: The file cannot be read or is not TOML; else everything that is wrong with it, in one error.
+        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
         UsageError: The overrides are not `--section.key value`.
     """
-    config, problems = validated([file_layer(path), command_layer(overrides)])
-    if config is None or problems:
-        raise error_of(problems, HINT)
-    return with_source(config, path)
+    return resolved(LOADER.load([file_layer(path), LOADER.command_layer(overrides)], path))
+
+
+def resolved(config: JobConfig) -> JobConfig:
+    """Return the configuration with the values of the algorithm's publication where the user gives none."""
+    return config.model_copy(update={"algorithm": with_published(config.algorithm)})
 
 
 def file_layer(path: str) -> Layer:
-    """Return what a file says.
+    """Return the layer of a file.
 
     Raises:
         ConfigError: It cannot be read or is not TOML.
@@ -49,17 +65,8 @@ def file_layer(path: str) -> Layer:
     return layer_of(read_table(path), path)
 
 
-def command_layer(overrides: Sequence[str]) -> Layer:
-    """Return what the command line says.
-
-    Raises:
-        UsageError: It is not `--section.key value`.
-    """
-    return jobfile.command_layer(overrides, KEYS)
-
-
 def read_table(path: str) -> dict[str, Any]:
-    """Return a file's table; of one that the trainer wrote, without what it derived itself.
+    """Return a file's table; if the trainer wrote the file, without the values that it derived.
 
     Raises:
         ConfigError: It cannot be read or is not TOML.
@@ -71,24 +78,8 @@ def read_table(path: str) -> dict[str, Any]:
     return table
 
 
-def validated(layers: Sequence[Layer]) -> tuple[JobConfig | None, list[Problem]]:
-    """Return the configuration that layers make, None if there is none, and all that is wrong with it."""
-    made, problems = jobfile.validated(KEYS, layers, _REQUIRED_TABLES)
-    config = cast("JobConfig | None", made)
-    if config is None:
-        return None, problems
-    found = placed(checks.check(config), layers)
-    resolved = config.model_copy(update={"algorithm": with_published(config.algorithm)})
-    return resolved, [*problems, *found]
-
-
-def with_source(config: JobConfig, path: str) -> JobConfig:
-    """Return the configuration with the file that it came from."""
-    return config.model_copy(update={"job": config.job.model_copy(update={"source": os.path.abspath(path)})})
-
-
 def _forget_derived(table: dict[str, Any]) -> None:
-    # `daemon.keep_full` stands there for `syncd watch`; it must not hide a change of the key that it is from.
+    # The trainer writes `daemon.keep_full` for `syncd watch`; it must not hide a change of its origin.
     daemon, trainer = table.get("daemon"), table.get("trainer")
     if isinstance(daemon, dict) and isinstance(trainer, dict):
         keep = trainer.get("max_checkpoints_to_keep", 0)
@@ -97,7 +88,7 @@ def _forget_derived(table: dict[str, Any]) -> None:
 
 
 def _forget_unread(table: dict[str, Any]) -> None:
-    # Earlier releases wrote values for keys that the algorithm never read; a user who gives them is refused.
+    # Earlier releases wrote values for keys that the algorithm does not read, which a user may not give.
     section, engine = table.get("algorithm"), table.get("engine", {})
     if not isinstance(section, dict) or engine.get("name", VERL) != VERL:
         return
@@ -105,3 +96,142 @@ def _forget_unread(table: dict[str, Any]) -> None:
     former = [key for key, value in _FORMER_DEFAULTS.items() if section.get(key) == value]
     for key in (*former, "options") if name == SFT else unread(name or "grpo", *others):
         section.pop(key, None)
+
+
+def check(config: JobConfig) -> Iterator[Problem]:
+    """Yield the problems that no single key shows: keys that do not go together."""
+    yield from _names(config)
+    yield from _plugins(config)
+    yield from _data(config)
+    yield from _optimizer(config)
+    if config.engine.name == VERL:
+        yield from _verl(config)
+    yield from _daemon(config.daemon)
+
+
+def _names(config: JobConfig) -> Iterator[Problem]:
+    for key, value in (("job.dir", config.job.dir), ("model.path", config.model.path)):
+        if not value:
+            yield Problem(key, f"{key} is empty", "name a directory; is a shell variable unset?")
+    if problem := policy_problem(config.job.permissions, config.job.group):
+        yield Problem("job.permissions", f"job.{problem}", 'permissions = "group" and group = "NAME"')
+    if not is_identity(config.trainer.name):
+        yield Problem(
+            "trainer.name",
+            f"trainer.name = {config.trainer.name!r} cannot be a file name",
+            "letters, digits, '.', '_' and '-', at most 100, and no '.' or '-' first",
+        )
+
+
+def _plugins(config: JobConfig) -> Iterator[Problem]:
+    name = config.data.strategy
+    if name and name not in SAMPLE_STRATEGY.installed:
+        error = unknown_name(f'data.strategy = "{name}" is not installed', name, SAMPLE_STRATEGY.installed)
+        yield Problem("data.strategy", error.message, error.hint)
+
+
+def _data(config: JobConfig) -> Iterator[Problem]:
+    data, rows = config.data, config.data.groups * config.data.group_size
+    if config.algorithm.name == SFT and not data.sft_path:
+        yield Problem("data.sft_path", 'algorithm.name = "sft" needs data.sft_path')
+    elif data.sft_ratio > 0 and not data.sft_path:
+        yield Problem("data.sft_path", f"data.sft_ratio = {data.sft_ratio:g} needs data.sft_path")
+    if rows % config.algorithm.mini_batches:
+        yield Problem(
+            "algorithm.mini_batches",
+            f"data.groups x data.group_size = {rows} rows cannot be split evenly into"
+            f" algorithm.mini_batches = {config.algorithm.mini_batches}",
+        )
+    if data.max_waiting < rows:
+        yield Problem(
+            "data.max_waiting",
+            f"data.max_waiting = {data.max_waiting} is less than the {rows} rows of one step"
+            " (data.groups x data.group_size)",
+        )
+    if data.beyond == "weight" and data.max_age is None:
+        yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
+
+
+def _optimizer(config: JobConfig) -> Iterator[Problem]:
+    optimizer, key = config.algorithm.optimizer, "algorithm.optimizer"
+    if optimizer.schedule != "cosine":
+        return
+    if not optimizer.schedule_steps and config.trainer.total_steps is None:
+        yield Problem(
+            f"{key}.schedule",
+            f'{key}.schedule = "cosine" has no end',
+            f"set {key}.schedule_steps or trainer.total_steps",
+        )
+    if 0 < optimizer.schedule_steps <= optimizer.warmup_steps:
+        yield Problem(
+            f"{key}.warmup_steps",
+            f"{key}.warmup_steps = {optimizer.warmup_steps} leaves nothing of"
+            f" {key}.schedule_steps = {optimizer.schedule_steps}",
+        )
+
+
+def _verl(config: JobConfig) -> Iterator[Problem]:
+    section = config.algorithm
+    yield from _one_of("engine.strategy", config.engine.strategy, _STRATEGIES)
+    if section.loss_agg_mode:
+        yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
+    yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
+    yield from _one_of("algorithm.name", section.name, ALGORITHMS)
+    if section.loss:
+        yield from _one_of("algorithm.loss", section.loss, LOSSES)
+    if section.advantage in LACKING:
+        why = LACKING[section.advantage]
+        yield Problem(
+            "algorithm.advantage", f'algorithm.advantage = "{section.advantage}" is not supported: {why}'
+        )
+    elif section.advantage:
+        yield from _one_of("algorithm.advantage", section.advantage, ADVANTAGES)
+    yield from _pair(config)
+    yield from _unread(section)
+    yield from algorithm_problems(section)
+    yield from engine_problems(config.engine)
+
+
+def _unread(section: AlgorithmSection) -> Iterator[Problem]:
+    """Yield a problem for each key that the algorithm does not read."""
+    advantage, loss = estimator_and_loss(section)
+    for name in unread(section.name, section.advantage, section.loss):
+        field = AlgorithmSection.model_fields[name]
+        if getattr(section, name) != field.get_default(call_default_factory=True):
+            reader = f"the estimator {advantage}" if name == "norm_advantage" else f"the loss {loss}"
+            yield Problem(f"algorithm.{name}", f"algorithm.{name} means nothing to {reader}", "leave it out")
+
+
+def _pair(config: JobConfig) -> Iterator[Problem]:
+    section = config.algorithm
+    advantage, loss = estimator_and_loss(section)
+    low, _ = clip_bounds(with_published(section)) or (0.0, 0.0)
+    if loss in _CLIPPED_BELOW and low >= 1:
+        key = "clip_ratio" if section.clip_ratio_low is None else "clip_ratio_low"
+        yield Problem(
+            f"algorithm.{key}", f"algorithm.{key} = {low:g} clips nothing below: a ratio is never less than 0"
+        )
+    if advantage == "grpo_passk" and config.data.group_size == 1:
+        yield Problem("data.group_size", "data.group_size = 1 leaves no second best, which grpo_passk needs")
+    given = [key for key in ("advantage", "loss", "options") if getattr(section, key)]
+    if section.name == SFT and given:
+        key = f"algorithm.{given[0]}"
+        yield Problem(key, f'{key} means nothing to algorithm.name = "sft"')
+
+
+def _one_of(key: str, value: str, known: Mapping[str, object] | frozenset[str]) -> Iterator[Problem]:
+    if value not in known:
+        hint = "trainer config algorithms" if key == "algorithm.name" else None
+        yield Problem(key, f'{key} = "{value}" is not one of {", ".join(sorted(known))}', hint)
+
+
+def _daemon(table: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the problems that the daemon finds in its table, key by key."""
+    for name, value in table.items():
+        try:
+            load_daemon(None, {name: value})
+        except ConfigError as error:
+            yield Problem(f"daemon.{name}", f"daemon.{name}: {error.message}", error.hint)
+
+
+LOADER = Loader(KEYS, JobConfig, required=("job", "model"), check=check, hint="trainer config docs")

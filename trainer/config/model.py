@@ -1,20 +1,24 @@
-"""Every key of the job's file, with its type, its default and what it means. Frozen once it is read.
+"""Every key of the trainer's configuration with its type, default and meaning, and the configuration as text.
 
-What explorers read too is in `syncd.jobfile.sections`. `trainer config schema` and docs/configuration.md are made of
-the descriptions.
+Sections that explorers read too are in `syncd.jobfile.sections`. `trainer config schema` and docs/configuration.md
+are made of the descriptions.
 """
 
+import json
+from collections.abc import Mapping
+from enum import Enum
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from pydantic import ConfigDict, Field
 
+from syncd.jobfile.keys import Keys
 from syncd.jobfile.sections import (
     FIXED,
     Above0,
     Count,
     DataSection,
-    JobSection,
-    ModelSection,
+    JobFile,
     NoneText,
     Positive,
     Seconds,
@@ -153,13 +157,9 @@ class StageSection(Section):
     """The stage's directory below the job directory."""
 
 
-class JobConfig(Section):
+class JobConfig(JobFile):
     """The whole file."""
 
-    job: JobSection
-    """The run itself."""
-    model: ModelSection
-    """What is trained."""
     engine: EngineSection = EngineSection()
     """What computes."""
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -178,3 +178,45 @@ class JobConfig(Section):
     """What `syncd watch` reads, checked by its rules; keep_full is trainer.max_checkpoints_to_keep unless given."""
     stages: tuple[StageSection, ...] = Field(default=(), strict=False)
     """What `trainer stages` runs one after the other."""
+
+
+KEYS = Keys(JobConfig, ("job.dir", "job.state_dir", "model.path", "data.sft_path", "sync.memory_dir"))
+"""The keys of the file, and those of them that name a file or directory."""
+
+
+_KEEP_FULL = "keep_full"
+
+
+def plain(config: JobConfig) -> dict[str, Any]:
+    """Return the configuration as TOML has it: every key, `"none"` where nothing is set, and `daemon.keep_full`."""
+    table: dict[str, Any] = _plain(config.model_dump())
+    if not table["stages"]:
+        del table["stages"]
+    table["daemon"] = {_KEEP_FULL: config.trainer.max_checkpoints_to_keep, **table["daemon"]}
+    return table
+
+
+def to_toml(config: JobConfig) -> str:
+    """Return the configuration as TOML, with all keys; it reads as the same configuration."""
+    return tomli_w.dumps(plain(config))
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of the file; keys that later starts must agree with have `"fixed": true`."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}
+    return json.dumps(schema, indent=2)
+
+
+def documentation() -> str:
+    """Return the last part of docs/configuration.md, in Markdown: every key of each table."""
+    return KEYS.documentation()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(below) for name, below in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(below) for below in value]
+    if isinstance(value, Enum):
+        return value.value
+    return "none" if value is None else value

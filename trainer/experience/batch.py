@@ -1,9 +1,10 @@
-"""What a sample strategy returns, and the one interface of all of them."""
+"""The batch of one training step, and the interface of sample strategies."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from syncd.experience.model import Experience
 from trainer.experience.cursor import Origin
@@ -44,36 +45,50 @@ class Batch:
         return tuple(one for one in self.experiences if one.segment == 0)
 
 
-class Strategy(Protocol):
-    """Chooses what is trained on. Given its state and the files that are there, what it returns is determined."""
+class SampleStrategy(ABC):
+    """Chooses what is trained on. Its state and the present files determine what it returns.
 
-    def limit(self, limits: Limits) -> None:
-        """Let nothing through from now on that the model cannot take; called before a state is loaded.
+    Other packages register theirs under the entry point group `trainer.sample_strategies`, as a function that takes
+    the configuration and the job and returns one.
+    """
+
+    @property
+    def over(self) -> str:
+        """Return why no further samples will come, whatever explorers do; empty while they may."""
+        return ""
+
+    def limit(self, limits: Limits) -> None:  # noqa: B027 - a strategy may take what the engine refuses
+        """Return only rows that the model can take from now on; called before a state is loaded.
 
         Raises:
-            ConfigError: A data set of the user's own holds such a row.
+            ConfigError: The user's data set holds a row that the model cannot take.
         """
 
+    @abstractmethod
     def sample(self, step: int, *, generation: int) -> Batch | None:
-        """Return the samples for the step after `step`, None while there are not enough.
+        """Return the samples for the step after `step`, None if there are not enough yet.
 
         Args:
-            step: The trainer's present step, by which ages are reckoned.
-            generation: The generation of the version that the trainer continues.
+            step: The trainer's current step, from which ages are counted.
+            generation: The generation of the trainer's current version.
         """
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain JSON, for trainer_meta.json."""
+        """Return the state as plain JSON; it goes into trainer_meta.json."""
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Resume from a state.
 
         Raises:
             CorruptDataError: It is not a state of this strategy.
         """
 
-    def commit(self, state: Mapping[str, Any]) -> int:
-        """Let go of the batches that `state` needs no more, once it is durably saved; return how many."""
+    def commit(self, state: Mapping[str, Any]) -> int:  # noqa: ARG002 - of strategies that keep files
+        """Release the batches that `state`, which is durably saved, does not need; return how many."""
+        return 0
 
     def metrics(self) -> dict[str, float]:
-        """Return what is worth plotting, by name."""
+        """Return metrics by name."""
+        return {}

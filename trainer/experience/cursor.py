@@ -18,7 +18,7 @@ class Origin(NamedTuple):
     row: int
 
 
-class File(NamedTuple):
+class BatchFile(NamedTuple):
     """One batch of an explorer."""
 
     explorer: str
@@ -26,7 +26,7 @@ class File(NamedTuple):
 
 
 @dataclass
-class Cursor:
+class BatchCursor:
     """What has been taken in.
 
     Args:
@@ -42,7 +42,7 @@ class Cursor:
         names = sorted(explorers)
         return [name for name in names if name > self.last] + [name for name in names if name <= self.last]
 
-    def advance(self, file: File) -> None:
+    def advance(self, file: BatchFile) -> None:
         """Note that a batch has been taken in."""
         self.through[file.explorer], self.last = file.seq, file.explorer
 
@@ -51,10 +51,10 @@ class Cursor:
         return {"through": dict(sorted(self.through.items())), "last": self.last}
 
 
-def cursor_from(fields: Fields) -> Cursor:
+def cursor_from(fields: Fields) -> BatchCursor:
     """Return the cursor of its document."""
     through = fields.record("through")
-    return Cursor({name: through.integer(name) for name in through.document}, fields.text("last"))
+    return BatchCursor({name: through.integer(name) for name in through.document}, fields.text("last"))
 
 
 def fields_of(state: Mapping[str, Any], kind: str) -> Fields:

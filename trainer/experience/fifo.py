@@ -1,4 +1,4 @@
-"""First in, first out, by whole groups."""
+"""The sample strategy `fifo`: the oldest whole groups first."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,22 +7,22 @@ from typing import Any
 
 from syncd.errors import ConfigError
 from syncd.protocol.version import Pair
-from trainer.experience.batch import Batch
-from trainer.experience.cursor import File, Origin, cursor_from, fields_of
+from trainer.experience.batch import Batch, SampleStrategy
+from trainer.experience.cursor import BatchFile, Origin, cursor_from, fields_of
 from trainer.experience.limits import Limits
-from trainer.experience.pool import Group, Pool, files_of, group_document, load_groups
+from trainer.experience.pool import GroupPool, RolloutGroup, files_of, group_document, load_groups
 from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """What all strategies share.
+class SampleSettings:
+    """Settings of strategies that read experiences.
 
     Args:
         group_size: Rollouts of a whole group.
         groups: Groups of one training step.
-        staleness: What is done with what is old.
+        staleness: What happens to old experiences.
         group_timeout: Seconds that a group may wait for its other rollouts before it is dropped.
         max_waiting: Rollouts in whole groups above which no more batches are taken in; they wait on disk.
     """
@@ -45,38 +45,38 @@ class Sampling:
             raise ConfigError(f"max_waiting {self.max_waiting} is less than one training step takes")
 
 
-class Fifo:
-    """The strategy: the oldest whole groups first."""
+class Fifo(SampleStrategy):
+    """Returns the oldest whole groups first."""
 
     KIND = "fifo"
 
-    def __init__(self, reader: ExperienceReader, sampling: Sampling) -> None:
+    def __init__(self, reader: ExperienceReader, sampling: SampleSettings) -> None:
         self.reader, self.sampling = reader, sampling
         self.counts: Counter[str] = Counter()
-        self._pool = Pool(sampling.group_size, self.counts)
+        self._pool = GroupPool(sampling.group_size, self.counts)
         self._ages: list[int] = []
         self._unproven = 0
 
     def limit(self, limits: Limits) -> None:
-        """Set batches aside from now on that the model cannot take."""
+        """Set batches aside that the model cannot take."""
         self.reader.limits = limits
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
-        """Return the oldest whole groups, None while there are not enough."""
+        """Return the oldest whole groups, None if there are not enough."""
         now = (generation, step)
-        groups = self.take(self.sampling.groups, now)
+        groups = self.pop_groups(self.sampling.groups, now)
         return None if groups is None else self.batch(groups, now)
 
-    def take(self, count: int, now: Pair) -> list[Group] | None:
-        """Remove and return this many groups, or none at all while there are fewer."""
-        self._take_in(now)
+    def pop_groups(self, count: int, now: Pair) -> list[RolloutGroup] | None:
+        """Remove and return this many groups; None, and none are removed, if there are fewer."""
+        self._read_batches(now)
         groups = self._pool.whole()[:count]
         if len(groups) < count:
             return None
-        self._pool.take(groups)
+        self._pool.remove(groups)
         return groups
 
-    def batch(self, groups: Sequence[Group], now: Pair) -> Batch:
+    def batch(self, groups: Sequence[RolloutGroup], now: Pair) -> Batch:
         """Return the batch of groups."""
         staleness = self.sampling.staleness
         experiences = tuple(experience for group in groups for experience in group.experiences)
@@ -101,7 +101,7 @@ class Fifo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Read the waiting groups again and go on behind the cursor."""
+        """Read the waiting groups again and continue behind the cursor."""
         fields = fields_of(state, self.KIND)
         self.reader.restore(cursor_from(fields.record("cursor")))
         groups = load_groups(fields.records("waiting"), self.reader.load, self.reader.clock.monotonic())
@@ -110,14 +110,14 @@ class Fifo:
         self.counts.clear()
         self.counts.update({name: counts.integer(name) for name in counts.document})
 
-    def commit(self, state: Mapping[str, Any], keep: frozenset[File] = frozenset()) -> int:
-        """Let go of the batches of which no group of the saved state waits; `keep` names further ones."""
+    def commit(self, state: Mapping[str, Any], keep: frozenset[BatchFile] = frozenset()) -> int:
+        """Release the batches of which no group waits in the saved state, but those in `keep`."""
         fields = fields_of(state, self.KIND)
         through = cursor_from(fields.record("cursor")).through
         return self.reader.commit(through, keep.union(files_of(fields.records("waiting"))))
 
     def metrics(self) -> dict[str, float]:
-        """Return ages and unproven tokens of the last batch, what waits, what was dropped and set aside so far."""
+        """Return ages and unproven tokens of the last batch, and counts of waiting, dropped and rejected rollouts."""
         known = {f"experience/{name}": float(count) for name, count in sorted(self.counts.items())}
         return {
             **known,
@@ -131,7 +131,7 @@ class Fifo:
             "experience/unproven_tokens": float(self._unproven),
         }
 
-    def _take_in(self, now: Pair) -> None:
+    def _read_batches(self, now: Pair) -> None:
         clock, most = self.reader.clock.monotonic, self.sampling.max_waiting
         self._drop(now)
         if self._pool.waiting(whole=True) >= most:

@@ -1,4 +1,4 @@
-"""Groups that wait: taken in from batches, complete once all their rollouts are there."""
+"""The groups that wait to be sampled; a group is whole once all its rollouts have been read."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,31 +7,31 @@ from itertools import count
 from typing import Any
 
 from syncd.experience.model import Experience
-from syncd.experience.rollouts import rollouts
+from syncd.experience.table import rollouts
 from syncd.protocol.documents import Fields
-from trainer.experience.cursor import File, Origin
-from trainer.experience.store import Loaded
+from trainer.experience.cursor import BatchFile, Origin
+from trainer.experience.store import LoadedBatch
 
 Key = tuple[str, str]
 """Explorer and group id: an explorer makes whole groups."""
 
-Member = list[tuple[Origin, Experience]]
+RolloutRows = list[tuple[Origin, Experience]]
 """A rollout: origin and experience of each of its segments, in order."""
 
 
 @dataclass(slots=True)
-class Group:
+class RolloutGroup:
     """Rollouts that are compared with each other.
 
     Args:
         key: Explorer and group id.
-        since: When the first of them was taken in, on this host's clock.
+        since: When the first of them was read, on this host's clock.
         members: The rollouts by their numbers.
     """
 
     key: Key
     since: float
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, RolloutRows] = field(default_factory=dict)
 
     @property
     def rollouts(self) -> list[list[Experience]]:
@@ -49,54 +49,54 @@ class Group:
         return [origin for number in sorted(self.members) for origin, _ in self.members[number]]
 
 
-class Pool:
-    """The groups that wait, in the order in which the first of each was taken in.
+class GroupPool:
+    """The waiting groups, in the order in which their first rollouts were read.
 
     Args:
         size: Rollouts of a whole group.
-        counts: Where it is counted what is dropped.
+        counts: Counts dropped rollouts by reason.
     """
 
     def __init__(self, size: int, counts: Counter[str]) -> None:
         self.size, self.counts = size, counts
-        self.groups: dict[Key, Group] = {}
+        self.groups: dict[Key, RolloutGroup] = {}
 
-    def add(self, loaded: Loaded, now: float) -> None:
-        """Take in a batch, whose rollouts are whole; of two of a number the first counts."""
+    def add(self, loaded: LoadedBatch, now: float) -> None:
+        """Add the rollouts of a batch; a second rollout of the same number is dropped."""
         rows = count()
         for segments in rollouts(loaded.experiences):
             member = [(Origin(*loaded.file, next(rows)), experience) for experience in segments]
             key = (loaded.file.explorer, segments[0].group)
-            group = self.groups.setdefault(key, Group(key, now))
+            group = self.groups.setdefault(key, RolloutGroup(key, now))
             if segments[0].rollout in group.members or self.is_whole(group):
                 self.counts["dropped_duplicate"] += 1
             else:
                 group.members[segments[0].rollout] = member
 
-    def is_whole(self, group: Group) -> bool:
-        """Say whether all rollouts of a group are there."""
+    def is_whole(self, group: RolloutGroup) -> bool:
+        """Return whether all rollouts of a group have been read."""
         return len(group.members) >= self.size
 
-    def whole(self) -> list[Group]:
+    def whole(self) -> list[RolloutGroup]:
         """Return the whole groups, oldest first."""
         return [group for group in self.groups.values() if self.is_whole(group)]
 
     def waiting(self, *, whole: bool) -> int:
-        """Return how many rollouts wait in whole groups, or in others."""
+        """Return how many rollouts wait in whole groups, or in incomplete ones."""
         return sum(len(group.members) for group in self.groups.values() if self.is_whole(group) == whole)
 
-    def drop(self, why: str, condition: Callable[[Group], bool]) -> None:
-        """Drop the groups of which a condition holds."""
+    def drop(self, why: str, condition: Callable[[RolloutGroup], bool]) -> None:
+        """Drop the groups for which a condition holds."""
         for key in [key for key, group in self.groups.items() if condition(group)]:
             self.counts[f"dropped_{why}"] += len(self.groups.pop(key).members)
 
-    def take(self, groups: Iterable[Group]) -> None:
-        """Remove groups that are used now."""
+    def remove(self, groups: Iterable[RolloutGroup]) -> None:
+        """Remove groups."""
         for group in groups:
             del self.groups[group.key]
 
 
-def group_document(group: Group, now: float) -> dict[str, Any]:
+def group_document(group: RolloutGroup, now: float) -> dict[str, Any]:
     """Return a group as plain JSON: where its members are stored, and for how long it has waited."""
     return {
         "explorer": group.key[0],
@@ -106,17 +106,17 @@ def group_document(group: Group, now: float) -> dict[str, Any]:
     }
 
 
-def files_of(documents: Iterable[Fields]) -> Iterator[File]:
+def files_of(documents: Iterable[Fields]) -> Iterator[BatchFile]:
     """Return the batches that group documents name."""
     for document in documents:
-        yield from (File(document.text("explorer"), seq) for seq, _ in _members(document))
+        yield from (BatchFile(document.text("explorer"), seq) for seq, _ in _members(document))
 
 
 def load_groups(
-    documents: Iterable[Fields], load: Callable[[File], tuple[Experience, ...] | None], now: float
-) -> list[Group]:
-    """Return the groups of their documents, each batch read once; one that has lost a member is left out."""
-    read: dict[File, tuple[Experience, ...] | None] = {}
+    documents: Iterable[Fields], load: Callable[[BatchFile], tuple[Experience, ...] | None], now: float
+) -> list[RolloutGroup]:
+    """Return the groups of their documents, each batch read once; groups with a lost member are left out."""
+    read: dict[BatchFile, tuple[Experience, ...] | None] = {}
     groups = []
     for document in documents:
         for file in files_of((document,)):
@@ -128,11 +128,13 @@ def load_groups(
     return groups
 
 
-def _group(document: Fields, read: Mapping[File, tuple[Experience, ...] | None], now: float) -> Group | None:
+def _group(
+    document: Fields, read: Mapping[BatchFile, tuple[Experience, ...] | None], now: float
+) -> RolloutGroup | None:
     explorer = document.text("explorer")
-    group = Group((explorer, document.text("group")), now - document.number("waited"))
+    group = RolloutGroup((explorer, document.text("group")), now - document.number("waited"))
     for seq, row in _members(document):
-        experiences = read[File(explorer, seq)] or ()
+        experiences = read[BatchFile(explorer, seq)] or ()
         if row >= len(experiences):
             return None
         member = group.members.setdefault(experiences[row].rollout, [])
@@ -140,8 +142,8 @@ def _group(document: Fields, read: Mapping[File, tuple[Experience, ...] | None],
     return group if all(map(_is_rollout, group.members.values())) else None
 
 
-def _is_rollout(member: Member) -> bool:
-    """Say whether all segments of a rollout are there, in order."""
+def _is_rollout(member: RolloutRows) -> bool:
+    """Return whether all segments of a rollout are present, in order."""
     segments = [experience.segment for _, experience in member]
     return segments == list(range(member[0][1].segments))
 

@@ -1,4 +1,4 @@
-"""Examples of an SFT data set, in an order of their own that goes on where it was."""
+"""Examples of an SFT data set, in an order that a resumed run continues."""
 
 import hashlib
 import json
@@ -121,19 +121,19 @@ class Examples:
                 hint = "make the rows with the tokenizer of model.path, or a lower data.max_length"
                 raise ConfigError(f"example {number} of the SFT data set: {problem}", hint=hint)
 
-    def take(self, count: int) -> tuple[Example, ...]:
+    def draw(self, count: int) -> tuple[Example, ...]:
         """Return the next examples."""
         return tuple(self._one() for _ in range(count))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data set and what tells it from others."""
+        """Return the place in the data set, and the digest of the data set."""
         return {"kind": self.KIND, "epoch": self._epoch, "at": self._at, "digest": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place.
+        """Resume at a place.
 
         Raises:
-            ConfigError: The place is one in another data set.
+            ConfigError: The place is in another data set.
         """
         fields = fields_of(state, self.KIND)
         if fields.text("digest") != self._digest:

@@ -5,23 +5,78 @@ only after the one numbered before it: a listing made while batches arrive may s
 """
 
 import contextlib
+import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import structlog
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
-from syncd.experience import places
+from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.table import MAX_BYTES, decode_batch
 from syncd.protocol.disk import MISSING, Clock
-from syncd.protocol.layout import Job
+from syncd.protocol.documents import encode
+from syncd.protocol.layout import Job, is_identity
 from syncd.protocol.local_disk import SystemClock
-from trainer.experience.cursor import Cursor, File
+from trainer.experience.cursor import BatchCursor, BatchFile
 from trainer.experience.limits import UNLIMITED, Limits
-from trainer.experience.retire import Consumed, retire, set_aside
+
+Consumed = Literal["delete", "archive"]
+"""What becomes of batches once a saved state covers them."""
+
+
+def _set_aside(job: Job, clock: Clock, explorer: str, name: str, reason: str) -> None:
+    """Move what is not a batch to `.rejected/<explorer>/`, following no link, with the reason beside it.
+
+    Raises:
+        OSError: It could not be moved; whoever asked leaves it where it is.
+    """
+    directory = batch_paths.rejected(job, explorer)
+    job.disk.make_directory(directory)
+    kept = name if is_identity(name) else f"foreign-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
+    document = {"explorer": explorer, "name": _plain(name), "reason": _plain(reason), "at": clock.time()}
+    job.disk.replace(f"{directory}/{kept}.reason.json", encode(document))
+    job.disk.rename(f"{batch_paths.batches(job, explorer)}/{name}", f"{directory}/{kept}")
+
+
+def _plain(text: str) -> str:
+    # A name may be no text at all; what is written about it must be.
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def _retire_batches(
+    job: Job, through: dict[str, int], keep: AbstractSet[BatchFile], consumed: Consumed
+) -> int:
+    """Remove or archive the batches up to each explorer's number, all but those to keep; return how many.
+
+    The number is noted first, so that a writer that starts meanwhile uses none of them again.
+    """
+    retired = 0
+    for explorer, most in sorted(through.items()):
+        present = batch_paths.numbers(job, batch_paths.batches(job, explorer))
+        due = sorted(seq for seq in present if seq <= most and BatchFile(explorer, seq) not in keep)
+        if due:
+            batch_paths.mark_consumed(job, explorer, max(most, batch_paths.consumed_through(job, explorer)))
+            retired += sum(_retire_batch(job, BatchFile(explorer, seq), consumed) for seq in due)
+    return retired
+
+
+def _retire_batch(job: Job, file: BatchFile, consumed: Consumed) -> bool:
+    path = batch_paths.batch(job, *file)
+    with contextlib.suppress(*MISSING):
+        if consumed == "delete":
+            job.disk.unlink(path)
+        else:
+            directory = batch_paths.archive(job, file.explorer)
+            job.disk.make_directory(directory)
+            job.disk.rename(path, f"{directory}/{file.seq}{batch_paths.SUFFIX}")
+        return True
+    return False
+
 
 SETTLE = 60.0
 """Seconds for which a number may be missing or unreadable while later ones are there: as long as caches last."""
@@ -33,10 +88,10 @@ class _UntrainableError(CorruptDataError):
     """A batch holds what could only fail inside the model."""
 
 
-class Loaded(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch taken in."""
 
-    file: File
+    file: BatchFile
     experiences: tuple[Experience, ...]
 
 
@@ -55,16 +110,16 @@ class ExperienceReader:
     ) -> None:
         self.job, self.clock = job, clock or SystemClock()
         self.limits: Limits = UNLIMITED
-        self.cursor = Cursor()
+        self.cursor = BatchCursor()
         self.counts: Counter[str] = Counter()
         self.waiting_files = 0
         self._consumed, self._settle = consumed, settle
         self._archived: dict[str, set[int]] = {}
-        self._stuck: dict[File, float] = {}
+        self._stuck: dict[BatchFile, float] = {}
         self._left: set[tuple[str, str]] = set()
         self._log = structlog.get_logger()
 
-    def poll(self) -> Iterator[Loaded]:
+    def poll(self) -> Iterator[LoadedBatch]:
         """Yield what has arrived, one batch of each explorer in turn; stop iterating to take no more in.
 
         Never raises for what it finds: what is not a batch is set aside, what cannot be read now waits.
@@ -77,7 +132,7 @@ class ExperienceReader:
                 if loaded is not None:
                     yield loaded
 
-    def restore(self, cursor: Cursor) -> None:
+    def restore(self, cursor: BatchCursor) -> None:
         """Go on from a saved cursor; what was archived since that was saved is taken in again."""
         self.cursor = cursor
         self._stuck.clear()
@@ -86,20 +141,20 @@ class ExperienceReader:
             for name in self._explorers()
         }
 
-    def load(self, file: File) -> tuple[Experience, ...] | None:
+    def load(self, file: BatchFile) -> tuple[Experience, ...] | None:
         """Return the experiences of a batch that was taken in before, None if it is gone."""
         try:
             return self._checked(file)
         except _UntrainableError as error:
-            self._reject(file.explorer, f"{file.seq}{places.SUFFIX}", error.message)
+            self._reject(file.explorer, f"{file.seq}{batch_paths.SUFFIX}", error.message)
         except (OSError, *_BAD) as error:
             self._note("lost", explorer=file.explorer, seq=file.seq, reason=str(error))
         return None
 
-    def commit(self, through: dict[str, int], keep: AbstractSet[File]) -> int:
+    def commit(self, through: dict[str, int], keep: AbstractSet[BatchFile]) -> int:
         """Let go of the batches that a durably saved state covers and does not name; return how many."""
         try:
-            return retire(self.job, through, keep, self._consumed)
+            return _retire_batches(self.job, through, keep, self._consumed)
         except OSError as error:
             # They are removed at the next commit; training must not end for it.
             self._note("commit_failed", reason=str(error))
@@ -116,20 +171,20 @@ class ExperienceReader:
 
     def _explorers(self) -> list[str]:
         try:
-            return places.explorers(self.job)
+            return batch_paths.explorers(self.job)
         except OSError as error:
             self._note("unreachable", reason=str(error))
             return []
 
     def _in_archive(self, explorer: str) -> set[int]:
         try:
-            return places.numbers(self.job, places.archive(self.job, explorer))
+            return batch_paths.numbers(self.job, batch_paths.archive(self.job, explorer))
         except OSError as error:
             self._note("unreachable", explorer=explorer, reason=str(error))
             return set()
 
     def _listed(self, explorer: str) -> set[int]:
-        directory = places.batches(self.job, explorer)
+        directory = batch_paths.batches(self.job, explorer)
         try:
             entries = self.job.disk.list(directory)
             self.job.disk.refresh(directory)
@@ -137,69 +192,73 @@ class ExperienceReader:
             self._note("unreachable", explorer=explorer, reason=str(error))
             return set()
         self._reject_foreign(explorer, (entry.name for entry in entries))
-        return {seq for entry in entries if (seq := places.parse_batch(entry.name)) is not None}
+        return {seq for entry in entries if (seq := batch_paths.parse_batch(entry.name)) is not None}
 
     def _reject_foreign(self, explorer: str, names: Iterable[str]) -> None:
         for name in names:
-            if name.endswith(places.SUFFIX) and not name.startswith(".") and places.parse_batch(name) is None:
+            if (
+                name.endswith(batch_paths.SUFFIX)
+                and not name.startswith(".")
+                and batch_paths.parse_batch(name) is None
+            ):
                 self._reject(explorer, name, "its name is not the number of a batch")
 
-    def _next(self, explorer: str, seqs: set[int]) -> Loaded | None:
+    def _next(self, explorer: str, seqs: set[int]) -> LoadedBatch | None:
         """Take one batch in, or step over what is not one; empty `seqs` where nothing more can be done now."""
-        file = File(explorer, self.cursor.through.get(explorer, 0) + 1)
+        file = BatchFile(explorer, self.cursor.through.get(explorer, 0) + 1)
         if file.seq not in seqs:
             self._step_over(file, seqs)
             return None
         try:
-            loaded = Loaded(file, self._checked(file))
+            loaded = LoadedBatch(file, self._checked(file))
         except _BAD as error:
-            self._reject(explorer, f"{file.seq}{places.SUFFIX}", error.message)
+            self._reject(explorer, f"{file.seq}{batch_paths.SUFFIX}", error.message)
         except OSError as error:
             if not self._is_settled(file):
                 self._note("retried", explorer=explorer, seq=file.seq, reason=str(error))
                 seqs.clear()
                 return None
-            self._reject(explorer, f"{file.seq}{places.SUFFIX}", f"cannot be read: {error}")
+            self._reject(explorer, f"{file.seq}{batch_paths.SUFFIX}", f"cannot be read: {error}")
         else:
             self._took(file, seqs)
             return loaded
         self._took(file, seqs)
         return None
 
-    def _checked(self, file: File) -> tuple[Experience, ...]:
+    def _checked(self, file: BatchFile) -> tuple[Experience, ...]:
         experiences = self._read(file)
         if problem := self.limits.problem(experiences):
-            raise _UntrainableError(problem, path=places.batch(self.job, *file))
+            raise _UntrainableError(problem, path=batch_paths.batch(self.job, *file))
         return experiences
 
-    def _read(self, file: File) -> tuple[Experience, ...]:
+    def _read(self, file: BatchFile) -> tuple[Experience, ...]:
         try:
-            path = places.batch(self.job, *file)
+            path = batch_paths.batch(self.job, *file)
             return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
         except MISSING:
-            path = f"{places.archive(self.job, file.explorer)}/{file.seq}{places.SUFFIX}"
+            path = f"{batch_paths.archive(self.job, file.explorer)}/{file.seq}{batch_paths.SUFFIX}"
             return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
 
-    def _took(self, file: File, seqs: set[int]) -> None:
+    def _took(self, file: BatchFile, seqs: set[int]) -> None:
         self._stuck.pop(file, None)
         seqs.discard(file.seq)
         self.cursor.advance(file)
 
-    def _step_over(self, file: File, seqs: set[int]) -> None:
+    def _step_over(self, file: BatchFile, seqs: set[int]) -> None:
         """Deal with a number that is missing below others: set aside or removed before, or not seen yet."""
         gap = min(seqs) - 1
-        removed = min(gap, places.consumed_through(self.job, file.explorer))
+        removed = min(gap, batch_paths.consumed_through(self.job, file.explorer))
         if removed >= file.seq:
-            self._took(File(file.explorer, removed), seqs)
-        elif file.seq in places.numbers(self.job, places.rejected(self.job, file.explorer)):
+            self._took(BatchFile(file.explorer, removed), seqs)
+        elif file.seq in batch_paths.numbers(self.job, batch_paths.rejected(self.job, file.explorer)):
             self._took(file, seqs)
         elif self._is_settled(file):
             self._note("missing", explorer=file.explorer, first=file.seq, last=gap)
-            self._took(File(file.explorer, gap), seqs)
+            self._took(BatchFile(file.explorer, gap), seqs)
         else:
             seqs.clear()
 
-    def _is_settled(self, file: File) -> bool:
+    def _is_settled(self, file: BatchFile) -> bool:
         now = self.clock.monotonic()
         return now - self._stuck.setdefault(file, now) >= self._settle
 
@@ -207,7 +266,7 @@ class ExperienceReader:
         if (explorer, name) in self._left:
             return
         try:
-            set_aside(self.job, self.clock, explorer, name, reason)
+            _set_aside(self.job, self.clock, explorer, name, reason)
         except OSError as error:
             self._left.add((explorer, name))
             reason = f"{reason}; left where it is: {error}"

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from syncd.errors import ConfigError, CorruptDataError, NotReadyError
 from syncd.protocol.disk import Disk, list_if_there
 from syncd.transports.filesystem.export_walk import tied_names
-from trainer.export.weights import Kind
+from trainer.export.weights import TensorKind
 
 _FILE = re.compile(r"model_world_size_([1-9][0-9]{0,5})_rank_(0|[1-9][0-9]{0,5})\.pt", re.ASCII)
 _ADAPTER = "lora_"
@@ -59,7 +59,7 @@ class FsdpFiles:
             )
         tied = tied_names(list(first.items()))
         self.kinds = {
-            name: Kind(tensor.dtype, tuple(tensor.shape))
+            name: TensorKind(tensor.dtype, tuple(tensor.shape))
             for name, tensor in first.items()
             if name not in tied
         }

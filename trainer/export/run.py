@@ -9,7 +9,7 @@ from syncd.errors import CorruptDataError, TryAgainError, UsageError, storage_er
 from syncd.protocol.disk import MISSING, Disk, is_below
 from syncd.protocol.layout import Job
 from syncd.transports.filesystem.export_walk import cast_of
-from trainer.export.source import CONFIG, Source, find
+from trainer.export.source import CONFIG, ExportSource, find_source
 from trainer.export.target import (
     INDEX,
     check_file,
@@ -18,8 +18,7 @@ from trainer.export.target import (
     staged,
     write_weights,
 )
-from trainer.export.tied import without_tied
-from trainer.export.weights import Weights
+from trainer.export.weights import ModelWeights, without_tied
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -51,7 +50,7 @@ def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
     if is_below(target, job.step(step)):
         raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
     try:
-        source = find(job, step, full_precision=dtype == "float32")
+        source = find_source(job, step, full_precision=dtype == "float32")
         _require_config(source)
         with staged(job.disk, target) as directory:
             _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
@@ -65,14 +64,14 @@ def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
         raise storage_error(error, target) from error
 
 
-def _require_config(source: Source) -> None:
+def _require_config(source: ExportSource) -> None:
     if CONFIG not in source.companions:
         raise CorruptDataError(
             f"there is no {CONFIG} with the weights, so nobody can load them", path=source.path
         )
 
 
-def _fill(disk: Disk, source: Source, directory: str, dtype: torch.dtype | None) -> None:
+def _fill(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtype | None) -> None:
     for name, path in source.companions.items():
         copy_file(disk, path, f"{directory}/{name}", source.records.get(name))
     if source.shards and dtype is None:
@@ -83,7 +82,7 @@ def _fill(disk: Disk, source: Source, directory: str, dtype: torch.dtype | None)
         _rewrite(disk, source, directory, dtype)
 
 
-def _rewrite(disk: Disk, source: Source, directory: str, dtype: torch.dtype | None) -> None:
+def _rewrite(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtype | None) -> None:
     for name in source.shards:
         record = source.records[name]
         check_file(disk, f"{source.path}/{record.name}", record)
@@ -96,7 +95,7 @@ def _rewrite(disk: Disk, source: Source, directory: str, dtype: torch.dtype | No
         disk.replace(config, config_with_dtype(content, source.companions[CONFIG], *found))
 
 
-def _dtypes(weights: Weights, dtype: torch.dtype | None) -> set[str]:
+def _dtypes(weights: ModelWeights, dtype: torch.dtype | None) -> set[str]:
     """Return the names of the floating-point dtypes that are written."""
     kinds = {cast_of(kind.dtype, dtype) for kind in weights.kinds.values()}
     return {str(kind).removeprefix("torch.") for kind in kinds if kind.is_floating_point}

@@ -14,7 +14,7 @@ from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job, parse_attempt_nam
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest
 from syncd.protocol.receipt import FileRecord, receipts_directory
 from trainer.export.fsdp import FsdpFiles, has_fsdp_files
-from trainer.export.weights import SafetensorsFiles, Weights
+from trainer.export.weights import ModelWeights, SafetensorsFiles
 
 TRAINING = "training"
 CONFIG = "config.json"
@@ -24,7 +24,7 @@ _OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ExportSource:
     """What is exported.
 
     Args:
@@ -36,13 +36,13 @@ class Source:
     """
 
     path: str
-    weights: Weights
+    weights: ModelWeights
     companions: Mapping[str, str]
     records: Mapping[str, FileRecord] = field(default_factory=dict)
     shards: tuple[str, ...] = ()
 
 
-def find(job: Job, step: int, *, full_precision: bool) -> Source:
+def find_source(job: Job, step: int, *, full_precision: bool) -> ExportSource:
     """Return where to export a step from.
 
     Args:
@@ -82,7 +82,7 @@ def _shown(steps: list[int]) -> str:
     return ", ".join(map(str, steps[-10:])) or "none"
 
 
-def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) -> Source:
+def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) -> ExportSource:
     if wrong := missing_files(disk, path, manifest):
         raise CorruptDataError(
             f"step {manifest.step} is not whole: {wrong[0]}", path=path, hint="syncd verify JOB STEP"
@@ -95,9 +95,9 @@ def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) 
     if (full_precision or not manifest.shards) and has_fsdp_files(disk, training):
         if FULL_CHECKPOINT not in {entry.name for entry in disk.list(path)}:
             raise NotReadyError(f"the full checkpoint of step {manifest.step} is not complete", path=path)
-        return Source(path, FsdpFiles(disk, training), beside or _beside(disk, training), records)
+        return ExportSource(path, FsdpFiles(disk, training), beside or _beside(disk, training), records)
     weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
-    return Source(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
+    return ExportSource(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
 
 
 def _exported(record: FileRecord) -> str:
@@ -110,17 +110,17 @@ def _require_model(manifest: Manifest, path: str) -> None:
         raise UsageError(f"step {manifest.step} holds no whole model: {holds[manifest.kind]}", path=path)
 
 
-def _foreign(disk: Disk, path: str, step: int) -> Source:
+def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
     """Return the weights of a directory of verl's: the ranks' files, else a Hugging Face directory."""
     actor = f"{path}/{ACTOR}"
     if not exists(disk, receipts_directory(path)):  # else it is one of ours, on its way
         for directory in (actor, path):
             if has_fsdp_files(disk, directory):
-                return Source(path, FsdpFiles(disk, directory), _beside(disk, directory))
+                return ExportSource(path, FsdpFiles(disk, directory), _beside(disk, directory))
         for directory in (f"{actor}/huggingface", actor):
             if shards := [name for name in _files(disk, directory) if name.endswith(_SHARD)]:
                 weights = SafetensorsFiles(disk, [f"{directory}/{name}" for name in sorted(shards)])
-                return Source(path, weights, _companions(disk, directory))
+                return ExportSource(path, weights, _companions(disk, directory))
     raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path)
 
 

@@ -23,7 +23,7 @@ from syncd.transports.filesystem.export_walk import (
     encode_index,
 )
 from syncd.transports.filesystem.shard import Ring, ShardWriter
-from trainer.export.weights import Weights
+from trainer.export.weights import ModelWeights
 
 SHARD_LIMIT = 5_000_000_000
 """Bytes of the tensors of one file, unless one tensor alone has more."""
@@ -103,7 +103,7 @@ def _require_digest(record: FileRecord, found: str, path: str) -> None:
         raise CorruptDataError("the content does not match its digest", path=path)
 
 
-def write_weights(disk: Disk, directory: str, weights: Weights, dtype: torch.dtype | None) -> None:
+def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torch.dtype | None) -> None:
     """Write weights as safetensors files of at most `SHARD_LIMIT` bytes, and the index.
 
     Each tensor is read, cast on its way through a ring of 48 MiB, and let go.
@@ -129,7 +129,7 @@ def write_weights(disk: Disk, directory: str, weights: Weights, dtype: torch.dty
 
 
 def _pour(
-    weights: Weights, layout: ShardLayout, ring: Ring, shard: ShardWriter, dtype: torch.dtype | None
+    weights: ModelWeights, layout: ShardLayout, ring: Ring, shard: ShardWriter, dtype: torch.dtype | None
 ) -> None:
     ring.begin()
     for spec in layout.specs:
@@ -138,7 +138,7 @@ def _pour(
     ring.flush(shard)
 
 
-def _specs(weights: Weights, dtype: torch.dtype | None) -> Iterator[TensorSpec]:
+def _specs(weights: ModelWeights, dtype: torch.dtype | None) -> Iterator[TensorSpec]:
     for name, (stored, shape) in weights.kinds.items():
         becomes = cast_of(stored, dtype)
         if becomes not in FROM_TORCH:

@@ -1,9 +1,10 @@
 """What an export reads: whole tensors by name, one at a time."""
 
 import errno
+import importlib
 import os
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,18 +15,18 @@ from syncd.protocol.safetensors import read_header
 from syncd.transports.dtypes import TO_TORCH
 
 
-class Kind(NamedTuple):
+class TensorKind(NamedTuple):
     """What a tensor is, known without reading it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-class Weights(Protocol):
+class ModelWeights(Protocol):
     """The weights of one model, wherever they are."""
 
     @property
-    def kinds(self) -> Mapping[str, Kind]:
+    def kinds(self) -> Mapping[str, TensorKind]:
         """Return what each tensor is, by name."""
 
     def read(self, name: str) -> torch.Tensor:
@@ -48,7 +49,7 @@ class SafetensorsFiles:
     """
 
     def __init__(self, disk: Disk, paths: Iterable[str]) -> None:
-        self.kinds: dict[str, Kind] = {}
+        self.kinds: dict[str, TensorKind] = {}
         self._paths: dict[str, str] = {}
         for path in paths:
             for tensor in read_header(disk, path).tensors.values():
@@ -56,7 +57,7 @@ class SafetensorsFiles:
                     raise CorruptDataError(f"tensor {tensor.name!r} is in two files", path=path)
                 if tensor.dtype not in TO_TORCH:
                     raise CorruptDataError(f"tensor {tensor.name!r} is {tensor.dtype}", path=path)
-                self.kinds[tensor.name] = Kind(TO_TORCH[tensor.dtype], tensor.shape)
+                self.kinds[tensor.name] = TensorKind(TO_TORCH[tensor.dtype], tensor.shape)
                 self._paths[tensor.name] = path
 
     def read(self, name: str) -> torch.Tensor:
@@ -71,3 +72,50 @@ class SafetensorsFiles:
             raise CorruptDataError(f"tensor {name!r} cannot be read: {error}", path=path) from error
         assert isinstance(tensor, torch.Tensor)
         return tensor
+
+
+class WithoutTied:
+    """Weights, but some names left out."""
+
+    def __init__(self, weights: ModelWeights, names: set[str]) -> None:
+        self._weights = weights
+        self.kinds = {name: kind for name, kind in weights.kinds.items() if name not in names}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one whole tensor."""
+        return self._weights.read(name)
+
+
+def without_tied(weights: ModelWeights, directory: str) -> ModelWeights:
+    """Return the weights without those that repeat another one to which their model ties them.
+
+    Args:
+        weights: All weights.
+        directory: Where the model's config.json is. A model that transformers cannot make without code of its
+            own ties nothing here.
+    """
+    there = [pair for pair in _ties(directory) if weights.kinds.keys() >= set(pair)]
+    again = {alias for name, alias in there if torch.equal(weights.read(name), weights.read(alias))}
+    return WithoutTied(weights, again) if again else weights
+
+
+def _ties(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield the first name of each parameter that has several, with each other name."""
+    try:
+        model = _without_weights(directory)
+    except Exception:  # noqa: BLE001 - whatever a config of unknown origin makes of transformers
+        return
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            yield first[id(parameter)], name
+
+
+def _without_weights(directory: str) -> torch.nn.Module:
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    named = getattr(transformers, (config.architectures or [""])[0], None)
+    with torch.device("meta"):
+        model = named(config) if named else transformers.AutoModelForCausalLM.from_config(config)
+    assert isinstance(model, torch.nn.Module)
+    return model

@@ -1,7 +1,7 @@
-"""`syncd watch` beside the trainer: started where no daemon leads the job, looked after, and ended with the run.
+"""Runs `syncd watch` beside the trainer: starts it if no daemon leads the job, restarts it, and ends it with the run.
 
-It ends with rank 0, however that ends: SIGTERM lets it finish the step in hand. What it has to say stands in
-`JOB/.syncd/daemon.log`, each event in `events.jsonl` beside it.
+The daemon ends with rank 0, however that ends: SIGTERM lets it finish the step that it is publishing. Its output goes
+to `JOB/.syncd/daemon.log`, its events to `events.jsonl` beside it.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import read_version
 from syncd.safe_open import open_append
 from trainer.config.model import JobConfig
-from trainer.launch.die_with_parent import tethered
+from trainer.launch.die_with_parent import dying_with_parent
 
 EVERY = 5.0
-"""Seconds between two looks at the daemon."""
+"""Seconds between two checks of the daemon."""
 
 ATTEMPTS = 5
-"""Daemons that may end in a row, each within `SETTLED` seconds, before no other one is started."""
+"""Daemons that may end in a row, each within `STABLE` seconds, before no other one is started."""
 
-SETTLED = 60.0
+STABLE = 60.0
 PUBLISHING = 60.0
-"""Seconds that the last step has to be published in."""
+"""Seconds that the daemon has to publish the last step."""
 
 TIDYING = 300.0
 """Seconds that the end of a finished job may take to remove what is not kept, and to empty the trash."""
@@ -43,12 +43,12 @@ _LOG_BYTES = 8 << 20
 
 
 def start_daemon(config: JobConfig, clock: Clock | None = None) -> "DaemonProcess | None":
-    """Return the job's daemon as this process looks after it; None where the configuration wants none.
+    """Return the daemon process of the job, None if the configuration wants none.
 
     Call it, and `check`, in the main thread of rank 0: the daemon ends with the thread that started it.
 
     Args:
-        config: The settled configuration; the job directory exists.
+        config: The configuration; the job directory exists.
         clock: This host's clock.
     """
     if not config.trainer.start_daemon:
@@ -68,7 +68,7 @@ def options(config: JobConfig) -> list[str]:
 
 
 def policy_options(config: JobConfig) -> list[str]:
-    """Return those of them that name the job and say what is kept."""
+    """Return the options that name the job and its retention, which `syncd prune` takes too."""
     found = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
     if "keep_full" not in config.daemon and config.trainer.max_checkpoints_to_keep:
         found += ["--keep-full", str(config.trainer.max_checkpoints_to_keep)]
@@ -76,19 +76,19 @@ def policy_options(config: JobConfig) -> list[str]:
 
 
 class DaemonProcess:
-    """A daemon that this process starts whenever nobody else leads the job.
+    """A daemon that this process starts whenever no other process leads the job.
 
     Args:
         job: The job.
         options: Options of `syncd watch`.
         clock: This host's clock.
-        policy: Those of them that `syncd prune` takes.
+        policy: The options that `syncd prune` takes too.
     """
 
     def __init__(self, job: Job, options: Sequence[str], clock: Clock, policy: Sequence[str] = ()) -> None:
         self._job, self._clock = job, clock
         self._command = [sys.executable, "-m", "syncd", "watch", job.root, *options]
-        self._kept = policy
+        self._policy = policy
         self._candidate = Candidate(job, clock)
         self._process: subprocess.Popen[bytes] | None = None
         self._due = self._started = float("-inf")
@@ -97,30 +97,32 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int | None:
-        """Return the process that this one has started and that runs, None where there is none."""
+        """Return the process id of the running daemon that this process started, None if there is none."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def check(self) -> None:
-        """Take a look if one is due: start a daemon where none leads, again if ours has ended. Never raises."""
+        """Start a daemon if a check is due and no daemon leads the job, or if ours has ended. Never raises."""
         now = self._clock.monotonic()
         if now < self._due:
             return
         self._due = now + EVERY
-        # Storage in trouble stops neither training nor us: the next look is due in seconds.
+        # A storage error must not stop training: the next check follows in seconds.
         with contextlib.suppress(OSError, SyncdError):
-            self._look(now)
+            self._start_if_needed(now)
 
     def close(self, *, tidy: bool = False) -> None:
-        """End our daemon once the newest step is published, or the time for it is over; `check` does nothing then.
+        """End our daemon once the newest step is published, or after `PUBLISHING` seconds.
 
         Args:
-            tidy: If our daemon led, remove afterwards what retention does not keep, and the trash.
+            tidy: If our daemon led, prune the job afterwards and empty the trash.
         """
         ends, self._due = self._clock.monotonic() + PUBLISHING, float("-inf")
         while self._process is not None and not self._is_published():
             if self._clock.monotonic() >= ends:
                 self._log.warning(
-                    "daemon_timed_out", detail="the last step is not published", job=self._job.root
+                    "daemon_timed_out",
+                    detail="the daemon has not published the last step",
+                    job=self._job.root,
                 )
                 break
             self.check()
@@ -128,36 +130,44 @@ class DaemonProcess:
         led = self._process is not None
         self._stop()
         if tidy and led:
-            self._tidy()
+            self._prune()
 
-    def _tidy(self) -> None:
-        """Prune once and wait until the trash is empty, within bounds."""
-        command = [sys.executable, "-m", "syncd", "prune", self._job.root, "--no-keep-previous", *self._kept]
+    def _prune(self) -> None:
+        """Prune once and wait until the trash is empty, at most `TIDYING` seconds."""
+        command = [
+            sys.executable,
+            "-m",
+            "syncd",
+            "prune",
+            self._job.root,
+            "--no-keep-previous",
+            *self._policy,
+        ]
         try:
             with self._open_log() as log:
                 code = subprocess.run(  # noqa: S603 - our own command
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, timeout=TIDYING
                 ).returncode
         except (OSError, subprocess.TimeoutExpired) as error:
-            self._tell_untidy(str(error))
+            self._warn_not_pruned(str(error))
             return
         if code:
-            self._tell_untidy(f"exit code {code}, see {self._job.state}/daemon.log")
+            self._warn_not_pruned(f"exit code {code}, see {self._job.state}/daemon.log")
 
-    def _tell_untidy(self, reason: str) -> None:
+    def _warn_not_pruned(self, reason: str) -> None:
         self._log.warning("job_cleanup_failed", reason=reason, hint=f"syncd prune {self._job.root}")
 
-    def _look(self, now: float) -> None:
+    def _start_if_needed(self, now: float) -> None:
         if self.pid is not None:
             return
         if self._process is not None:
-            self._note_end(self._process, now)
+            self._record_end(self._process, now)
         if self._ended < ATTEMPTS and self._candidate.holder() is None:
             self._process, self._started = self._start(), now
 
-    def _note_end(self, process: "subprocess.Popen[bytes]", now: float) -> None:
+    def _record_end(self, process: "subprocess.Popen[bytes]", now: float) -> None:
         self._process = None
-        self._ended = 1 if now - self._started > SETTLED else self._ended + 1
+        self._ended = 1 if now - self._started > STABLE else self._ended + 1
         self._log.warning(
             "daemon_exited",
             code=process.returncode,
@@ -168,9 +178,9 @@ class DaemonProcess:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with self._open_log() as log:
-            # In a session of its own: Ctrl-C and whoever ends our process group leave it to us.
+            # In its own session: Ctrl-C and signals to our process group must not end it before us.
             return subprocess.Popen(  # noqa: S603 - our own command
-                tethered(SIGTERM, self._command),
+                dying_with_parent(SIGTERM, self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -178,7 +188,7 @@ class DaemonProcess:
             )
 
     def _open_log(self) -> BinaryIO:
-        os.stat(self._job.root)  # what is not mounted must not be made
+        os.stat(self._job.root)  # raises if the job is not mounted, so that it is not created
         self._job.disk.make_directory(self._job.state)
         path = f"{self._job.state}/daemon.log"
         if os.path.lexists(path) and os.lstat(path).st_size > _LOG_BYTES:
@@ -199,5 +209,5 @@ class DaemonProcess:
         process.terminate()
         try:
             process.wait(_STOPPING)
-        except subprocess.TimeoutExpired:  # its file system hangs: its successor will fence it
+        except subprocess.TimeoutExpired:  # its file system hangs; the next daemon fences it
             process.kill()

@@ -1,9 +1,9 @@
-"""Runs a command that ends with the process that started it.
+"""Runs a command that the kernel ends with the process that started it.
 
     python -m trainer.launch.die_with_parent SIGNAL PARENT COMMAND [ARGUMENT ...]
 
-Linux sends SIGNAL when the thread that started the command ends, however it ends: kill -9 of a trainer leaves
-nobody behind. The command keeps the process id. It is a program of its own because nothing may run between
+Linux sends SIGNAL when the thread that started the command ends, even by kill -9, so no rank
+outlives its trainer. The command keeps the process id. It is a program of its own because nothing may run between
 fork and exec in a process that has threads.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1
 
 
-def tethered(number: signal.Signals, command: Sequence[str]) -> list[str]:
+def dying_with_parent(number: signal.Signals, command: Sequence[str]) -> list[str]:
     """Return the command line of `command` that gets a signal when the calling thread ends."""
     return [
         sys.executable,
@@ -31,7 +31,7 @@ def tethered(number: signal.Signals, command: Sequence[str]) -> list[str]:
 def main(number: str, parent: str, *command: str) -> None:
     """Become the command."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != int(parent):  # it ended before we asked to be told
+    if os.getppid() != int(parent):  # it ended before prctl
         os.kill(os.getpid(), int(number))
     os.execvp(command[0], command)  # noqa: S606 - the command is the caller's own
 

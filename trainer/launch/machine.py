@@ -1,6 +1,6 @@
-"""What this machine gives to ranks: how many GPUs, how many cores each, and settings that C libraries read at start.
+"""How many ranks this machine starts, and the environment variables that C libraries read at start.
 
-None of it imports torch: the process that starts ranks stays small.
+Nothing here imports torch: the process that starts ranks stays small.
 """
 
 import os
@@ -14,7 +14,7 @@ _LISTING = 30.0
 
 
 def count_ranks(nproc: int | Literal["auto"], device: str, environ: Mapping[str, str]) -> int:
-    """Return how many ranks to start here: as asked, or one a GPU, or one.
+    """Return how many ranks to start here: as configured, or one per GPU, or one.
 
     Args:
         nproc: What the configuration asks for.
@@ -27,15 +27,15 @@ def count_ranks(nproc: int | Literal["auto"], device: str, environ: Mapping[str,
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs CUDA would show to a process with this environment; 0 where it is not known."""
-    there = _listed_gpus()
+    """Return how many GPUs CUDA would show to a process with this environment; 0 if unknown."""
+    installed = _listed_gpus()
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return there
+        return installed
     named = [name.strip() for name in visible.split(",")]
-    # CUDA takes what stands before the first entry that names no GPU.
+    # CUDA ignores the first entry that names no GPU and all after it.
     valid = next((at for at, name in enumerate(named) if not name or name == "-1"), len(named))
-    return min(valid, there)
+    return min(valid, installed)
 
 
 def settings(nproc: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,9 @@
-"""Opens `torch.distributed` for a rank: the device it computes on, where ranks meet, and the group of them all."""
+"""Joins a rank to the others: its device, the process group, and the configuration that all ranks share."""
 
+import contextlib
 import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
@@ -9,25 +12,26 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distributed, for type checkers
 from torch.distributed.rendezvous import rendezvous
 
-from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError
+from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError, storage_error
 from syncd.transports.ranks import Alone, RankGroup, Ranks
-from trainer.launch.rank_env import Place
-from trainer.launch.supervisor import LISTENING
+from trainer.config import job_config
+from trainer.config.model import JobConfig
+from trainer.launch.rank_env import LISTENING, RankEnv
 
 MEETING = 600.0
-"""Seconds for all ranks to come: importing torch from a shared file system is slow on many nodes at once."""
+"""Seconds for all ranks to join: importing torch from a shared file system is slow on many nodes at once."""
 
 
 def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:
     """Return the device of a rank: `cpu`, or the GPU of its number on this machine.
 
     Raises:
-        ConfigError: A GPU is asked for, or there are some, and there is none for this rank.
+        ConfigError: The configuration asks for a GPU, or some are visible, and this rank has none.
     """
     count = 0 if name == "cpu" else torch.cuda.device_count()
     if name == "cuda" and not count:
         raise ConfigError(
-            "engine.device is cuda, and no GPU is there", hint="nvidia-smi; or --engine.device cpu"
+            "engine.device is cuda, but no GPU is visible", hint="nvidia-smi; or --engine.device cpu"
         )
     if not count:
         return torch.device("cpu")
@@ -36,12 +40,12 @@ def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.
             f"local rank {local_rank} has no GPU: {count} are visible",
             hint=f"start {count} ranks on a machine",
         )
-    # Where a launcher shows each rank its own GPU only, that one is number 0.
+    # If a launcher shows each rank only its own GPU, that GPU is number 0.
     return torch.device("cuda", local_rank if count > 1 else 0)
 
 
-def open_ranks(place: Place, device: torch.device, timeout: float) -> Ranks:
-    """Meet the other ranks and return what talks to them; `torch.distributed` is initialised, also for one rank.
+def open_ranks(place: RankEnv, device: torch.device, timeout: float) -> Ranks:
+    """Initialise `torch.distributed`, also for one rank, and return the ranks.
 
     Args:
         place: Which rank this is.
@@ -49,7 +53,7 @@ def open_ranks(place: Place, device: torch.device, timeout: float) -> Ranks:
         timeout: Seconds after which a collective that a rank does not join is an error.
 
     Raises:
-        TimedOutError: Not all ranks came, within the timeout or ten minutes.
+        TimedOutError: Not all ranks joined within the timeout or ten minutes.
         TryAgainError: The port where they meet is taken.
     """
     os.environ.update(place.variables() if place.world_size > 1 else {})
@@ -68,16 +72,16 @@ def open_ranks(place: Place, device: torch.device, timeout: float) -> Ranks:
         )
         return RankGroup(timeout) if place.world_size > 1 else Alone()
     except RuntimeError as error:
-        raise _unmet(place, error) from error
+        raise _not_met(place, error) from error
 
 
-def _meet(place: Place, seconds: float) -> Store:
+def _meet(place: RankEnv, seconds: float) -> Store:
     """Return the store through which ranks find each other."""
     timeout = timedelta(seconds=seconds)
     if place.world_size == 1:
         return HashStore()
     if place.origin != "trainer":
-        # torchrun has a store of its own, and says so in the environment.
+        # torchrun runs the store and names it in the environment.
         store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
         return store
     return TCPStore(
@@ -90,14 +94,69 @@ def _meet(place: Place, seconds: float) -> Store:
     )
 
 
-def _unmet(place: Place, error: RuntimeError) -> SyncdError:
+def _not_met(place: RankEnv, error: RuntimeError) -> SyncdError:
     where = f"{place.master_addr}:{place.master_port}"
-    said = str(error).splitlines()[0]
-    if "EADDRINUSE" in said:
+    reason = str(error).splitlines()[0]
+    if "EADDRINUSE" in reason:
         return TryAgainError(
             f"rank 0 cannot listen at {where}: another process does", hint="MASTER_PORT=<a free port>"
         )
     return TimedOutError(
-        f"rank {place.rank} of {place.world_size} has not met the others at {where}: {said}",
+        f"rank {place.rank} of {place.world_size} did not reach the others at {where}: {reason}",
         hint="all ranks must start within ten minutes and reach MASTER_ADDR:MASTER_PORT (docs/launch.md)",
     )
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a rank knows once it has joined.
+
+    Args:
+        config: The configuration, the same on all ranks: `job.dir` is the directory of this run.
+        device: What this rank computes on.
+        ranks: Talks to the others.
+    """
+
+    config: JobConfig
+    device: torch.device
+    ranks: Ranks
+
+
+@contextlib.contextmanager
+def join(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> Iterator[Joined]:
+    """Join the ranks for as long as the block lasts.
+
+    Raises:
+        SyncdError: The device is missing, the other ranks did not join, or rank 0 cannot enter the job directory.
+    """
+    device = pick_device(config.engine.device, place.local_rank)
+    ranks = open_ranks(place, device, config.engine.collective_timeout)
+    try:
+        yield Joined(share_config(config, place, ranks, allowed), device, ranks)
+    finally:
+        ranks.close()
+
+
+def share_config(config: JobConfig, place: RankEnv, ranks: Ranks, allowed: Collection[str] = ()) -> JobConfig:
+    """Return the configuration on all ranks; rank 0 enters the job directory, unless `trainer train` has done it.
+
+    Raises:
+        SyncdError: Rank 0 could not; the other ranks exit with its exit code and leave the message to it.
+    """
+    if place.origin == "trainer":
+        return config
+    outcome = ranks.broadcast(_enter_job_dir(config, allowed) if ranks.rank == 0 else None)
+    if isinstance(outcome, SyncdError):
+        raise outcome if ranks.rank == 0 else SystemExit(outcome.exit_code)
+    if outcome is None:
+        raise AssertionError("rank 0 broadcasts its configuration")
+    return outcome
+
+
+def _enter_job_dir(config: JobConfig, allowed: Collection[str]) -> JobConfig | SyncdError:
+    try:
+        return job_config.enter_job_dir(config, allowed)
+    except SyncdError as error:
+        return error
+    except OSError as error:
+        return storage_error(error, config.job.dir)

@@ -8,29 +8,29 @@ from syncd.console import tell
 from syncd.errors import SyncdError, storage_error
 from syncd.extras import not_installed
 from trainer.config.model import JobConfig
-from trainer.launch.rank_env import place_from
+from trainer.launch.rank_env import read_rank_env
 from trainer.launch.train import HANDED, run_here
 from trainer.stopping import INTERRUPTED
 
 
 def main(run: str) -> int:
-    """Run this rank and return its exit code; an error is told as the command line tells it."""
+    """Run this rank and return its exit code; errors are printed as the command line prints them."""
     config = JobConfig.model_validate_json(os.environ[HANDED])
     try:
-        return run_here(config, place_from(os.environ), run)
+        return run_here(config, read_rank_env(os.environ), run)
     except SyncdError as error:
-        return _tell(error)
+        return _print_error(error)
     except OSError as error:
-        return _tell(storage_error(error, config.job.dir))
+        return _print_error(storage_error(error, config.job.dir))
     except ModuleNotFoundError as error:
         if missing := not_installed(error, "trainer"):
-            return _tell(missing)
+            return _print_error(missing)
         raise
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _tell(error: SyncdError) -> int:
+def _print_error(error: SyncdError) -> int:
     if os.environ.get("SYNCD_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     tell(error)

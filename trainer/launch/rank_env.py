@@ -1,8 +1,8 @@
 """Which rank this process is and where ranks meet: from torchrun, srun, our own launch, or none of these.
 
-One pure function over the environment, `place_from`. torchrun's variables win over Slurm's, because torchrun
-is also run inside a Slurm step. A Slurm job's script, an allocation's shell and a step of one task are no
-ranks: there `trainer train` is alone and starts its own.
+One pure function over the environment, `read_rank_env`. torchrun's variables win over Slurm's, because torchrun
+is also run inside a Slurm step. A Slurm job's script, an allocation's shell and a step of one task are not
+ranks: there `trainer train` starts its own.
 """
 
 import itertools
@@ -17,6 +17,9 @@ Origin = Literal["alone", "trainer", "torchrun", "slurm"]
 
 STARTED_BY = "TRAINER_STARTED_BY"
 """Environment variable that tells ranks started by `trainer train` from those of torchrun."""
+
+LISTENING = "TRAINER_LISTENING_FD"
+"""Environment variable of rank 0: the descriptor of the socket where ranks meet."""
 
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
@@ -54,7 +57,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnv:
     """One rank among all.
 
     Args:
@@ -76,7 +79,7 @@ class Place:
     origin: Origin = "alone"
 
     def variables(self) -> dict[str, str]:
-        """Return the place as the environment variables that torch and what is built on it read."""
+        """Return the environment variables that torch and what is built on it read."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
@@ -87,24 +90,24 @@ class Place:
         }
 
 
-def place_from(environ: Mapping[str, str]) -> Place:
-    """Return the place that an environment describes.
+def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
+    """Return the rank that an environment describes.
 
     Raises:
-        ConfigError: It describes half of one, or one that cannot be.
+        ConfigError: Variables are missing, or contradict each other.
     """
     if any(environ.get(name) for name in _TORCHRUN):
         return _checked(_from_torchrun(environ))
     if _is_task(environ):
         return _checked(_from_slurm(environ))
-    return Place()
+    return RankEnv()
 
 
 def hosts(nodelist: str) -> Iterator[str]:
     """Yield the hosts of a Slurm node list in its order: `n[08-10,2],x` is n08, n09, n10, n2, x.
 
     Raises:
-        ConfigError: It is no node list.
+        ConfigError: It is not a node list.
     """
     if not _LIST.fullmatch(nodelist):
         raise ConfigError(
@@ -119,7 +122,7 @@ def tasks_per_node(text: str) -> list[int]:
     """Return the tasks of each node of a step: `4(x2),3` is 4, 4, 3.
 
     Raises:
-        ConfigError: It is no such list.
+        ConfigError: It is not such a list.
     """
     found = [_TASKS.fullmatch(item) for item in text.split(",")]
     if not all(found):
@@ -129,12 +132,12 @@ def tasks_per_node(text: str) -> list[int]:
     return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]
 
 
-def _from_torchrun(environ: Mapping[str, str]) -> Place:
+def _from_torchrun(environ: Mapping[str, str]) -> RankEnv:
     ours = environ.get(STARTED_BY) == "trainer"
     hint = f"torchrun sets them all; to start alone: unset {' '.join(_TORCHRUN)}"
-    _need(environ, (*_TORCHRUN, *_MEETING), hint)
+    _require(environ, (*_TORCHRUN, *_MEETING), hint)
     rank, local_rank, world_size, local_world_size = (_integer(environ, name) for name in _TORCHRUN)
-    return Place(
+    return RankEnv(
         rank,
         local_rank,
         world_size,
@@ -146,21 +149,21 @@ def _from_torchrun(environ: Mapping[str, str]) -> Place:
 
 
 def _is_task(environ: Mapping[str, str]) -> bool:
-    """Say whether this is one of several tasks of a Slurm step."""
+    """Return whether this is one of several tasks of a Slurm step."""
     if not environ.get("SLURM_STEP_ID") or _integer(environ, "SLURM_STEP_ID") >= _REAL_STEPS:
         return False
-    tasks = _named_anew(environ).get("SLURM_STEP_NUM_TASKS", "1")
+    tasks = _current_names(environ).get("SLURM_STEP_NUM_TASKS", "1")
     return tasks != "1"
 
 
-def _from_slurm(environ: Mapping[str, str]) -> Place:
-    known = _named_anew(environ)
-    _need(known, _SLURM, "srun sets them all; torchrun can start the ranks instead")
+def _from_slurm(environ: Mapping[str, str]) -> RankEnv:
+    known = _current_names(environ)
+    _require(known, _SLURM, "srun sets them all; torchrun can start the ranks instead")
     tasks, node = tasks_per_node(known["SLURM_STEP_TASKS_PER_NODE"]), _integer(known, "SLURM_NODEID")
     if node >= len(tasks):
         raise ConfigError(f"SLURM_NODEID is {node}, of {len(tasks)} nodes in SLURM_STEP_TASKS_PER_NODE")
     job, step = _integer(known, "SLURM_JOB_ID"), _integer(known, "SLURM_STEP_ID")
-    return Place(
+    return RankEnv(
         rank=_integer(known, "SLURM_PROCID"),
         local_rank=_integer(known, "SLURM_LOCALID"),
         world_size=_integer(known, "SLURM_STEP_NUM_TASKS"),
@@ -173,14 +176,14 @@ def _from_slurm(environ: Mapping[str, str]) -> Place:
     )
 
 
-def _named_anew(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return Slurm's variables of the step, from those of the job where older versions have no others."""
+def _current_names(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with Slurm's current names filled in from those of older versions."""
     return {name: environ[old] for name, old in _OLDER_NAMES.items() if environ.get(old)} | {
         name: value for name, value in environ.items() if value
     }
 
 
-def _need(environ: Mapping[str, str], names: tuple[str, ...], hint: str) -> None:
+def _require(environ: Mapping[str, str], names: tuple[str, ...], hint: str) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = [name for name in names if environ.get(name)]
@@ -201,7 +204,7 @@ def _port(environ: Mapping[str, str]) -> int:
     return port
 
 
-def _checked(place: Place) -> Place:
+def _checked(place: RankEnv) -> RankEnv:
     ranks = place.rank < place.world_size and place.local_rank < place.local_world_size
     if not ranks or place.local_world_size > place.world_size:
         shown = ", ".join(f"{name}={value}" for name, value in list(place.variables().items())[:4])

@@ -1,32 +1,75 @@
-"""Stays with the ranks of one machine until they have ended: passes signals on, ends the others when one fails."""
+"""Starts the ranks of this machine and stays until all have ended.
+
+Rank 0 has our terminal; the output of the others comes to our stderr, each line with the rank in front. Ranks meet at
+a socket that listens before the first of them starts and that rank 0 inherits, so no other process can take the port.
+Signals are passed on as they are. When a rank fails, the others get SIGTERM, and SIGKILL after a grace period.
+
+torch's elastic agent is not used: it treats each exit code but 0 as a failure, turns SIGUSR2 and Ctrl-C into one
+SIGTERM, prefixes lines by tailing files, and would import torch into this process.
+"""
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from trainer.launch.die_with_parent import tethered
-from trainer.launch.log_prefix import Pump
-from trainer.launch.rank_env import STARTED_BY, Place
-from trainer.launch.signals import Inbox
-from trainer.stopping import INTERRUPTED, STOPPED
+from trainer.launch.die_with_parent import dying_with_parent
+from trainer.launch.machine import settings
+from trainer.launch.rank_env import LISTENING, STARTED_BY, RankEnv
+from trainer.stopping import INTERRUPTED, STOPPED, SignalInbox
 
-LISTENING = "TRAINER_LISTENING_FD"
-"""Environment variable of rank 0: the descriptor of the socket where ranks meet."""
+GRACE = 30.0
+"""Seconds from SIGTERM to SIGKILL for the ranks that are left when one has failed."""
 
+_BACKLOG = 1024
 _ORDERLY = (0, STOPPED, INTERRUPTED)
 _PATIENCE = 3
-"""Ctrl-C so often kills: the first asks ranks to save, the second to give up."""
+"""The Ctrl-C that kills: the first asks ranks to save, the second to give up."""
 
-_LAST_WORDS = 5.0
-"""Seconds for what a rank that has ended has printed."""
+_LAST_OUTPUT = 5.0
+"""Seconds to read what an ended rank has printed."""
+
+_PIECE = 1 << 16
+_LONGEST = 1 << 16
+"""A longer line is cut: a rank that never ends a line must not fill our memory."""
+
+_LINE_END = re.compile(rb"[\r\n]+")
+_writing = threading.Lock()
+
+
+def start_ranks(
+    command: Sequence[str], nproc: int, environ: Mapping[str, str], *, grace: float = GRACE
+) -> int:
+    """Run a command as ranks 0 to nproc - 1 of this machine and return the exit code of the run.
+
+    Args:
+        command: What each rank runs; `read_rank_env` tells it which rank it is.
+        nproc: How many ranks.
+        environ: The environment they start from.
+        grace: Seconds that ranks have to end when one of them has failed.
+
+    Returns:
+        The code of the first rank that failed, 128 + n if signal n killed it; else 75 if a rank was asked to stop,
+        else 0.
+    """
+    with SignalInbox() as inbox, RankSupervisor(inbox, grace) as supervisor:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(_BACKLOG)
+            port = listener.getsockname()[1]
+            for rank in range(nproc):
+                place = RankEnv(rank, rank, nproc, nproc, "127.0.0.1", port, "trainer")
+                supervisor.start(command, place, {**environ, **settings(nproc, environ)}, listener)
+        return supervisor.wait()
 
 
 @dataclass(frozen=True)
@@ -34,18 +77,18 @@ class _Rank:
     number: int
     process: "subprocess.Popen[bytes]"
     pidfd: int
-    pump: Pump | None
+    output: "PrefixedOutput | None"
 
 
-class Crew:
-    """The ranks of this machine: those that live, and what became of the others.
+class RankSupervisor:
+    """The living ranks of this machine.
 
     Args:
-        inbox: The signals that they are told of.
-        grace: Seconds that they have to end when one of them has failed.
+        inbox: The signals that are passed on.
+        grace: Seconds that ranks have to end when one of them has failed.
     """
 
-    def __init__(self, inbox: Inbox, grace: float) -> None:
+    def __init__(self, inbox: SignalInbox, grace: float) -> None:
         self._inbox, self._grace = inbox, grace
         self._living: dict[int, _Rank] = {}
         self._selector = selectors.DefaultSelector()
@@ -60,47 +103,46 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nobody behind, whatever went wrong."""
+        """Kill the ranks that are left after an error here."""
         while self._living and not self._given_up:
             if not self._killed or time.monotonic() >= self._kill_at:
                 self._kill()
-            for rank in self._next_ended():
-                self._bury(rank)
+            for rank in self._wait_for_ends():
+                self._reap(rank)
         self._selector.close()
 
     def start(
-        self, command: Sequence[str], place: Place, environ: Mapping[str, str], listener: socket.socket
+        self, command: Sequence[str], place: RankEnv, environ: Mapping[str, str], listener: socket.socket
     ) -> None:
-        """Start one rank, in a process group of its own: Ctrl-C reaches it once, through us."""
-        handed = [listener.fileno()] if place.rank == 0 else []
-        pump = Pump(f"[rank {place.rank}] ") if place.rank else None
+        """Start one rank in a process group of its own, so that Ctrl-C reaches it once, through us."""
+        output = PrefixedOutput(f"[rank {place.rank}] ") if place.rank else None
         process = subprocess.Popen(  # noqa: S603 - the caller's command
-            tethered(signal.SIGKILL, command),
+            dying_with_parent(signal.SIGKILL, command),
             env={**environ, **place.variables(), STARTED_BY: "trainer", LISTENING: str(listener.fileno())},
-            pass_fds=handed,
+            pass_fds=[] if place.rank else [listener.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=pump.entry if pump else None,
-            stderr=pump.entry if pump else None,
+            stdout=output.entry if output else None,
+            stderr=output.entry if output else None,
             process_group=0,
         )
-        if pump is not None:
-            pump.start()
-        rank = _Rank(place.rank, process, os.pidfd_open(process.pid), pump)
+        if output is not None:
+            output.start()
+        rank = _Rank(place.rank, process, os.pidfd_open(process.pid), output)
         self._living[place.rank] = rank
         self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
 
     def wait(self) -> int:
-        """Stay until all have ended and return the code of them all."""
+        """Wait until all ranks have ended and return the exit code of the run."""
         while self._living and not self._given_up:
-            ended = self._next_ended()
-            for number in self._inbox.take():
+            ended = self._wait_for_ends()
+            for number in self._inbox.read():
                 self._pass_on(number)
-            self._note([(rank, self._bury(rank)) for rank in ended])
+            self._record([(rank, self._reap(rank)) for rank in ended])
             if time.monotonic() >= self._kill_at:
                 self._kill()
         return self._code
 
-    def _next_ended(self) -> list[_Rank]:
+    def _wait_for_ends(self) -> list[_Rank]:
         """Wait for a signal, the end of a rank or the time to kill; return the ranks that have ended."""
         left = self._kill_at - time.monotonic()
         events = self._selector.select(None if left == float("inf") else max(left, 0.0))
@@ -114,29 +156,31 @@ class Crew:
         if self._interrupts >= _PATIENCE:
             self._kill_at = time.monotonic()
 
-    def _note(self, ended: list[tuple[_Rank, int]]) -> None:
-        """Take over what has become of ranks; one that was killed explains what its peers met meanwhile."""
+    def _record(self, ended: list[tuple[_Rank, int]]) -> None:
+        """Record how ranks ended; a killed one comes first, because it explains the errors of the others."""
         for rank, status in sorted(ended, key=lambda end: end[1]):
-            code = self._code_of(status)
+            code = self._exit_code(status)
             if self._code not in _ORDERLY:
                 continue
             self._code = max(self._code, code) if code in _ORDERLY else code
             if code not in _ORDERLY:
                 self._end_others(rank, status)
 
-    def _code_of(self, status: int) -> int:
+    def _exit_code(self, status: int) -> int:
         if status >= 0:
             return status
-        if -status in self._passed_on:  # it had not even begun: there is nothing to save
+        if (
+            -status in self._passed_on
+        ):  # the signal came before the rank had handlers: there is nothing to save
             return INTERRUPTED if -status == signal.SIGINT else STOPPED
         return 128 - status
 
     def _end_others(self, rank: _Rank, status: int) -> None:
-        how = f"was killed by {_name(-status)}" if status < 0 else f"ended with {status}"
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with {status}"
         others = f"; ending the other {len(self._living)}" if self._living else ""
-        _say(f"error: rank {rank.number} (pid {rank.process.pid}) {how}{others}")
+        _print(f"error: rank {rank.number} (pid {rank.process.pid}) {how}{others}")
         if status == -signal.SIGKILL:
-            _say("hint: dmesg | tail   # the kernel kills when memory runs out")
+            _print("hint: dmesg | tail   # the kernel kills when memory runs out")
         self._send(signal.SIGTERM)
         self._kill_at = time.monotonic() + self._grace
 
@@ -146,16 +190,16 @@ class Crew:
                 signal.pidfd_send_signal(rank.pidfd, number)
 
     def _kill(self) -> None:
-        """Kill what is left; whoever does not even end of that hangs in the kernel, and is left behind."""
+        """Kill the living ranks; give up on those that SIGKILL did not end within the grace period."""
         if self._killed:
             left = ", ".join(f"rank {rank.number} (pid {rank.process.pid})" for rank in self._living.values())
-            _say(f"error: {left} cannot be killed: it waits for a file system or a device")
+            _print(f"error: {left} cannot be killed: it waits for a file system or a device")
         self._given_up, self._killed = self._killed, True
         self._send(signal.SIGKILL)
         self._kill_at = time.monotonic() + self._grace
 
-    def _bury(self, rank: _Rank) -> int:
-        """Return how a rank ended; take its leftovers with it, while its number cannot be anybody else's."""
+    def _reap(self, rank: _Rank) -> int:
+        """Return how a rank ended; kill its process group first, while no other process can have its number."""
         self._selector.unregister(rank.pidfd)
         os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -163,17 +207,56 @@ class Crew:
         status = rank.process.wait()
         del self._living[rank.number]
         os.close(rank.pidfd)
-        if rank.pump is not None:
-            rank.pump.join(_LAST_WORDS)
+        if rank.output is not None:
+            rank.output.join(_LAST_OUTPUT)
         return status
 
 
-def _name(number: int) -> str:
+class PrefixedOutput:
+    """A pipe whose lines a thread copies to our stderr with a prefix.
+
+    Args:
+        prefix: What each line begins with.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._source, self.entry = os.pipe()
+        self._prefix = prefix.encode()
+        self._thread = threading.Thread(target=self._copy, name=f"output {prefix}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy, once a rank has inherited `entry`."""
+        os.close(self.entry)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the pipe's end, for at most `seconds`: a process that the rank has left behind may hold it."""
+        self._thread.join(seconds)
+
+    def _copy(self) -> None:
+        rest = b""
+        while piece := os.read(self._source, _PIECE):
+            *lines, rest = _LINE_END.split(rest + piece)
+            if len(rest) > _LONGEST:
+                lines, rest = [*lines, rest], b""
+            self._write(lines)
+        self._write([rest])
+        os.close(self._source)
+
+    def _write(self, lines: list[bytes]) -> None:
+        text = b"".join(b"%s%s\n" % (self._prefix, line) for line in lines if line)
+        # If nobody reads us any more, or our disk is full, the output is dropped: ranks must not wait.
+        with _writing, contextlib.suppress(OSError):
+            while text:
+                text = text[os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text) :]
+
+
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - a message for people

@@ -1,4 +1,4 @@
-"""`trainer train`: alone it starts the ranks of this machine, under torchrun or srun it is one."""
+"""`trainer train`: starts the ranks of this machine, or is one rank under torchrun or srun."""
 
 import os
 import pkgutil
@@ -6,18 +6,18 @@ import sys
 from collections.abc import Collection
 
 from syncd.errors import UsageError
+from trainer.config import job_config
 from trainer.config.model import JobConfig
-from trainer.launch import settle
 from trainer.launch.machine import count_ranks
-from trainer.launch.rank_env import Place, place_from
-from trainer.launch.start import start_ranks
+from trainer.launch.rank_env import RankEnv, read_rank_env
+from trainer.launch.supervisor import start_ranks
 from trainer.stopping import end_at_once
 
 RUN = "trainer.run:run_rank"
 """The function that is one rank: `(config: JobConfig, place: Place) -> int`, imported when it is called."""
 
 HANDED = "TRAINER_CONFIG"
-"""Environment variable in which ranks find the settled configuration, as JSON."""
+"""Environment variable in which ranks find the configuration, as JSON."""
 
 
 def train(
@@ -32,18 +32,18 @@ def train(
         allowed: Fixed keys that the user lets change.
 
     Raises:
-        ConfigError: The environment describes half a rank, or the run contradicts the one of its directory.
-        UsageError: `nproc` is given and the ranks have been started already.
+        ConfigError: The environment does not describe a rank, or the run contradicts the job in its directory.
+        UsageError: `nproc` is given, but torchrun or srun has started the ranks.
     """
-    place = place_from(os.environ)
+    place = read_rank_env(os.environ)
     if place.origin == "alone":
         return _start(config, nproc, run, allowed)
     if nproc is not None:
-        raise UsageError(f"--nproc {nproc}: {place.origin} has started the {place.world_size} ranks")
+        raise UsageError(f"--nproc {nproc}: {place.origin} started the {place.world_size} ranks")
     return run_here(config, place, run, allowed)
 
 
-def run_here(config: JobConfig, place: Place, run: str, allowed: Collection[str] = ()) -> int:
+def run_here(config: JobConfig, place: RankEnv, run: str, allowed: Collection[str] = ()) -> int:
     """Be one rank and return its exit code."""
     end_at_once()
     more = {"allowed": allowed} if allowed else {}
@@ -52,8 +52,8 @@ def run_here(config: JobConfig, place: Place, run: str, allowed: Collection[str]
 
 
 def _start(config: JobConfig, nproc: int | None, run: str, allowed: Collection[str]) -> int:
-    settled = settle.settle(config, allowed)
+    settled = job_config.enter_job_dir(config, allowed)
     count = count_ranks(nproc or settled.trainer.nproc, settled.engine.device, os.environ)
-    # The directory is for whoever reads a list of processes.
+    # The directory is for people who read a list of processes.
     command = [sys.executable, "-m", "trainer.launch.rank", run, settled.job.dir]
     return start_ranks(command, count, {**os.environ, HANDED: settled.model_dump_json()})

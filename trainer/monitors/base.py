@@ -1,18 +1,22 @@
 """The one interface of monitors.
 
-A monitor is registered under the entry point group `trainer.monitors` as a callable that takes a `Run`.
+A monitor is registered under the entry point group `trainer.monitors` as a callable that takes a `MonitoredRun`.
 It may raise whatever it likes: `trainer.monitors.several.Monitors`, which the loop talks to, says so and goes on.
 """
 
+import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-GROUP = "trainer.monitors"
+from syncd.errors import ConfigError, CorruptDataError
+from syncd.protocol.local_disk import LocalDisk
+from trainer.plugins import unknown_name
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MonitoredRun:
     """What a monitor is told about the run.
 
     Args:
@@ -35,7 +39,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class RolloutSample:
     """One rollout to look at: texts, or token ids as text where there is no tokenizer."""
 
     prompt: str
@@ -54,8 +58,55 @@ class Monitor(Protocol):
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Take the figures of a step."""
 
-    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+    def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Take rollouts that were trained on."""
 
     def close(self) -> None:
         """Write out what is left."""
+
+
+_LENGTH = 32
+"""Characters of an id: a UUID in hex."""
+
+
+def monitor_directory(directory: str, kind: str) -> str:
+    """Return the directory below the job where a kind of monitor keeps its files."""
+    return os.path.join(directory, "monitors", kind)
+
+
+def job_identity(directory: str) -> str:
+    """Return the job's id for services that ask for one; the first call makes it.
+
+    Raises:
+        OSError: It can be neither read nor written.
+    """
+    disk, path = LocalDisk(), monitor_directory(directory, "id")
+    try:
+        found = disk.read(path, limit=64).decode().strip()
+    except (FileNotFoundError, CorruptDataError, UnicodeDecodeError):
+        found = ""
+    return found if _is_id(found) else _make_identity(disk, path)
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == _LENGTH and text.isalnum()
+
+
+def _make_identity(disk: LocalDisk, path: str) -> str:
+    fresh = uuid.uuid4().hex
+    disk.make_directory(os.path.dirname(path))
+    disk.replace(path, fresh.encode() + b"\n")
+    return fresh
+
+
+def check_options(options: Mapping[str, Any], known: Mapping[str, type], kind: str) -> None:
+    """Check the options of a kind.
+
+    Raises:
+        ConfigError: An option is not known, or of another type.
+    """
+    for name, value in options.items():
+        if name not in known:
+            raise unknown_name(f"monitor.options.{kind} has no {name!r}", name, known)
+        if type(value) is not known[name]:
+            raise ConfigError(f"monitor.options.{kind}.{name} = {value!r} is not a {known[name].__name__}")

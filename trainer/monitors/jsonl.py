@@ -2,19 +2,19 @@
 
 A line of metrics.jsonl is `{"step": n, "time": "...", "metrics": {...}}`. Nothing is ever rewritten. A run that
 resumes at an earlier step appends that step again, and the rule for readers is one sentence: a line of step s
-takes back all lines of later steps, and what it says of s holds. `trainer.monitors.history` reads by it.
+takes back all lines of later steps, and what it says of s holds. `trainer.monitors.jsonl` reads by it.
 """
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from syncd.jsonl import append
-from trainer.monitors.base import Rollout, Run
+from syncd.jsonl import append, read
+from trainer.monitors.base import MonitoredRun, RolloutSample
 
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
@@ -31,7 +31,7 @@ class Jsonl:
         max_rollouts: Bytes of rollouts.jsonl beyond which it is rotated.
     """
 
-    def __init__(self, run: Run, max_rollouts: int = MAX_ROLLOUTS) -> None:
+    def __init__(self, run: MonitoredRun, max_rollouts: int = MAX_ROLLOUTS) -> None:
         self._metrics = os.path.join(run.directory, METRICS)
         self._rollouts = os.path.join(run.directory, ROLLOUTS)
         self._max_rollouts = max_rollouts
@@ -40,7 +40,7 @@ class Jsonl:
         """Append the figures of a step; NaN and infinity become null and are named in `not_finite`."""
         append(self._metrics, [_figures(metrics, step)])
 
-    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+    def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Append rollouts, one a line."""
         if self._is_full():
             os.replace(self._rollouts, f"{self._rollouts}.1")
@@ -65,3 +65,62 @@ def _figures(metrics: Mapping[str, float], step: int) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass
+class History:
+    """Figures by step, in the order of steps.
+
+    Args:
+        steps: The figures of each step; NaN where the value was not finite.
+        ignored: Lines that were not read: torn, or not of this format.
+    """
+
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    ignored: int = 0
+
+    def add(self, document: Mapping[str, Any] | None) -> None:
+        """Take one line; it takes back what earlier lines say of later steps."""
+        step, figures = _checked(document)
+        if step is None:
+            self.ignored += 1
+            return
+        while self.steps and next(reversed(self.steps)) > step:
+            self.steps.popitem()
+        self.steps.setdefault(step, {}).update(figures)
+
+    def series(self, *names: str) -> tuple[list[int], list[float]]:
+        """Return steps and values of a metric, the first of the names that a step has."""
+        found = [(step, name) for step, has in self.steps.items() for name in _first(names, has)]
+        return [step for step, _ in found], [self.steps[step][name] for step, name in found]
+
+
+def read_history(path: str) -> History:
+    """Return the history of a metrics.jsonl.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    history = History()
+    for document in read(path):
+        history.add(document)
+    return history
+
+
+def _first(names: Iterable[str], figures: Mapping[str, float]) -> list[str]:
+    return [name for name in names if name in figures][:1]
+
+
+def _checked(document: Mapping[str, Any] | None) -> tuple[int | None, dict[str, float]]:
+    step, metrics = (document or {}).get("step"), (document or {}).get("metrics")
+    if type(step) is not int or not isinstance(metrics, dict):
+        return None, {}
+    return step, {name: _number(value) for name, value in metrics.items() if _is_figure(value)}
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,7 +1,7 @@
 """MLflow through its client alone (`mlflow-skinny`): files below the job directory, or a tracking server.
 
 Options: `tracking_uri` (MLFLOW_TRACKING_URI, else files in JOB/monitors/mlflow), `experiment` (the project).
-A restart goes on in the same run, found by the tag `syncd.job`. Rollouts are artifacts, a JSON file a step.
+A restart continues in the same run, found by the tag `syncd.job`. Rollouts are artifacts, a JSON file a step.
 """
 
 import os
@@ -15,9 +15,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from trainer.monitors.base import Rollout, Run
-from trainer.monitors.identity import identity, place
-from trainer.monitors.kinds import check_options
+from trainer.monitors.base import MonitoredRun, RolloutSample, check_options, job_identity, monitor_directory
 
 JOB_TAG = "syncd.job"
 GROUP_TAG = "syncd.group"
@@ -34,20 +32,20 @@ class MLflow:
         run: The run.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, {"tracking_uri": str, "experiment": str}, "mlflow")
         self._run = run
         self._client: MlflowClient | None = None
         self._id = ""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the figures of a step."""
+        """Log the metrics of a step."""
         client, now = self._opened(), time.time_ns() // 1_000_000
         client.log_batch(
             self._id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()]
         )
 
-    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+    def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Log rollouts as an artifact."""
         rows = [asdict(rollout) for rollout in rollouts]
         self._opened().log_dict(self._id, {"step": step, "rollouts": rows}, f"rollouts/{step:08d}.json")
@@ -65,17 +63,17 @@ class MLflow:
         return self._client
 
 
-def _uri(run: Run) -> str:
+def _uri(run: MonitoredRun) -> str:
     asked = run.options.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
     if asked:
         return str(asked)
     # MLflow wants to be told that files are meant; its databases are not safe on network mounts.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    return Path(place(run.directory, "mlflow")).as_uri()
+    return Path(monitor_directory(run.directory, "mlflow")).as_uri()
 
 
-def _run_id(client: MlflowClient, run: Run) -> str:
-    name, job = run.options.get("experiment") or run.project, identity(run.directory)
+def _run_id(client: MlflowClient, run: MonitoredRun) -> str:
+    name, job = run.options.get("experiment") or run.project, job_identity(run.directory)
     found = client.get_experiment_by_name(name)
     experiment = found.experiment_id if found else client.create_experiment(name)
     earlier = client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{job}'", max_results=1)

@@ -5,21 +5,25 @@
     monitors.log_rollouts(choose(batch, config.monitor.preview, decode), step)
     monitors.close()
 
-metrics.jsonl is always written; further kinds are asked for in [monitor] kinds. Only rank 0 opens them.
+metrics.jsonl is always written; [monitor] kinds names further kinds. Only rank 0 opens them. Each monitor runs in a
+daemon thread: it may raise, be slow or hang, and neither training nor the end of the process waits for it.
 """
 
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
+
+import structlog
 
 from syncd.errors import ConfigError
 from trainer.config.model import JobConfig
-from trainer.monitors.base import Rollout, Run
-from trainer.monitors.behind import Behind
+from trainer.monitors.base import Monitor, MonitoredRun, RolloutSample
 from trainer.monitors.jsonl import Jsonl
-from trainer.monitors.kinds import Make, find, installed, unknown
+from trainer.plugins import MONITORS, unknown_name
 
 FAILURES = "monitor/failures"
 """Calls that monitors failed at since the start."""
@@ -28,17 +32,17 @@ DROPPED = "monitor/dropped"
 """Calls that monitors did not keep up with since the start."""
 
 START = 10.0
-"""Seconds that the start waits for monitors to look at their options."""
+"""Seconds that the start waits for monitors to check their options."""
 
 
 class Monitors:
-    """What the loop talks to.
+    """The monitors of a run, as the loop uses them.
 
     Args:
         behind: The monitors.
     """
 
-    def __init__(self, behind: Sequence[Behind]) -> None:
+    def __init__(self, behind: Sequence["MonitorThread"]) -> None:
         self._behind = tuple(behind)
 
     @classmethod
@@ -47,37 +51,38 @@ class Monitors:
 
         Args:
             config: The resolved configuration.
-            resumed_from: The step that the run goes on from, 0 at the first start.
+            resumed_from: The step that the run resumes from, 0 at the first start.
 
         Raises:
-            ConfigError: A kind is not known, its package is not there, or it refuses its options.
+            ConfigError: A kind is unknown, its package is missing, or it refuses its options.
         """
-        makes: dict[str, Make] = {"jsonl": Jsonl} | {kind: find(kind) for kind in config.monitor.kinds}
+        kinds = {kind: MONITORS.get(kind) for kind in config.monitor.kinds}
+        makes: dict[str, Callable[[MonitoredRun], Monitor]] = {"jsonl": Jsonl, **kinds}
         _check_named(config)
         runs = {kind: _run(config, kind, resumed_from) for kind in makes}
-        opened = cls([Behind(kind, partial(make, runs[kind])) for kind, make in makes.items()])
+        opened = cls([MonitorThread(kind, partial(make, runs[kind])) for kind, make in makes.items()])
         opened._ready()
         return opened
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Hand the figures of a step to all monitors, and how many calls they failed at or missed."""
+        """Log the metrics of a step to all monitors, with the counts of their failed and dropped calls."""
         figures = _plain(metrics) | self.metrics()
         for each in self._behind:
             each.put(lambda monitor: monitor.log(figures, step))
 
-    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
-        """Hand rollouts to all monitors."""
+    def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
+        """Log rollouts to all monitors."""
         if rollouts:
             for each in self._behind:
                 each.put(lambda monitor: monitor.log_rollouts(tuple(rollouts), step))
 
     def metrics(self) -> dict[str, float]:
-        """Return how the monitors themselves do."""
+        """Return the counts of failed and dropped calls."""
         failures = sum(each.failures for each in self._behind)
         return {FAILURES: float(failures), DROPPED: float(sum(each.dropped for each in self._behind))}
 
     def close(self, timeout: float = 30.0) -> None:
-        """Let all write out what they have, for at most `timeout` seconds together."""
+        """Let all monitors write out what they have, for at most `timeout` seconds together."""
         deadline = time.monotonic() + timeout
         for each in self._behind:
             each.end()
@@ -96,7 +101,7 @@ class Monitors:
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return figures as floats: threads must hold no tensor. What is no number is left out."""
+    """Return metrics as floats, so that threads hold no tensors; values that are not numbers are left out."""
     figures: dict[str, float] = {}
     for name, value in metrics.items():
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
@@ -105,16 +110,16 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _check_named(config: JobConfig) -> None:
-    """Options for a kind that is not asked for are kept for later; for one that is not known they are a mistake."""
-    kinds = installed()
+    """Refuse options for unknown kinds; options for kinds that are not configured are allowed."""
+    kinds = MONITORS.installed
     for kind in config.monitor.options:
         if kind not in kinds:
-            raise unknown(f"monitor.options.{kind}: no monitor is called {kind!r}", kind, kinds)
+            raise unknown_name(f"monitor.options.{kind}: no monitor is called {kind!r}", kind, kinds)
 
 
-def _run(config: JobConfig, kind: str, resumed_from: int) -> Run:
+def _run(config: JobConfig, kind: str, resumed_from: int) -> MonitoredRun:
     directory = os.path.abspath(config.job.dir)
-    return Run(
+    return MonitoredRun(
         directory=directory,
         project=config.monitor.project,
         group=config.monitor.group,
@@ -123,3 +128,101 @@ def _run(config: JobConfig, kind: str, resumed_from: int) -> Run:
         options=config.monitor.options.get(kind, {}),
         resumed_from=resumed_from,
     )
+
+
+LIMIT = 256
+"""Calls that wait for a monitor; further ones are dropped and counted."""
+
+PATIENCE = 5
+"""Failures in a row after which a monitor is switched off."""
+
+Call = Callable[[Monitor], None]
+
+
+class MonitorThread:
+    """Queues calls for a monitor that its own thread makes and calls.
+
+    Args:
+        kind: The monitor's name, for the log.
+        make: Makes it; called again before the next call if it raised.
+        limit: Calls that wait.
+        patience: Failures in a row after which it is switched off.
+    """
+
+    def __init__(
+        self, kind: str, make: Callable[[], Monitor], *, limit: int = LIMIT, patience: int = PATIENCE
+    ) -> None:
+        self._kind, self._make, self._limit, self._patience = kind, make, limit, patience
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._monitor: Monitor | None = None
+        self._row, self._off = 0, False
+        self._made = threading.Event()
+        self._refused: ConfigError | None = None
+        self.failures = self.dropped = 0
+        self._log = structlog.get_logger()
+        self._thread = threading.Thread(target=self._work, name=f"monitor-{kind}", daemon=True)
+        self._thread.start()
+
+    def ready(self, timeout: float) -> None:
+        """Wait for the monitor to be made, not longer than `timeout` seconds.
+
+        Raises:
+            ConfigError: It refuses its options.
+        """
+        self._made.wait(timeout)
+        if self._refused is not None:
+            raise self._refused
+
+    def put(self, call: Call) -> None:
+        """Queue a call; never waits."""
+        if self._off:
+            return
+        if self._calls.qsize() < self._limit:
+            self._calls.put(call)
+            return
+        self.dropped += 1
+        if self.dropped == 1:
+            self._log.warning("monitor_fell_behind", detail="figures for it are dropped", monitor=self._kind)
+
+    def end(self) -> None:
+        """Queue the end."""
+        self._calls.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Wait for it to write out what it has, not longer than `timeout` seconds."""
+        self._thread.join(max(timeout, 0.0))
+        if self._thread.is_alive():
+            self._log.warning(
+                "monitor_close_timed_out", detail="it may lack the last figures", monitor=self._kind
+            )
+
+    def _work(self) -> None:
+        self._try(lambda _: None)
+        self._made.set()
+        for call in iter(self._calls.get, None):
+            if not self._off:
+                self._try(call)
+        if self._monitor is not None:
+            self._try(lambda monitor: monitor.close())
+
+    def _try(self, call: Call) -> None:
+        try:
+            if self._monitor is None:
+                self._monitor = self._make()
+            call(self._monitor)
+        except ConfigError as error:
+            self._refused = error
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001 -- whatever a service's library raises
+            self._failed(error)
+        else:
+            self._row = 0
+
+    def _failed(self, error: Exception) -> None:
+        self.failures, self._row = self.failures + 1, self._row + 1
+        reason = f"{type(error).__name__}: {error}"
+        if self.failures == 1:
+            self._log.warning("monitor_failed", monitor=self._kind, reason=reason)
+        if self._row == self._patience:
+            self._off = True
+            self._log.warning("monitor_disabled", monitor=self._kind, reason=reason)

@@ -12,9 +12,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[impo
 from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
-from trainer.monitors.base import Rollout, Run
-from trainer.monitors.identity import place
-from trainer.monitors.kinds import check_options
+from trainer.monitors.base import MonitoredRun, RolloutSample, check_options, monitor_directory
 
 FLUSH_SECONDS = 10
 
@@ -26,17 +24,17 @@ class TensorBoard:
         run: The run.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, {"dir": str}, "tensorboard")
-        self._directory = run.options.get("dir") or place(run.directory, "tensorboard")
+        self._directory = run.options.get("dir") or monitor_directory(run.directory, "tensorboard")
         self._resumed_from = run.resumed_from
         self._opened: EventFileWriter | None = None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write the figures of a step."""
+        """Write the metrics of a step."""
         self._add(step, [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
 
-    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+    def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Write rollouts as one text."""
         self._add(step, [_text("rollouts", "\n\n---\n\n".join(map(_markdown, rollouts)))])
 
@@ -63,7 +61,7 @@ def _text(tag: str, text: str) -> Summary.Value:
     return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
 
 
-def _markdown(rollout: Rollout) -> str:
+def _markdown(rollout: RolloutSample) -> str:
     head = f"**reward {rollout.reward:g}**, version {rollout.generation}/{rollout.step}, task {rollout.task}"
     return f"{head}\n\n{_quoted(rollout.prompt)}\n\n{_quoted(rollout.response)}"
 

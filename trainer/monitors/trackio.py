@@ -1,6 +1,6 @@
 """trackio: a local database below the job directory, or a Space or server. Works without network.
 
-Options: `dir` (TRACKIO_DIR, else JOB/monitors/trackio), `space_id`, `server_url`. A restart goes on in the run
+Options: `dir` (TRACKIO_DIR, else JOB/monitors/trackio), `space_id`, `server_url`. A restart continues in the run
 of the same name. trackio reads its directory from the environment once, when it is imported: not before `__init__`.
 """
 
@@ -12,9 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import ConfigError
-from trainer.monitors.base import Rollout, Run
-from trainer.monitors.identity import place
-from trainer.monitors.kinds import check_options
+from trainer.monitors.base import MonitoredRun, RolloutSample, check_options, monitor_directory
 
 if TYPE_CHECKING:
     from trackio.run import Run as TrackioRun
@@ -24,7 +22,7 @@ if find_spec("trackio") is None:
 
 OPTIONS = {"dir": str, "space_id": str, "server_url": str}
 
-COLUMNS = [each.name for each in fields(Rollout)]
+COLUMNS = [each.name for each in fields(RolloutSample)]
 
 
 class Trackio:
@@ -34,19 +32,19 @@ class Trackio:
         run: The run.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "trackio")
         self._run = run
         self._opened: TrackioRun | None = None
-        default = os.environ.get("TRACKIO_DIR") or place(run.directory, "trackio")
+        default = os.environ.get("TRACKIO_DIR") or monitor_directory(run.directory, "trackio")
         self._directory: str = run.options.get("dir") or default
         os.environ["TRACKIO_DIR"] = self._directory
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the figures of a step."""
+        """Log the metrics of a step."""
         self._trackio().log(dict(metrics), step=step)
 
-    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+    def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Log rollouts as a table."""
         rows = [list(asdict(rollout).values()) for rollout in rollouts]
         table = self._library().Table(columns=COLUMNS, data=rows)

@@ -1,7 +1,7 @@
 """Weights & Biases. Without network: `mode = "offline"`, or WANDB_MODE=offline; `wandb sync` sends it later.
 
 Options: `mode` (online, offline, disabled), `entity`, `notes`, `tags`, `dir` (JOB/monitors/wandb unless given).
-A restart goes on in the same run, whose id is kept in JOB/monitors/id. Curves are drawn over `step`.
+A restart continues in the same run, whose id is kept in JOB/monitors/id. Curves are drawn over `step`.
 """
 
 import os
@@ -11,13 +11,11 @@ from typing import Any
 
 import wandb
 
-from trainer.monitors.base import Rollout, Run
-from trainer.monitors.identity import identity, place
-from trainer.monitors.kinds import check_options
+from trainer.monitors.base import MonitoredRun, RolloutSample, check_options, job_identity, monitor_directory
 
 OPTIONS = {"mode": str, "entity": str, "notes": str, "tags": list, "dir": str}
 
-COLUMNS: list[str | int] = [each.name for each in fields(Rollout)]
+COLUMNS: list[str | int] = [each.name for each in fields(RolloutSample)]
 
 
 class WandB:
@@ -27,16 +25,16 @@ class WandB:
         run: The run.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "wandb")
         self._run = run
         self._opened: wandb.Run | None = None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the figures of a step."""
+        """Log the metrics of a step."""
         self._wandb().log({"step": step, **metrics})
 
-    def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
+    def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Log rollouts as a table."""
         rows = [list(asdict(rollout).values()) for rollout in rollouts]
         self._wandb().log({"step": step, "rollouts": wandb.Table(columns=COLUMNS, data=rows)})
@@ -57,10 +55,10 @@ class WandB:
 
     def _arguments(self) -> dict[str, Any]:
         options = dict(self._run.options)
-        directory = options.pop("dir", None) or place(self._run.directory, "wandb")
+        directory = options.pop("dir", None) or monitor_directory(self._run.directory, "wandb")
         os.makedirs(directory, exist_ok=True)
         return {
-            "id": identity(self._run.directory),
+            "id": job_identity(self._run.directory),
             "resume": "allow",
             "project": self._run.project,
             "group": self._run.group or None,

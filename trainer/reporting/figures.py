@@ -11,7 +11,7 @@ Fact = tuple[str, str]
 
 
 @dataclass
-class Figures:
+class RunFigures:
     """The newest figures.
 
     Args:
@@ -49,14 +49,14 @@ class Figures:
         return None if tokens is None or seconds <= 0 else tokens / seconds
 
 
-def head(figures: Figures) -> list[Fact]:
+def head(figures: RunFigures) -> list[Fact]:
     """Return how far it is."""
     of = "" if figures.total is None else f"/{figures.total}"
     left = figures.left()
     return [("step", f"{figures.step}{of}"), *([] if left is None else [("ETA", span(left))])]
 
 
-def learning(figures: Figures) -> list[Fact]:
+def learning(figures: RunFigures) -> list[Fact]:
     """Return what is learnt."""
     return _present(
         ("reward", _reward(figures)),
@@ -68,7 +68,7 @@ def learning(figures: Figures) -> list[Fact]:
     )
 
 
-def speed(figures: Figures) -> list[Fact]:
+def speed(figures: RunFigures) -> list[Fact]:
     """Return what takes how long."""
     rate = figures.tokens_a_second()
     return _present(
@@ -81,7 +81,7 @@ def speed(figures: Figures) -> list[Fact]:
     )
 
 
-def traffic(figures: Figures) -> list[Fact]:
+def traffic(figures: RunFigures) -> list[Fact]:
     """Return what goes out to explorers and what comes back."""
     return _present(
         ("version", _count(figures, "sync/step")),
@@ -92,7 +92,7 @@ def traffic(figures: Figures) -> list[Fact]:
     )
 
 
-def trouble(figures: Figures) -> list[Fact]:
+def trouble(figures: RunFigures) -> list[Fact]:
     """Return what went wrong, if anything did."""
     return _present(
         ("failed syncs", _positive(figures, "sync/failures")),
@@ -102,7 +102,7 @@ def trouble(figures: Figures) -> list[Fact]:
     )
 
 
-def groups(figures: Figures) -> list[list[Fact]]:
+def groups(figures: RunFigures) -> list[list[Fact]]:
     """Return all that belongs below the first line, what is not known left out."""
     return [group for group in (part(figures) for part in (learning, speed, traffic, trouble)) if group]
 
@@ -131,33 +131,33 @@ def _present(*facts: Fact) -> list[Fact]:
     return [fact for fact in facts if fact[1]]
 
 
-def _first(figures: Figures, *names: str) -> str:
+def _first(figures: RunFigures, *names: str) -> str:
     return next((f"{figures.values[name]:.3g}" for name in names if name in figures.values), "")
 
 
-def _reward(figures: Figures) -> str:
+def _reward(figures: RunFigures) -> str:
     mean, spread = (figures.values.get(f"reward/{name}") for name in ("mean", "std"))
     if mean is None:
         return ""
     return f"{mean:.3f}" if spread is None else f"{mean:.3f}±{spread:.2f}"
 
 
-def _age(figures: Figures) -> str:
+def _age(figures: RunFigures) -> str:
     mean, most = (figures.values.get(f"experience/age_{name}") for name in ("mean", "max"))
     if mean is None:
         return ""
     return f"{mean:.1f}" if most is None else f"{mean:.1f} (max {most:.0f})"
 
 
-def _seconds(figures: Figures, name: str) -> str:
+def _seconds(figures: RunFigures, name: str) -> str:
     value = figures.values.get(name)
     return "" if value is None else span(value)
 
 
-def _count(figures: Figures, name: str) -> str:
+def _count(figures: RunFigures, name: str) -> str:
     value = figures.values.get(name)
     return "" if value is None else f"{value:.0f}"
 
 
-def _positive(figures: Figures, name: str) -> str:
+def _positive(figures: RunFigures, name: str) -> str:
     return _count(figures, name) if figures.values.get(name, 0) > 0 else ""

@@ -14,13 +14,74 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import ConfigError, JobMissingError, NotReadyError, UsageError, storage_error
-from trainer.monitors.history import History, read_history
-from trainer.monitors.jsonl import METRICS
-from trainer.reporting.panels import PANELS, Line, Panel
+from trainer.monitors.jsonl import METRICS, History, read_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class PlotCurve:
+    """A curve of a panel.
+
+    Args:
+        names: The metric; of several names the first that a step has.
+        label: What it is called in the legend.
+        style: Of the line, as matplotlib has it.
+        band: The metrics between which the area is filled, if any.
+    """
+
+    names: tuple[str, ...]
+    label: str = ""
+    style: str = "-"
+    band: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlotPanel:
+    """One set of axes.
+
+    Args:
+        title: What it shows.
+        unit: Of its values.
+        lines: Its curves.
+        bands: What the filled areas are, where there are some.
+        from_zero: Whether zero belongs in the picture.
+    """
+
+    title: str
+    unit: str
+    lines: tuple[PlotCurve, ...]
+    bands: str = ""
+    from_zero: bool = False
+
+
+REWARD = PlotPanel(
+    "Reward",
+    "",
+    (PlotCurve(("reward/mean",), band=("reward/min", "reward/max")),),
+    bands="mean, and from min to max",
+)
+LOSS = PlotPanel("Loss", "", (PlotCurve(("actor/pg_loss", "sft/loss")),))
+KL = PlotPanel("KL", "", (PlotCurve(("actor/kl_loss", "actor/ppo_kl")),))
+AGE = PlotPanel(
+    "Age of experiences",
+    "versions",
+    (PlotCurve(("experience/age_mean",), band=("experience/age_mean", "experience/age_max")),),
+    bands="mean, and up to max",
+    from_zero=True,
+)
+TIMES = PlotPanel(
+    "Time of syncs and saves",
+    "seconds",
+    (PlotCurve(("time/sync_weight",), "sync"), PlotCurve(("time/save_checkpoint",), "save", "--")),
+    from_zero=True,
+)
+
+PANELS = (REWARD, LOSS, KL, AGE, TIMES)
+"""In the order of the figure's places."""
+
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Of jobs in turn: told apart by people who do not see all colours, and in print."""
@@ -134,7 +195,7 @@ def _axes(figure: "Figure") -> "Iterator[Axes]":
         yield figure.add_subplot(place, sharex=first)
 
 
-def _draw(axes: "Axes", panel: Panel, jobs: Sequence[_Job]) -> None:
+def _draw(axes: "Axes", panel: PlotPanel, jobs: Sequence[_Job]) -> None:
     drawn = [_curve(axes, line, job) for job in jobs for line in panel.lines]
     if panel.bands and len(jobs) == 1:
         _bands(axes, panel, jobs[0])
@@ -146,7 +207,7 @@ def _draw(axes: "Axes", panel: Panel, jobs: Sequence[_Job]) -> None:
         _key(axes, panel)
 
 
-def _dress(axes: "Axes", panel: Panel) -> None:
+def _dress(axes: "Axes", panel: PlotPanel) -> None:
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.set_ylabel(panel.unit, fontsize=8)
     axes.set_xlabel("step", fontsize=8)
@@ -159,14 +220,14 @@ def _dress(axes: "Axes", panel: Panel) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _key(axes: "Axes", panel: Panel) -> None:
+def _key(axes: "Axes", panel: PlotPanel) -> None:
     """Say in the line of the title, where no curve can be, which line is what."""
     handles = [axes.plot([], [], line.style, color="0.3", label=line.label)[0] for line in panel.lines]
     where: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
     axes.legend(handles=handles, fontsize=8, frameon=False, ncols=len(handles), **where)
 
 
-def _curve(axes: "Axes", line: Line, job: _Job) -> bool:
+def _curve(axes: "Axes", line: PlotCurve, job: _Job) -> bool:
     """Draw a curve, and say whether there was one."""
     steps, values = job.history.series(*line.names)
     if not any(map(math.isfinite, values)):
@@ -181,7 +242,7 @@ def _curve(axes: "Axes", line: Line, job: _Job) -> bool:
     return True
 
 
-def _bands(axes: "Axes", panel: Panel, job: _Job) -> None:
+def _bands(axes: "Axes", panel: PlotPanel, job: _Job) -> None:
     """Fill the areas, where they are recorded; those of several jobs would hide each other."""
     filled = [_band(axes, line.band, job) for line in panel.lines if line.band is not None]
     if any(filled):

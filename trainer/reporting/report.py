@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from syncd.errors import ConfigError
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
+from trainer.monitors.base import RolloutSample
 from trainer.monitors.several import Monitors
 from trainer.reporting import Progress
-from trainer.reporting.rollout_samples import choose
 from trainer.sampling import load_tokenizer
 
 
@@ -33,7 +33,7 @@ class Screen:
     def preview(self, batch: Batch, step: int) -> None:
         """Take rollouts that were trained on."""
         if count := self._config.monitor.preview:
-            self._monitors.log_rollouts(choose(batch, count, self._decode), step)
+            self._monitors.log_rollouts(pick_rollouts(batch, count, self._decode), step)
 
     def note(self, text: str) -> None:
         """Say something to whoever watches."""
@@ -52,3 +52,66 @@ def _decoder(config: JobConfig) -> Callable[[Sequence[int]], str] | None:
     except ConfigError:
         return None
     return lambda tokens: str(tokenizer.decode(list(tokens)))
+
+
+Decode = Callable[[Sequence[int]], str]
+
+MAX_TEXT = 8192
+"""Characters of a prompt or response; of a longer one its beginning and its end are shown."""
+
+_BETWEEN = "\n[the next segment: its prompt was written again]\n"
+
+
+def pick_rollouts(batch: Batch, count: int, decode: Decode | None = None) -> list[RolloutSample]:
+    """Return rollouts of a batch, best first: evenly spread over the order of rewards, the same for the same batch.
+
+    Args:
+        batch: What is trained on.
+        count: How many at most.
+        decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
+    """
+    experiences = batch.experiences
+    firsts = [place for place, one in enumerate(experiences) if one.segment == 0]
+    order = sorted(firsts, key=lambda place: (-experiences[place].reward, place))
+    return [_rollout(batch, order[at], decode) for at in _spread(len(order), count)]
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """Return places from the first to the last, evenly."""
+    if count >= length:
+        return list(range(length))
+    if count < 2:  # noqa: PLR2004 -- one is the best one
+        return list(range(count))
+    return [round(at * (length - 1) / (count - 1)) for at in range(count)]
+
+
+def _rollout(batch: Batch, place: int, decode: Decode | None) -> RolloutSample:
+    experience = batch.experiences[place]
+    segments = batch.experiences[place : place + experience.segments]
+    responses = [_text(one.tokens[one.prompt_length :], decode) for one in segments]
+    return RolloutSample(
+        prompt=_text(experience.tokens[: experience.prompt_length], decode),
+        response=_cut(_BETWEEN.join(responses)),
+        reward=experience.reward,
+        generation=experience.generation,
+        step=experience.step,
+        group=experience.group,
+        task=experience.task,
+        explorer=batch.origins[place].explorer,
+    )
+
+
+def _text(tokens: Sequence[int], decode: Decode | None) -> str:
+    if decode is not None:
+        try:
+            return _cut(decode(list(tokens)))
+        except Exception:  # noqa: BLE001, S110 -- a tokenizer that cannot decode must not end training
+            pass
+    return _cut(" ".join(map(str, tokens)))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"

@@ -17,11 +17,10 @@ from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
 from trainer.engines.verl import settings
 from trainer.engines.verl.advantages import advantages
-from trainer.engines.verl.batches import Budget, tensors
+from trainer.engines.verl.batches import MicroBatch, tensors
 from trainer.engines.verl.checks import resolve
-from trainer.engines.verl.corrections import weights
-from trainer.engines.verl.figures import Figures
-from trainer.engines.verl.losses import ExampleLoss, PolicyLoss
+from trainer.engines.verl.figures import StepMetrics
+from trainer.engines.verl.losses import ExampleLoss, PolicyLoss, correction_weights
 from trainer.engines.verl.rows import deal, example_rows, fill, rollout_rows
 
 SPLITS = {"whole": (1, 16), "micro-batches": (1, 3), "two ranks": (2, 3)}
@@ -61,7 +60,7 @@ def of_section(section, split, given):
     longest = max(len(row.mask) for row in rows)
     actor = settings.actor_config(config, section, longest)
     columns = columns_of(section, rows, given)
-    policy = PolicyLoss(actor, Figures(), 1.0)
+    policy = PolicyLoss(actor, StepMetrics(), 1.0)
     return _total(policy, rows, columns, given["now"], ranks, most)
 
 
@@ -69,7 +68,7 @@ def columns_of(section, rows, given):
     old, recorded = (dict(enumerate(map(torch.tensor, given[name]))) for name in ("old", "recorded"))
     columns = {"advantages": dict(enumerate(advantages(section, batch()))), "old_log_probs": old}
     if (table := correction(section.options)) is not None:
-        columns["rollout_is_weights"] = weights(table, rows, old, recorded, Figures())
+        columns["rollout_is_weights"] = correction_weights(table, rows, old, recorded, StepMetrics())
     return columns
 
 
@@ -81,7 +80,9 @@ def _total(loss_of, rows, columns, now, ranks, most):
         slots, size = fill(deal(rows, range(len(rows)), rank, ranks), most)
         for start in range(0, len(slots), size):
             part = slots[start : start + size]
-            data = tensors(rows, part, columns, Budget(size, None), temperature=1.0, calculate_entropy=False)
+            data = tensors(
+                rows, part, columns, MicroBatch(size, None), temperature=1.0, calculate_entropy=False
+            )
             tu.assign_non_tensor(data, dp_size=ranks, batch_num_tokens=tokens, global_batch_size=len(rows))
             loss, _ = loss_of({"log_probs": _output(rows, part, leaves)}, data)
             (loss / ranks).backward()
@@ -117,7 +118,9 @@ def _examples():
     rows = example_rows(samples.batch_of(5, sizes=(), examples=7).examples)
     draw = random.Random(3)
     now = [[draw.uniform(-4, 0) for _ in row.mask] for row in rows]
-    splits = {split: _total(ExampleLoss(Figures(), 1.0), rows, {}, now, *SPLITS[split]) for split in SPLITS}
+    splits = {
+        split: _total(ExampleLoss(StepMetrics(), 1.0), rows, {}, now, *SPLITS[split]) for split in SPLITS
+    }
     return {"now": now, "splits": splits}
 
 

@@ -7,7 +7,7 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 import torch
 
 from trainer.config.model import OptimizerSection
-from trainer.engines.optimizing import adopt
+from trainer.engines.verl.state import apply_settings
 
 
 def made(section):
@@ -34,7 +34,7 @@ def resumed(before, after):
     again, schedule = made(after)
     again.load_state_dict(state[0])
     schedule.load_state_dict(state[1])
-    adopt(again, after, schedule)
+    apply_settings(again, after, schedule)
     return (optimizer, scheduler), (again, schedule)
 
 

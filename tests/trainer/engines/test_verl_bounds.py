@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from trainer.engines.verl.bounds import limits_of
+from trainer.engines.verl.rows import limits_of
 from trainer.experience.limits import Limits
 
 

@@ -15,16 +15,16 @@ from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.config.model_files import read_model_config  # noqa: E402
-from trainer.engines.verl import rows, summary  # noqa: E402
+from trainer.engines.verl import figures, rows  # noqa: E402
 from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
-from trainer.engines.verl.companions import companions  # noqa: E402
-from trainer.engines.verl.figures import Figures  # noqa: E402
-from trainer.engines.verl.step import prepare  # noqa: E402
+from trainer.engines.verl.engine import companions  # noqa: E402
+from trainer.engines.verl.figures import StepMetrics  # noqa: E402
+from trainer.engines.verl.rows import prepare_step  # noqa: E402
 
 
 def row_of(length, learnt=True):
     mask = torch.full((length - 1,), int(learnt))
-    return rows.Row(torch.arange(length), 1, mask)
+    return rows.TokenRow(torch.arange(length), 1, mask)
 
 
 lengths = st.lists(st.integers(2, 30), min_size=1, max_size=40)
@@ -56,7 +56,7 @@ def test_ranks_have_about_as_many_tokens(sizes):
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 5))
 def test_updates_of_a_pass_have_every_row_once_and_are_never_empty(rollouts, examples, parts):
-    found = rows.split([row_of(5)] * rollouts, [row_of(5)] * examples, parts)
+    found = rows.split_updates([row_of(5)] * rollouts, [row_of(5)] * examples, parts)
     assert [number for part in found for number in part.rollouts] == list(range(rollouts))
     assert [number for part in found for number in part.examples] == list(range(examples))
     assert all(part.rollouts or part.examples for part in found)
@@ -64,26 +64,28 @@ def test_updates_of_a_pass_have_every_row_once_and_are_never_empty(rollouts, exa
 
 
 def test_part_in_which_nothing_was_chosen_is_no_update():
-    found = rows.split([row_of(5, learnt=False), row_of(5, learnt=False), row_of(5), row_of(5)], [], 2)
-    assert found == [rows.Part([2, 3], [])]
+    found = rows.split_updates(
+        [row_of(5, learnt=False), row_of(5, learnt=False), row_of(5), row_of(5)], [], 2
+    )
+    assert found == [rows.UpdateRows([2, 3], [])]
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(1, 5))
 def test_segments_of_a_rollout_are_in_one_update(sizes, parts):
     found = [replace(row_of(5), rollout=number) for number, size in enumerate(sizes) for _ in range(size)]
-    updates = rows.split(found, [], parts)
+    updates = rows.split_updates(found, [], parts)
     assert [number for part in updates for number in part.rollouts] == list(range(len(found)))
     assert len(updates) == min(parts, len(sizes))
     sets = [{found[number].rollout for number in part.rollouts} for part in updates]
     assert sum(map(len, sets)) == len(set.union(*sets)) == len(sizes)
-    counts = [rows.samples(found, part.rollouts) for part in updates]
+    counts = [rows.count_samples(found, part.rollouts) for part in updates]
     assert counts == [len(its) for its in sets]
-    assert rows.samples([row_of(5), row_of(5), row_of(5, learnt=False)], range(3)) == 2
+    assert rows.count_samples([row_of(5), row_of(5), row_of(5, learnt=False)], range(3)) == 2
 
 
 def test_unproven_tokens_are_not_learnt_and_a_horizon_is_of_whole_rollouts():
     batch = samples.segmented_batch(1)
-    step = prepare(resolve(AlgorithmSection()), batch, mixed=False)
+    step = prepare_step(resolve(AlgorithmSection()), batch, mixed=False)
     for row, one in zip(step.rollouts, batch.experiences, strict=True):
         doubted = one.unproven or bytes(len(one.logprobs))
         assert row.mask.tolist() == [int(a and not b) for a, b in zip(one.action_mask, doubted, strict=True)]
@@ -92,7 +94,7 @@ def test_unproven_tokens_are_not_learnt_and_a_horizon_is_of_whole_rollouts():
 
 
 def test_response_is_what_positions_before_its_tokens_say():
-    row = rows.Row(torch.arange(6), 2, torch.ones(4))
+    row = rows.TokenRow(torch.arange(6), 2, torch.ones(4))
     assert row.response(torch.arange(10, 16)).tolist() == [11, 12, 13, 14]
 
 
@@ -103,13 +105,13 @@ def test_tokens_that_the_model_does_not_have_are_refused():
 
 
 def test_rows_of_a_batch_are_its_samples():
-    step = prepare(resolve(AlgorithmSection()), samples.batch_of(1, examples=2), mixed=False)
+    step = prepare_step(resolve(AlgorithmSection()), samples.batch_of(1, examples=2), mixed=False)
     assert (len(step.rollouts), len(step.examples), len(step.rows)) == (10, 2, 12)
     assert step.rollouts[2].mask.tolist() == [int(x) for x in samples.batch_of(1).experiences[2].action_mask]
     assert step.horizon == max(len(row.mask) for row in step.rollouts)
     assert all(row.mask.all() for row in step.examples)
     with pytest.raises(UsageError, match="nothing to learn"):
-        prepare(AlgorithmSection(name="sft"), samples.batch_of(1), mixed=False)
+        prepare_step(AlgorithmSection(name="sft"), samples.batch_of(1), mixed=False)
 
 
 class Pair:
@@ -125,7 +127,7 @@ class Pair:
 
 
 def test_figures_of_all_ranks_are_weighted():
-    one, other = Figures(sums={"unseen": 0.0}), Figures(tops={"unseen top": 0.0})
+    one, other = StepMetrics(sums={"unseen": 0.0}), StepMetrics(tops={"unseen top": 0.0})
     one.add("sum", 1.0)
     other.add("sum", 2.0)
     one.mean("mean", 1.0, 30)
@@ -141,13 +143,13 @@ def test_lengths_count_what_the_model_chose_and_a_tool_apart():
     chosen = [sum(row.action_mask) for row in batch.experiences]
     others = [sum(not chose for chose in row.action_mask) for row in batch.experiences]
     assert sum(others) == 4, "two rows have a tool's token at each end"
-    found = summary.of_rollouts(batch)
+    found = figures.batch_metrics(batch)
     assert found["response/length_mean"] == pytest.approx(sum(chosen) / 6)
     assert found["response/tokens"] == sum(chosen)
     assert found["response/tool_tokens_mean"] == pytest.approx(4 / 6)
-    step = prepare(resolve(AlgorithmSection()), batch, mixed=False)
+    step = prepare_step(resolve(AlgorithmSection()), batch, mixed=False)
     assert found["response/tokens"] == sum(int(row.mask.sum()) for row in step.rows), "as train/tokens"
-    nothing = summary.of_rollouts(samples.batch_of(1, sizes=()))
+    nothing = figures.batch_metrics(samples.batch_of(1, sizes=()))
     assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import log_softmax
 
 from syncd.errors import ConfigError, CorruptDataError
 from trainer.engines.files import FileEngine
-from trainer.engines.optimizing import adopt
+from trainer.engines.verl.state import apply_settings
 from trainer.experience.limits import Limits
 
 OPTIONS = {"vocab": 64, "width": 8, "pause": 0.0}
@@ -98,7 +98,7 @@ class TinyEngine(FileEngine):
         state = self._agreed(f"{directory}/{self._state_name()}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        adopt(self.optimizer, self.context.config.algorithm.optimizer)
+        apply_settings(self.optimizer, self.context.config.algorithm.optimizer)
         torch.set_rng_state(state["rng"])
 
     def _agreed(self, path):

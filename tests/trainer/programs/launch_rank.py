@@ -13,8 +13,8 @@ import sys
 import time
 
 from syncd.errors import SyncdError
+from trainer.config import job_config
 from trainer.config.model import JobConfig
-from trainer.launch import settle as settling
 from trainer.launch.train import train
 from trainer.stopping import StopSignals
 
@@ -22,20 +22,20 @@ from trainer.stopping import StopSignals
 def settle(config, _allowed=()):
     """Do what settling does for these tests: take another directory, made once."""
     if config.job.dir.endswith("refused"):
-        raise settling.SyncdError("this job is refused")
+        raise SyncdError("this job is refused")
     os.mkdir(f"{config.job.dir}-settled")
     return config.model_copy(
         update={"job": config.job.model_copy(update={"dir": f"{config.job.dir}-settled"})}
     )
 
 
-settling.settle = settle
+job_config.enter_job_dir = settle
 
 
 def meet(config, place):
     """Join, add the ranks up, print what was found."""
     dist, torch = importlib.import_module("torch.distributed"), importlib.import_module("torch")
-    join = importlib.import_module("trainer.launch.join").join
+    join = importlib.import_module("trainer.launch.process_group").join
 
     with join(config, place) as joined:
         total = torch.tensor([float(place.rank + 1)])
@@ -49,7 +49,7 @@ def meet(config, place):
 
 def desert(config, place):
     """Rank 1 leaves after meeting; rank 0 goes on asking it."""
-    with importlib.import_module("trainer.launch.join").join(config, place) as joined:
+    with importlib.import_module("trainer.launch.process_group").join(config, place) as joined:
         while place.rank == 0:
             joined.ranks.gather(1)
     return 0

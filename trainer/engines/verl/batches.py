@@ -1,4 +1,4 @@
-"""Rows as verl takes them: a TensorDict of jagged tensors with the settings of a pass beside them."""
+"""Rows as verl takes them, a TensorDict of jagged tensors with settings beside them, and passes without gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,30 +10,31 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig
 
 from syncd.errors import ConfigError
-from trainer.engines.verl.rows import PADDING, Columns, Row, Slots, fill
+from trainer.engines.verl.models import Model
+from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """How much goes into one micro-batch: rows, or tokens where that is asked for."""
+class MicroBatch:
+    """The size of a micro-batch: rows, or tokens if `use_dynamic_bsz` is set."""
 
     rows: int
     tokens: int | None
 
     @classmethod
-    def training(cls, config: FSDPEngineConfig) -> "Budget":
-        """Return that of passes forward and backward."""
+    def training(cls, config: FSDPEngineConfig) -> "MicroBatch":
+        """Return the size for passes forward and backward."""
         tokens = config.max_token_len_per_gpu if config.use_dynamic_bsz else None
         return cls(config.micro_batch_size_per_gpu, tokens)
 
     @classmethod
-    def inference(cls, config: FSDPEngineConfig) -> "Budget":
-        """Return that of passes without gradients."""
+    def inference(cls, config: FSDPEngineConfig) -> "MicroBatch":
+        """Return the size for passes without gradients."""
         tokens = config.infer_max_token_len_per_gpu or config.max_token_len_per_gpu
         return cls(config.infer_micro_batch_size_per_gpu, tokens if config.use_dynamic_bsz else None)
 
-    def check(self, rows: Sequence[Row]) -> None:
-        """Refuse rows that fit into no micro-batch.
+    def check(self, rows: Sequence[TokenRow]) -> None:
+        """Refuse rows that are longer than a micro-batch.
 
         Raises:
             ConfigError: There is one.
@@ -45,15 +46,15 @@ class Budget:
 
 
 def tensors(
-    rows: Sequence[Row], slots: Slots, columns: Columns, budget: Budget, **settings: Any
+    rows: Sequence[TokenRow], slots: Slots, columns: Columns, budget: MicroBatch, **settings: Any
 ) -> TensorDict:
     """Return the rows of this rank for one pass.
 
     Args:
         rows: All rows of the batch.
-        slots: Which of them; padded here to whole micro-batches.
-        columns: What the loss needs of each response token besides.
-        budget: What goes into a micro-batch.
+        slots: The rows of this rank; padded here to whole micro-batches.
+        columns: Further values of response tokens that the loss reads.
+        budget: The size of a micro-batch.
         settings: Of the pass, by verl's names.
     """
     slots, size = fill(slots, budget.rows)
@@ -78,3 +79,25 @@ def tensors(
 
 def _jagged(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
+
+
+Found = dict[int, torch.Tensor]
+"""Values of response tokens, float32 in main memory, by the row's number."""
+
+
+def forward(
+    model: Model, rows: Sequence[TokenRow], slots: Slots, temperature: float, *, entropy: bool = False
+) -> tuple[Found, Found]:
+    """Return log-probs, and entropies if asked for, of this rank's rows; all ranks have as many slots."""
+    budget = MicroBatch.inference(model.engine_config)
+    data = tensors(rows, slots, {}, budget, temperature=temperature, calculate_entropy=entropy)
+    with model.eval_mode():
+        output = model.infer_batch(data)["model_output"]
+    names = ("log_probs", "entropy") if entropy else ("log_probs",)
+    found = [_of_rows(output[name], rows, slots) for name in names]
+    return found[0], found[1] if entropy else {}
+
+
+def _of_rows(values: torch.Tensor, rows: Sequence[TokenRow], slots: Slots) -> Found:
+    pairs = zip(slots, values.float().cpu().unbind(), strict=False)  # padding comes last
+    return {slot: rows[slot].response(value) for slot, value in pairs if slot is not None}

@@ -1,4 +1,4 @@
-"""What the configuration may not ask of verl here, said before verl is imported, which takes long."""
+"""Checks the configuration before verl is imported, which takes long."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ STRATEGIES = ("fsdp2", "fsdp")
 
 
 def check(config: JobConfig, device: str) -> None:
-    """Refuse what cannot work.
+    """Refuse a configuration that verl cannot run here.
 
     Args:
         config: The job's file.
         device: `cpu` or `cuda`.
 
     Raises:
-        ConfigError: With what to write instead.
+        ConfigError: It names what to write instead.
     """
     _check_strategy(config.engine.strategy, device)
     resolve(config.algorithm)
@@ -29,7 +29,7 @@ def check(config: JobConfig, device: str) -> None:
 
 
 def resolve(section: AlgorithmSection) -> AlgorithmSection:
-    """Return the table `algorithm` with what its name stands for where the file does not say otherwise.
+    """Return the table `algorithm` with the estimator and loss of its name, unless the file gives others.
 
     Raises:
         ConfigError: There is no algorithm of this name.
@@ -46,7 +46,7 @@ def resolve(section: AlgorithmSection) -> AlgorithmSection:
 
 
 def schedule_steps(config: JobConfig) -> int:
-    """Return the updates after which the learning rate's schedule ends, -1 where it has no end.
+    """Return the updates after which the learning rate's schedule ends, -1 if it has no end.
 
     Raises:
         ConfigError: A cosine without an end.
@@ -64,17 +64,17 @@ def schedule_steps(config: JobConfig) -> int:
 
 
 def known(key: str, name: str, names: Iterable[str]) -> str:
-    """Return a hint: the nearest of the names there are, or all of them."""
+    """Return a hint: the nearest known name, or all of them."""
     choices = list(names)
     near = difflib.get_close_matches(name, choices, 1)
     return f"did you mean {near[0]}?" if near else f"{key} is one of {', '.join(choices)}"
 
 
 def refuse_first(problems: Iterable[Problem]) -> None:
-    """Do nothing where there is no problem.
+    """Raise the first problem, if any.
 
     Raises:
-        ConfigError: The first of them.
+        ConfigError: The first problem.
     """
     for problem in problems:
         raise ConfigError(problem.text, hint=problem.hint)

@@ -1,4 +1,4 @@
-"""verl's FSDP engines behind the trainer's interface. `build` imports verl: not before the device is known."""
+"""verl's FSDP engines behind the trainer's interface. `build` imports verl, once the device is known."""
 
 import contextlib
 import logging
@@ -12,12 +12,15 @@ import torch
 from trainer.engines.base import Metrics
 from trainer.engines.files import FileEngine
 from trainer.engines.verl.checks import check
-from trainer.engines.verl.companions import companions
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
 
 if TYPE_CHECKING:
     from trainer.engines.verl.learner import Learner
+import json
+
+from syncd.errors import storage_error
+from trainer.config.model_files import read_model_config
 
 
 class VerlEngine(FileEngine):
@@ -26,7 +29,7 @@ class VerlEngine(FileEngine):
     _learner: "Learner"
 
     def build(self) -> None:
-        """Build model, optimizer and schedule; with `kl_coef`, a second model that stands still.
+        """Build model, optimizer and schedule; with `kl_coef`, a reference model too.
 
         Raises:
             ConfigError: The configuration asks for what verl cannot do here.
@@ -50,8 +53,8 @@ class VerlEngine(FileEngine):
         """Train on the whole batch, the same on all ranks.
 
         Raises:
-            CorruptDataError: It has tokens that the model does not have, or nothing finite comes of it any more.
-            ConfigError: It is not what the algorithm takes.
+            CorruptDataError: It has tokens outside the vocabulary, or too many updates in a row were not finite.
+            ConfigError: The algorithm cannot take it.
         """
         return self._learner.train(batch, step)
 
@@ -80,7 +83,7 @@ class VerlEngine(FileEngine):
         self._learner.save(directory)
 
     def load_training_state(self, directory: str) -> None:
-        """Go on exactly where it was written.
+        """Resume exactly where it was written.
 
         Raises:
             ConfigError: It was written by another number of ranks.
@@ -95,11 +98,45 @@ class VerlEngine(FileEngine):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep off stderr what verl's import has to say of engines that are not used, and its log below warnings."""
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # each of its modules looks when it is imported
+    """Suppress verl's messages at import about engines that are not used, and its log below warnings."""
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # each of its modules reads it when it is imported
     logging.getLogger("torch.fx._symbolic_trace").setLevel(
         logging.ERROR
     )  # to authors of models, in each process
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* engine is not available", UserWarning)
         yield
+
+
+_NAMES = frozenset({
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json",
+    "preprocessor_config.json",
+})  # fmt: skip
+_SUFFIXES = (".model", ".tiktoken", ".jinja")
+_CODE = ".py"
+
+
+def companions(path: str, dtype: str, *, code: bool) -> dict[str, bytes]:
+    """Return files of a model directory by name, all but the weights.
+
+    Args:
+        path: The model directory.
+        dtype: Of the weights beside them; config.json names it.
+        code: Whether to include the model's own code.
+
+    Raises:
+        ConfigError: It is not a model directory.
+        StorageError: A file cannot be read.
+    """
+    config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype}
+    found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
+    suffixes = (*_SUFFIXES, _CODE) if code else _SUFFIXES
+    try:
+        for name in sorted(os.listdir(path)):
+            if name in _NAMES or name.endswith(suffixes):
+                with open(os.path.join(path, name), "rb") as file:
+                    found[name] = file.read()
+    except OSError as error:
+        raise storage_error(error, path) from error
+    return found

@@ -1,19 +1,21 @@
-"""Figures of one step, gathered pass by pass on each rank and made into one number over all of them."""
+"""Metrics of one step: gathered pass by pass on each rank, then combined over all ranks."""
 
+import statistics
 from dataclasses import dataclass, field
 
 from syncd.transports.ranks import Ranks
 from trainer.engines.base import Metrics
+from trainer.experience.batch import Batch
 
 
 @dataclass
-class Figures:
+class StepMetrics:
     """Sums, weighted means and maxima by name.
 
     Args:
-        sums: Sums, and of means the sums of what is weighted. Names that are there from the start are 0 unless
-            something comes, so that the keys of all steps are the same.
-        weights: Of those that are means, the sums of the weights.
+        sums: Sums, and for means the weighted sums. Names given at the start are 0 until something is added, so that
+            all steps have the same keys.
+        weights: For means, the sums of the weights.
         tops: Maxima.
     """
 
@@ -22,11 +24,11 @@ class Figures:
     tops: dict[str, float] = field(default_factory=dict)
 
     def add(self, name: str, value: float) -> None:
-        """Add to a figure that is the sum over passes and ranks."""
+        """Add to a sum over passes and ranks."""
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def mean(self, name: str, value: float, weight: float) -> None:
-        """Add to a figure that is the mean over passes and ranks: `value` is that of `weight` tokens."""
+        """Add to a mean over passes and ranks: `value` is the mean of `weight` tokens."""
         self.add(name, value * weight)
         self.weights[name] = self.weights.get(name, 0.0) + weight
 
@@ -35,17 +37,33 @@ class Figures:
         self.tops[name] = max(self.tops.get(name, value), value)
 
     def over(self, ranks: Ranks) -> Metrics:
-        """Return the figures of all ranks as one, on all ranks."""
-        whole = Figures()
+        """Return the metrics over all ranks, the same on all of them."""
+        whole = StepMetrics()
         for one in ranks.gather(self):
-            whole._take(one)
+            whole._add_all(one)
         means = {name: value / (whole.weights.get(name) or 1.0) for name, value in whole.sums.items()}
         return means | whole.tops
 
-    def _take(self, other: "Figures") -> None:
+    def _add_all(self, other: "StepMetrics") -> None:
         for name, value in other.sums.items():
             self.add(name, value)
         for name, weight in other.weights.items():
             self.weights[name] = self.weights.get(name, 0.0) + weight
         for name, value in other.tops.items():
             self.top(name, value)
+
+
+def batch_metrics(batch: Batch) -> Metrics:
+    """Return metrics of rewards and responses; zeros without rollouts. Tokens of tools are counted apart."""
+    rewards = [row.reward for row in batch.firsts] or [0.0]
+    lengths = [sum(row.action_mask) for row in batch.experiences] or [0]
+    others = [len(row.action_mask) - sum(row.action_mask) for row in batch.experiences] or [0]
+    return {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "reward/max": max(rewards),
+        "reward/min": min(rewards),
+        "response/length_mean": sum(lengths) / len(rewards),  # of a rollout, over all its segments
+        "response/tokens": float(sum(lengths)),
+        "response/tool_tokens_mean": sum(others) / len(rewards),
+    }

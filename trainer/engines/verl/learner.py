@@ -1,4 +1,4 @@
-"""What verl's engine does with a batch, once everything is built."""
+"""Trains the model on batches, once everything is built."""
 
 import random
 from collections.abc import Sequence
@@ -11,19 +11,25 @@ from trainer.config.algorithms import SFT
 from trainer.config.model import JobConfig
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
-from trainer.engines.optimizing import adopt
-from trainer.engines.verl import state, summary
+from trainer.engines.verl import figures, state
 from trainer.engines.verl.advantages import advantages, check_estimator
-from trainer.engines.verl.batches import Budget
-from trainer.engines.verl.bounds import limits_of
+from trainer.engines.verl.batches import Found, MicroBatch, forward
 from trainer.engines.verl.checks import resolve
-from trainer.engines.verl.corrections import weights
-from trainer.engines.verl.losses import differ
-from trainer.engines.verl.models import Model, build
-from trainer.engines.verl.passes import Found, forward
-from trainer.engines.verl.rows import Columns, Row, Slots, check_vocabulary, deal, rollout_rows
+from trainer.engines.verl.losses import correction_weights, measure_difference
+from trainer.engines.verl.models import Model, build_model
+from trainer.engines.verl.rows import (
+    Columns,
+    Slots,
+    TokenRow,
+    TrainingStep,
+    check_vocabulary,
+    deal,
+    limits_of,
+    prepare_step,
+    rollout_rows,
+)
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
-from trainer.engines.verl.step import Step, prepare
+from trainer.engines.verl.state import apply_settings
 from trainer.engines.verl.updates import Updates
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
@@ -38,7 +44,7 @@ class Learner:
         device: This rank's device.
 
     Raises:
-        ConfigError: verl cannot do what is asked for.
+        ConfigError: verl cannot do what is configured.
     """
 
     def __init__(self, config: JobConfig, ranks: Ranks, device: torch.device) -> None:
@@ -49,9 +55,9 @@ class Learner:
             check_estimator(self._algorithm.advantage)
             actor_config(config, self._algorithm, 1)
         _seed(config.job.seed)
-        self.model = build(config, device.type)
-        holds_on = policy and self._algorithm.kl_coef > 0
-        self._reference = build(config, device.type, forward_only=True) if holds_on else None
+        self.model = build_model(config, device.type)
+        has_reference = policy and self._algorithm.kl_coef > 0
+        self._reference = build_model(config, device.type, forward_only=True) if has_reference else None
         _seed(config.job.seed + 1 + ranks.rank)
         self._updates = Updates(config, self._algorithm, ranks, self.model)
 
@@ -65,17 +71,19 @@ class Learner:
     def limits(self) -> Limits:
         """Return what of a row the model can take."""
         text_config = self.model.model_config.hf_config.get_text_config()
-        budgets = [make(self.model.engine_config).tokens for make in (Budget.training, Budget.inference)]
+        budgets = [
+            make(self.model.engine_config).tokens for make in (MicroBatch.training, MicroBatch.inference)
+        ]
         return limits_of(self.model.module, text_config, budgets)
 
     def train(self, batch: Batch, number: int) -> Metrics:
         """Train on a batch as step `number`; see VerlEngine."""
-        step = prepare(self._algorithm, batch, mixed=self._config.data.sft_ratio > 0)
+        step = prepare_step(self._algorithm, batch, mixed=self._config.data.sft_ratio > 0)
         self._check(step.rows)
         columns = self._columns(step) if step.rollouts else {}
         done = self._updates.run(step, columns, number)
         done["train/tokens"] = float(sum(int(row.mask.sum()) for row in step.rows))
-        described = {} if self._algorithm.name == SFT else summary.of_rollouts(batch)
+        described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
         return step.figures.over(self._ranks) | done | described
 
     def log_probs(self, batch: Batch) -> list[torch.Tensor]:
@@ -92,18 +100,18 @@ class Learner:
 
     def save(self, directory: str) -> None:
         """Write the training state; see VerlEngine."""
-        state.save(self.model, directory, self._ranks)
+        state.save_state(self.model, directory, self._ranks)
 
     def load(self, directory: str) -> None:
-        """Go on from a training state; see VerlEngine."""
-        state.load(self.model, directory, self._ranks)
-        adopt(self.model.optimizer, self._config.algorithm.optimizer, self.model.lr_scheduler)
+        """Resume from a training state; see VerlEngine."""
+        state.load_state(self.model, directory, self._ranks)
+        apply_settings(self.model.optimizer, self._config.algorithm.optimizer, self.model.lr_scheduler)
 
-    def _check(self, found: Sequence[Row]) -> None:
+    def _check(self, found: Sequence[TokenRow]) -> None:
         check_vocabulary(found, self.model.model_config.hf_config.get_text_config().vocab_size)
-        Budget.training(self.model.engine_config).check(found)
+        MicroBatch.training(self.model.engine_config).check(found)
 
-    def _columns(self, step: Step) -> Columns:
+    def _columns(self, step: TrainingStep) -> Columns:
         """Return what the policy loss needs of each token of this rank's rows."""
         columns: dict[str, Found] = {"advantages": dict(enumerate(advantages(self._algorithm, step.batch)))}
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
@@ -117,29 +125,31 @@ class Learner:
         settings = correction(self._algorithm.options)
         if settings is not None:
             own = columns["old_log_probs"]
-            columns["rollout_is_weights"] = weights(settings, step.rollouts, own, recorded, step.figures)
+            columns["rollout_is_weights"] = correction_weights(
+                settings, step.rollouts, own, recorded, step.figures
+            )
         if self._reference is not None:
             columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
         return columns
 
-    def _recomputed(self, step: Step, slots: Slots, recorded: Found) -> Found:
-        """Return this model's log-probs before the updates, and measure how far the recorded ones are from them."""
+    def _recomputed(self, step: TrainingStep, slots: Slots, recorded: Found) -> Found:
+        """Return this model's log-probs before the updates, and record how far those of explorers are from them."""
         wanted = not entropy_in_updates(self._algorithm)
         found, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
         for number, values in found.items():
             mask = step.rollouts[number].mask.bool()
-            differ(step.figures, values, recorded[number], mask)
+            measure_difference(step.figures, values, recorded[number], mask)
             if wanted and mask.any():
                 entropy = float(entropies[number][mask].mean())
                 step.figures.mean("actor/entropy", entropy, float(mask.sum()))
         return found
 
     def _forward(
-        self, model: Model, rollouts: Sequence[Row], slots: Slots, *, entropy: bool = False
+        self, model: Model, rollouts: Sequence[TokenRow], slots: Slots, *, entropy: bool = False
     ) -> tuple[Found, Found]:
         return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
 
-    def _deal(self, rollouts: Sequence[Row], numbers: Sequence[int]) -> Slots:
+    def _deal(self, rollouts: Sequence[TokenRow], numbers: Sequence[int]) -> Slots:
         return deal(rollouts, numbers, self._ranks.rank, self._ranks.world_size)
 
 

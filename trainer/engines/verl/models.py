@@ -1,4 +1,4 @@
-"""The model that is trained, and the one that stands still, as engines of verl."""
+"""Builds the trained model and the reference model as engines of verl."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from trainer.engines.verl import settings
 
 
 class Model(Protocol):
-    """What of verl's engines is used here; see verl.workers.engine.BaseEngine."""
+    """The part of verl.workers.engine.BaseEngine that is used here."""
 
     module: Any
     optimizer: Any
@@ -36,7 +36,7 @@ class Model(Protocol):
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None: ...
 
 
-def build(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
+def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
     """Return the model of `model.path`, spread over the ranks, with its optimizer.
 
     Raises:
@@ -61,7 +61,7 @@ def build(config: JobConfig, device: str, *, forward_only: bool = False) -> Mode
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep verl's prints and transformers' progress bars out of what a person reads; warnings stay."""
+    """Suppress verl's prints and transformers' progress bars; warnings stay."""
     bars: Any = transformers_logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()

@@ -1,24 +1,37 @@
-"""Samples as rows of tokens, and which rank takes which of them in which update. All ranks compute the same plan."""
+"""One batch as rows of tokens: the updates of a step, and which rank computes which rows. Needs no verl.
 
+All ranks compute the same assignment.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
+from typing import Any
 
 import torch
 
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, UsageError
+from trainer.config.algorithms import SFT
+from trainer.config.model import AlgorithmSection
+from trainer.config.options import correction
+from trainer.engines.verl.figures import StepMetrics
 from trainer.experience.batch import Batch
+from trainer.experience.limits import Limits
 from trainer.experience.sft import Example
 
 Columns = Mapping[str, Mapping[int, torch.Tensor]]
-"""Figures of response tokens, float32, by name and by the row's number."""
+"""Values of response tokens, float32, by name and by the row's number."""
 
 Slots = list[int | None]
-"""Numbers of rows; None stands for a row of padding, which counts nowhere."""
+"""Numbers of rows; None is a row of padding, which has no effect."""
+
+_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
+"""Names of tables of learnt positions in transformers. Rotary positions have no table and no limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenRow:
     """One row: its tokens (int64), the length of its prompt, and which response tokens are learnt (int64).
 
     Rows with the same number of a rollout are its segments, one after the other; other rows have none.
@@ -34,26 +47,28 @@ class Row:
         return values[self.prompt - 1 : len(self.tokens) - 1]
 
 
-PADDING = Row(torch.zeros(2, dtype=torch.long), 1, torch.zeros(1, dtype=torch.long))
+PADDING = TokenRow(torch.zeros(2, dtype=torch.long), 1, torch.zeros(1, dtype=torch.long))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UpdateRows:
     """The rows of one update over all ranks: numbers of rollouts and numbers of examples."""
 
     rollouts: list[int]
     examples: list[int]
 
 
-def rollout_rows(batch: Batch) -> list[Row]:
+def rollout_rows(batch: Batch) -> list[TokenRow]:
     """Return rollouts as rows; neither a tool's tokens are learnt nor those whose version is unproven."""
     return [
-        Row(torch.tensor(list(one.tokens)), one.prompt_length, torch.tensor(list(one.learnt)).long(), number)
+        TokenRow(
+            torch.tensor(list(one.tokens)), one.prompt_length, torch.tensor(list(one.learnt)).long(), number
+        )
         for one, number in zip(batch.experiences, batch.rollouts, strict=True)
     ]
 
 
-def example_rows(examples: Iterable[Example]) -> list[Row]:
+def example_rows(examples: Iterable[Example]) -> list[TokenRow]:
     """Return examples as rows; the whole response is learnt."""
     return [
         _row(one.tokens, one.prompt_length, torch.ones(len(one.tokens) - one.prompt_length))
@@ -61,8 +76,8 @@ def example_rows(examples: Iterable[Example]) -> list[Row]:
     ]
 
 
-def check_vocabulary(rows: Iterable[Row], size: int) -> None:
-    """Refuse tokens that the model does not have: on a GPU they end the process without a word.
+def check_vocabulary(rows: Iterable[TokenRow], size: int) -> None:
+    """Refuse tokens outside the vocabulary: on a GPU they would end the process without a message.
 
     Raises:
         CorruptDataError: There is one.
@@ -73,10 +88,10 @@ def check_vocabulary(rows: Iterable[Row], size: int) -> None:
         raise CorruptDataError(f"token {largest} in a batch for a model of {size} tokens", hint=hint)
 
 
-def split(rollouts: Sequence[Row], examples: Sequence[Row], parts: int) -> list[Part]:
-    """Return the updates of one pass: neighbours together, in equal parts; without those that teach nothing.
+def split_updates(rollouts: Sequence[TokenRow], examples: Sequence[TokenRow], parts: int) -> list[UpdateRows]:
+    """Return the updates of one pass: equal parts of neighbouring rows, without parts that teach nothing.
 
-    A rollout is in one update with all its segments.
+    All segments of a rollout are in one update.
     """
     found, nothing = [], list[int]()
     whole = [list(its) for _, its in groupby(range(len(rollouts)), key=lambda at: _sample(rollouts[at], at))]
@@ -84,22 +99,22 @@ def split(rollouts: Sequence[Row], examples: Sequence[Row], parts: int) -> list[
     pairs = zip_longest(pieces, _pieces(len(examples), parts), fillvalue=nothing)
     for left, right in pairs:
         learnt = [number for number in left if rollouts[number].mask.any()]
-        part = Part(left if learnt else [], right)
+        part = UpdateRows(left if learnt else [], right)
         if part.rollouts or part.examples:
             found.append(part)
     return found
 
 
-def samples(rows: Sequence[Row], numbers: Iterable[int]) -> int:
-    """Return how many samples are learnt from: a rollout counts once, however many segments it has."""
+def count_samples(rows: Sequence[TokenRow], numbers: Iterable[int]) -> int:
+    """Return how many samples are learnt from; the segments of a rollout count as one."""
     return len({_sample(rows[number], number) for number in numbers if rows[number].mask.any()})
 
 
-def _sample(row: Row, number: int) -> tuple[bool, int]:
+def _sample(row: TokenRow, number: int) -> tuple[bool, int]:
     return (False, number) if row.rollout is None else (True, row.rollout)
 
 
-def deal(rows: Sequence[Row], numbers: Sequence[int], rank: int, ranks: int) -> Slots:
+def deal(rows: Sequence[TokenRow], numbers: Sequence[int], rank: int, ranks: int) -> Slots:
     """Return the rows of one rank: about as many tokens on each, longest first, and exactly as many rows."""
     order = sorted(numbers, key=lambda number: (-len(rows[number].tokens), number))
     turns = [order[start : start + ranks] for start in range(0, len(order), ranks)]
@@ -124,5 +139,85 @@ def _pieces(count: int, parts: int) -> Iterator[list[int]]:
             yield list(piece)
 
 
-def _row(tokens: Sequence[int], prompt: int, mask: torch.Tensor) -> Row:
-    return Row(torch.tensor(list(tokens)), prompt, mask.long())
+def _row(tokens: Sequence[int], prompt: int, mask: torch.Tensor) -> TokenRow:
+    return TokenRow(torch.tensor(list(tokens)), prompt, mask.long())
+
+
+_POLICY_METRICS = ("actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "rollout/logprob_diff_mean")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """A batch as rows, the updates of one pass over it, and its figures so far."""
+
+    batch: Batch
+    rollouts: list[TokenRow]
+    examples: list[TokenRow]
+    parts: list[UpdateRows]
+    figures: StepMetrics
+
+    @property
+    def rows(self) -> list[TokenRow]:
+        """Return rollouts and examples."""
+        return [*self.rollouts, *self.examples]
+
+    @property
+    def horizon(self) -> int:
+        """Return the length of the longest response of a rollout, over all its segments."""
+        lengths = Counter[int | None]()
+        for row in self.rollouts:
+            lengths[row.rollout] += len(row.mask)
+        return max(lengths.values(), default=1)
+
+
+def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> TrainingStep:
+    """Return the step of a batch.
+
+    Args:
+        algorithm: What is learnt, resolved.
+        batch: The batch.
+        mixed: Whether examples are expected besides rollouts, so that each step has their metrics.
+
+    Raises:
+        UsageError: It is empty.
+    """
+    only_examples = algorithm.name == SFT
+    rollouts = [] if only_examples else rollout_rows(batch)
+    examples = example_rows(batch.examples)
+    if not rollouts and not examples:
+        raise UsageError("a batch with nothing to learn from")
+    means = () if only_examples else _POLICY_METRICS
+    if not only_examples and correction(algorithm.options) is not None:
+        means = (*means, "rollout/is_weight_mean")
+    if only_examples or mixed or examples:
+        means = (*means, "sft/loss")
+    tops = () if only_examples else ("rollout/logprob_diff_max",)
+    figures = StepMetrics(sums=dict.fromkeys(means, 0.0), tops=dict.fromkeys(tops, 0.0))
+    return TrainingStep(
+        batch, rollouts, examples, split_updates(rollouts, examples, algorithm.mini_batches), figures
+    )
+
+
+def limits_of(module: torch.nn.Module, text_config: Any, budgets: Iterable[int | None]) -> Limits:
+    """Return the limits of a model's rows.
+
+    Args:
+        module: The model.
+        text_config: Its configuration, of the text part if there are several.
+        budgets: Tokens of a micro-batch, which no row may exceed; None for no bound.
+    """
+    bounds = [(budget, "engine.options.max_token_len_per_gpu") for budget in budgets if budget is not None]
+    positions = _positions(module, text_config)
+    if positions is not None:
+        bounds.append((positions, "the model's table of positions"))
+    tokens, origin = min(bounds, default=(None, ""))
+    return Limits(text_config.vocab_size, tokens, origin)
+
+
+def _positions(module: torch.nn.Module, text_config: Any) -> int | None:
+    """Return how many positions a model has learnt, None without a table of positions."""
+    for name, part in module.named_modules():
+        if name.rpartition(".")[2] in _POSITIONS and isinstance(part, torch.nn.Embedding):
+            known = getattr(text_config, "max_position_embeddings", None)
+            return known if isinstance(known, int) else part.num_embeddings
+    return None

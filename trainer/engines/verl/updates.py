@@ -10,15 +10,14 @@ from syncd.errors import CorruptDataError
 from syncd.transports.ranks import Ranks
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.engines.base import Metrics
-from trainer.engines.verl.batches import Budget, tensors
+from trainer.engines.verl.batches import MicroBatch, tensors
 from trainer.engines.verl.losses import ExampleLoss, PolicyLoss
 from trainer.engines.verl.models import Model
-from trainer.engines.verl.rows import Columns, Part, Row, deal, samples
+from trainer.engines.verl.rows import Columns, TokenRow, TrainingStep, UpdateRows, count_samples, deal
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
-from trainer.engines.verl.step import Step
 
 MOST_SKIPPED = 10
-"""Updates in a row that may come to nothing before the run ends."""
+"""Updates in a row that may be skipped before the run ends."""
 
 
 class Updates:
@@ -35,7 +34,7 @@ class Updates:
         self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
         self._in_a_row = 0
 
-    def run(self, step: Step, columns: Columns, number: int) -> Metrics:
+    def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
         """Make all updates of a step and return what the optimizer did.
 
         Args:
@@ -44,7 +43,7 @@ class Updates:
             number: The step's number, for the log.
 
         Raises:
-            CorruptDataError: Too many updates in a row came to nothing.
+            CorruptDataError: Too many updates in a row were skipped.
         """
         parts = step.parts * self._algorithm.epochs
         policy, examples = self._losses(step, 1 / max(len(parts), 1))
@@ -52,13 +51,13 @@ class Updates:
         for part in parts:
             rate = self._rate()
             norms.append(self._update(step, part, columns, policy, examples))
-            self._settle(norms[-1], number)
+            self._finish_update(norms[-1], number)
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
         skipped = float(len(norms) - len(done))
         return {"actor/grad_norm": norm, "actor/lr": rate, "actor/updates_skipped": skipped}
 
-    def _losses(self, step: Step, share: float) -> tuple[PolicyLoss | None, ExampleLoss]:
+    def _losses(self, step: TrainingStep, share: float) -> tuple[PolicyLoss | None, ExampleLoss]:
         examples = ExampleLoss(step.figures, share)
         if not step.rollouts:
             return None, examples
@@ -67,7 +66,12 @@ class Updates:
         return PolicyLoss(config, step.figures, share, measure), examples
 
     def _update(
-        self, step: Step, part: Part, columns: Columns, policy: PolicyLoss | None, examples: ExampleLoss
+        self,
+        step: TrainingStep,
+        part: UpdateRows,
+        columns: Columns,
+        policy: PolicyLoss | None,
+        examples: ExampleLoss,
     ) -> float:
         """Make one update; return the norm of its gradient before clipping."""
         with self._model.train_mode():
@@ -86,7 +90,7 @@ class Updates:
 
     def _data(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TokenRow],
         numbers: Sequence[int],
         columns: Columns,
         temperature: float,
@@ -98,17 +102,17 @@ class Updates:
             rows,
             deal(rows, numbers, self._ranks.rank, self._ranks.world_size),
             columns,
-            Budget.training(self._model.engine_config),
+            MicroBatch.training(self._model.engine_config),
             temperature=temperature,
             calculate_entropy=entropy,
-            global_batch_size=samples(rows, numbers),
+            global_batch_size=count_samples(rows, numbers),
         )
 
     def _rate(self) -> float:
         return float(self._model.lr_scheduler.get_last_lr()[0])
 
-    def _settle(self, norm: float, number: int) -> None:
-        """Let the schedule go on after an update; verl makes none of a gradient that is not finite."""
+    def _finish_update(self, norm: float, number: int) -> None:
+        """Advance the schedule after an update; verl skips one whose gradient is not finite."""
         if math.isfinite(norm):
             self._in_a_row = 0
             self._model.lr_scheduler_step()
@@ -118,7 +122,7 @@ class Updates:
             "update_skipped", reason="its gradient is not finite", step=number, in_a_row=self._in_a_row
         )
         if self._in_a_row >= MOST_SKIPPED:
-            hint = "go on from an earlier checkpoint with a lower algorithm.optimizer.lr"
+            hint = "resume from an earlier checkpoint with a lower algorithm.optimizer.lr"
             raise CorruptDataError(
                 f"{MOST_SKIPPED} updates in a row had gradients that are not finite", hint=hint
             )

@@ -69,7 +69,7 @@ def main(job, style, steps, members, fault="", timeout="20", address=""):
         )
         made, _ = make_trainer(config, sync)
         made.prepare()
-        options = made.engine._broadcaster._options
+        options = made.engine.senders["nccl"]._broadcaster._options
         object.__setattr__(options, "bucket", 128 << 10)
         code = made.train()
         made.shutdown()

@@ -1,0 +1,238 @@
+"""The one loader of the job's file: layers of keys to a checked model, or one error with all problems.
+
+pydantic-settings is not used: it merges its sources before it validates, so no error could name the file, the stage
+or the command line that gave a value; its command line ends the process at the first unknown flag, without the
+nearest key; and its values are JSON, where those of a job's file are TOML.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from syncd.errors import ConfigError, UsageError
+from syncd.jobfile.keys import Keys
+from syncd.jobfile.problems import Problem, error_of, shown
+from syncd.jobfile.sections import JobFile
+
+COMMAND_LINE = "the command line"
+
+Model = TypeVar("Model", bound=JobFile)
+
+_FLAG = re.compile(r"--([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?:=(.*))?", re.DOTALL)
+_VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Keys from one origin; a later layer overrides an earlier one.
+
+    Args:
+        table: The keys, as TOML gives them.
+        where: What errors call the origin.
+        directory: What relative paths are relative to.
+    """
+
+    table: Mapping[str, Any]
+    where: str
+    directory: str
+
+
+class Loader(Generic[Model]):
+    """Reads the job's file as one program needs it.
+
+    Args:
+        keys: The keys of the file.
+        model: What the file is checked by; the model of `keys`.
+        required: Tables that count as given, so that the keys that they lack are named one by one.
+        check: Yields the problems that no single key shows.
+        hint: What to run if there are several problems.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        model: type[Model],
+        *,
+        required: Sequence[str],
+        check: Callable[[Model], Iterable[Problem]],
+        hint: str,
+    ) -> None:
+        self.keys, self.hint = keys, hint
+        self._model, self._required, self._check = model, required, check
+
+    def command_layer(self, overrides: Sequence[str]) -> Layer:
+        """Return what the command line gives.
+
+        Raises:
+            UsageError: It is not `--section.key value`.
+        """
+        return Layer(parse_overrides(overrides, self.keys), COMMAND_LINE, os.getcwd())
+
+    def validate(self, layers: Sequence[Layer]) -> tuple[Model | None, list[Problem]]:
+        """Return the model of the layers, None if a key is wrong by itself, and all problems.
+
+        Args:
+            layers: The file first, the command line last.
+        """
+        problems = [problem for layer in layers for problem in _unset_variables(self.keys, layer)]
+        table: dict[str, Any] = {name: {} for name in self._required}
+        for layer in layers:
+            table = merged(table, _with_absolute_paths(self.keys, layer))
+        try:
+            model = self._model.model_validate(table)
+        except ValidationError as error:
+            return None, [*problems, *_schema_problems(self.keys, error, layers)]
+        found = (replace(problem, where=_where(problem.key, layers)) for problem in self._check(model))
+        return model, [*problems, *found]
+
+    def load(self, layers: Sequence[Layer], path: str) -> Model:
+        """Return the model of the layers, with the file that they come from as `job.source`.
+
+        Raises:
+            ConfigError: All problems.
+        """
+        model, problems = self.validate(layers)
+        if model is None or problems:
+            raise error_of(problems, self.hint)
+        return model.with_source(path)
+
+
+def read_toml(path: str) -> tuple[dict[str, Any], str]:
+    """Return a file's table and its text.
+
+    Raises:
+        ConfigError: It cannot be read or is not TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read().decode()
+        return tomllib.loads(text), text
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not TOML: {error}", path=path) from error
+
+
+def layer_of(table: Mapping[str, Any], path: str) -> Layer:
+    """Return the layer of a file; its relative paths are relative to its directory."""
+    return Layer(table, path, os.path.dirname(os.path.abspath(path)))
+
+
+def parse_overrides(arguments: Sequence[str], keys: Keys) -> dict[str, Any]:
+    """Return the table that `--section.key value` and `--section.key=value` make; the last of equal keys counts.
+
+    A value is parsed as TOML; it is text if it is not TOML or if the key takes only text.
+
+    Raises:
+        UsageError: An argument is not `--key`, or a key has no value.
+    """
+    table: dict[str, Any] = {}
+    for name, text in _pairs(list(arguments)):
+        *path, last = name.split(".")
+        place = table
+        for part in path:
+            below = place.get(part)
+            place[part] = place = below if isinstance(below, dict) else {}
+        place[last] = _value(name, text, keys)
+    return table
+
+
+def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two tables as one: tables in both are merged, else the upper one's value counts."""
+    both = dict(lower)
+    for name, value in upper.items():
+        below = both.get(name)
+        both[name] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return both
+
+
+def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    while arguments:
+        argument = arguments.pop(0)
+        match = _FLAG.fullmatch(argument)
+        if match is None:
+            raise UsageError(f"not an option: {argument!r}", hint="write --section.key value")
+        name, text = match[1], match[2]
+        if text is None:
+            if not arguments or arguments[0].startswith("--"):
+                raise UsageError(f"--{name} has no value", hint=f"write --{name} VALUE or --{name}=VALUE")
+            text = arguments.pop(0)
+        yield name, text
+
+
+def _value(name: str, text: str, keys: Keys) -> Any:
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    if document.keys() != {"value"}:
+        return text
+    value = document["value"]
+    key = keys.all.get(keys.owner(name.split(".")))
+    takes_text = key is not None and key.is_text
+    return text if takes_text and not isinstance(value, str) else value
+
+
+def _schema_problems(keys: Keys, error: ValidationError, layers: Sequence[Layer]) -> list[Problem]:
+    found: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False, include_context=False):
+        problem = _schema_problem(keys, detail["loc"], detail["type"], layers)
+        found.setdefault(problem.key, replace(problem, where=_where(problem.key, layers)))
+    return list(found.values())
+
+
+def _schema_problem(keys: Keys, path: Sequence[str | int], kind: str, layers: Sequence[Layer]) -> Problem:
+    key, whole = keys.owner(path), ".".join(str(part) for part in path)
+    if kind == "extra_forbidden":
+        near = keys.nearest(whole)
+        return Problem(whole, f"unknown key {whole}", f"did you mean {near}?" if near else None)
+    if kind == "missing" and whole == key:
+        return Problem(key, f"{key} is missing")
+    given = next((value for layer in reversed(layers) for value in _given(layer.table, key)), None)
+    return Problem(key, f"{key} = {shown(given)} is not {keys.expected(key)}")
+
+
+def _where(key: str, layers: Sequence[Layer]) -> str:
+    """Return the last origin that gives a key, the first of all if none does."""
+    return next(
+        (layer.where for layer in reversed(layers) for _ in _given(layer.table, key)), layers[0].where
+    )
+
+
+def _given(table: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the value of a dotted key in a list, an empty list if the table does not give it."""
+    place: Any = table
+    for part in key.split("."):
+        if not isinstance(place, dict) or part not in place:
+            return []
+        place = place[part]
+    return [place]
+
+
+def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:
+    """Return a layer's table with its paths made absolute; empty paths and values that are not text stay."""
+    table: dict[str, Any] = dict(layer.table)
+    for key in keys.paths:
+        for path in _given(table, key):
+            if isinstance(path, str) and path:
+                expanded = os.path.expandvars(os.path.expanduser(path))
+                place: Any = os.path.normpath(os.path.join(layer.directory, expanded))
+                for part in reversed(key.split(".")):
+                    place = {part: place}
+                table = merged(table, place)
+    return table
+
+
+def _unset_variables(keys: Keys, layer: Layer) -> list[Problem]:
+    found = []
+    for key in keys.paths:
+        for path in _given(layer.table, key):
+            if isinstance(path, str) and (left := _VARIABLE.search(os.path.expandvars(path))):
+                text = f"{key} = {shown(path)} names {left[0]}, which is not set"
+                found.append(Problem(key, text, where=layer.where))
+    return found

@@ -1,0 +1,183 @@
+"""Sample strategies beside `fifo`: `replay` of used groups, `mix` with SFT examples, and `sft`, examples only."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from syncd.errors import ConfigError
+from trainer.experience.batch import Batch, SampleStrategy
+from trainer.experience.cursor import fields_of
+from trainer.experience.fifo import Fifo
+from trainer.experience.limits import Limits
+from trainer.experience.pool import RolloutGroup, files_of, group_document, load_groups
+from trainer.experience.sft import Examples
+
+
+class Replay(SampleStrategy):
+    """Fresh groups first in, first out, mixed with groups drawn from a bounded buffer of used ones.
+
+    The batches of buffered groups stay on disk until these leave the buffer, so a state names them only.
+
+    Args:
+        fresh: Where fresh groups come from.
+        capacity: Groups of the buffer; the oldest leave it first.
+        share: The share of a batch's groups that is drawn from the buffer, as far as it has them.
+        seed: Of the draws.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+
+    KIND = "replay"
+
+    def __init__(self, fresh: Fifo, *, capacity: int, share: float, seed: int = 0) -> None:
+        if capacity < 1 or not 0 <= share < 1:
+            raise ConfigError(
+                f"replay out of range: capacity {capacity}, share {share}", hint="0 <= share < 1"
+            )
+        self._fresh, self._capacity, self._share, self._seed = fresh, capacity, share, seed
+        self._buffer: list[RolloutGroup] = []
+        self._draws = 0
+
+    def limit(self, limits: Limits) -> None:
+        """Set batches aside that the model cannot take."""
+        self._fresh.limit(limits)
+
+    def sample(self, step: int, *, generation: int) -> Batch | None:
+        """Return fresh groups and drawn ones after them, None if there are not enough fresh ones."""
+        now, sampling = (generation, step), self._fresh.sampling
+        usable = [group for group in self._buffer if not sampling.staleness.is_stale(group.experiences, now)]
+        old = min(int(self._share * sampling.groups), len(usable))
+        fresh = self._fresh.pop_groups(sampling.groups - old, now)
+        if fresh is None:
+            return None
+        # One generator a draw, named by its number: the number is all of its state.
+        drawn = random.Random(f"{self._seed}/{self._draws}").sample(usable, old)  # noqa: S311 -- no secret
+        self._draws += 1
+        self._buffer = [*usable, *fresh][-self._capacity :]
+        return self._fresh.batch([*fresh, *drawn], now)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the fresh ones, where the buffered groups are stored, and the number of draws."""
+        buffer = [group_document(group, group.since) for group in self._buffer]
+        return {"kind": self.KIND, "fresh": self._fresh.state_dict(), "buffer": buffer, "draws": self._draws}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Read the buffered groups again and continue with the next draw."""
+        fields = fields_of(state, self.KIND)
+        self._fresh.load_state_dict(fields.record("fresh").document)
+        self._draws = fields.integer("draws")
+        reader = self._fresh.reader
+        self._buffer = load_groups(fields.records("buffer"), reader.load, reader.clock.monotonic())
+
+    def commit(self, state: Mapping[str, Any]) -> int:
+        """Release the batches that neither wait nor are buffered in the saved state."""
+        fields = fields_of(state, self.KIND)
+        keep = frozenset(files_of(fields.records("buffer")))
+        return self._fresh.commit(fields.record("fresh").document, keep)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the fresh groups and the length of the buffer."""
+        return {**self._fresh.metrics(), "experience/replay_groups": float(len(self._buffer))}
+
+
+class Mix(SampleStrategy):
+    """Adds SFT examples to each batch of another strategy.
+
+    Args:
+        strategy: Where experiences come from.
+        examples: The data set.
+        ratio: Examples as a share of the whole batch.
+
+    Raises:
+        ConfigError: The ratio is out of range.
+    """
+
+    KIND = "mix"
+
+    def __init__(self, strategy: SampleStrategy, examples: Examples, *, ratio: float) -> None:
+        if not 0 < ratio < 1:
+            raise ConfigError(f"ratio {ratio} of SFT examples is not between 0 and 1")
+        self._strategy, self._examples, self._ratio = strategy, examples, ratio
+
+    @property
+    def over(self) -> str:
+        """Return why the other strategy has no further samples, empty while it may."""
+        return self._strategy.over
+
+    def limit(self, limits: Limits) -> None:
+        """Refuse examples and set batches aside that the model cannot take."""
+        self._examples.check(limits)
+        self._strategy.limit(limits)
+
+    def sample(self, step: int, *, generation: int) -> Batch | None:
+        """Return the other strategy's batch with examples, None if it has none."""
+        batch = self._strategy.sample(step, generation=generation)
+        if batch is None:
+            return None
+        count = round(len(batch.firsts) * self._ratio / (1 - self._ratio))
+        return replace(batch, examples=self._examples.draw(count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both states."""
+        return {
+            "kind": self.KIND,
+            "strategy": self._strategy.state_dict(),
+            "examples": self._examples.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from both states."""
+        fields = fields_of(state, self.KIND)
+        self._examples.load_state_dict(fields.record("examples").document)
+        self._strategy.load_state_dict(fields.record("strategy").document)
+
+    def commit(self, state: Mapping[str, Any]) -> int:
+        """Release the batches that the other strategy's saved state does not need."""
+        return self._strategy.commit(fields_of(state, self.KIND).record("strategy").document)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the other strategy."""
+        return self._strategy.metrics()
+
+
+class Supervised(SampleStrategy):
+    """The strategy of supervised training: examples only, for so many epochs.
+
+    Args:
+        examples: The data set.
+        count: Examples of one step.
+        epochs: Passes over the data set; 0 for no end.
+    """
+
+    KIND = "sft"
+
+    def __init__(self, examples: Examples, count: int, epochs: int) -> None:
+        self._examples, self._count, self._epochs = examples, count, epochs
+
+    @property
+    def over(self) -> str:
+        """Return that all epochs are done, empty before."""
+        is_over = 0 < self._epochs * len(self._examples) <= self._examples.taken
+        return "all epochs done" if is_over else ""
+
+    def limit(self, limits: Limits) -> None:
+        """Refuse examples that the model cannot take."""
+        self._examples.check(limits)
+
+    def sample(self, step: int, *, generation: int) -> Batch | None:  # noqa: ARG002 - examples have no age
+        """Return the next examples, None once all epochs are done."""
+        return None if self.over else Batch((), (), (), (), (), self._examples.draw(self._count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the data set."""
+        return {"kind": self.KIND, "examples": self._examples.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume at a place."""
+        self._examples.load_state_dict(fields_of(state, self.KIND).record("examples").document)
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many epochs are done."""
+        return {"data/epoch": self._examples.taken / len(self._examples)}
