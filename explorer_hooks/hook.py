@@ -11,13 +11,14 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine works again
 `EngineDeadError` says that it cannot.
 """
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from syncd.errors import ConfigError, EngineDeadError, RefusedError
+from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair, pair_of
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta
@@ -250,6 +251,20 @@ class LoadState:
         """Note that the engine is back on a good version."""
         self.touched = False
         self._committed = False
+
+    @contextlib.contextmanager
+    def restoring(self, hint: str) -> Iterator[None]:
+        """Restore the engine in the block.
+
+        Raises:
+            EngineDeadError: The block raised `LoadFailedError`.
+        """
+        try:
+            yield
+        except LoadFailedError as error:
+            message = f"the engine could not be brought back: {error.message}"
+            raise EngineDeadError(message, hint=hint) from error
+        self.restored()
 
     def require_untouched(self, hint: str) -> None:
         """Return if the engine still runs the last version that it served well.

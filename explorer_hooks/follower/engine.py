@@ -89,7 +89,7 @@ class Engine:
 
     def keep(self, held: HeldDirectory) -> None:
         """Make a version the one to restore; the previous one is given up."""
-        held.settle()
+        held.keep_durable()
         before, self.good = self.good, held
         directory = held.directory
         if self._reference is None and directory.version.kind == _WHOLE and directory.tensors:

@@ -10,7 +10,6 @@ from explorer_hooks.finding import FORM, imported
 from explorer_hooks.hook import Hook, HookOptions, LoadState, Running, require_loadable
 from syncd.errors import (
     ConfigError,
-    EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
     SyncdError,
@@ -111,14 +110,9 @@ class CallbackHook(Hook):
             self._state.require_untouched(_RESTART)
             return
         self._label = UNKNOWN_LABEL
-        try:
+        with self._state.restoring(_RESTART):
             self._restore(last_good)
-        except LoadFailedError as error:
-            raise EngineDeadError(
-                f"the engine could not be brought back: {error.message}", hint=_RESTART
-            ) from error
         self._label = last_good.label if last_good else None
-        self._state.restored()
 
     def close(self) -> None:
         """End the thread after its current call."""

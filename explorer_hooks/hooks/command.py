@@ -1,4 +1,4 @@
-"""command: a program of one's own loads the version."""
+"""command: a program of the user loads the version."""
 
 import re
 import shlex
@@ -11,7 +11,6 @@ from explorer_hooks.hooks.process import CommandEnd, run
 from syncd.errors import (
     ConfigError,
     CorruptDataError,
-    EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
@@ -24,10 +23,10 @@ from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
 PHASES = ("prepare", "load", "commit")
-"""What the program can be run for; besides, it is run for `abort` with the version to go back to."""
+"""The phases that the program can be run for, besides `abort`, with the version to restore."""
 
 _NOT_NOW = frozenset({69, 75})
-"""Exit codes by which a program says that the engine is not there (EX_UNAVAILABLE, EX_TEMPFAIL)."""
+"""Exit codes of a program whose engine does not answer (EX_UNAVAILABLE, EX_TEMPFAIL)."""
 
 _PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\})\}|\{([a-z_]+)\}")
 _KNOWN = ("path", "step", "generation", "label", "digest", "kind", "phase")
@@ -40,15 +39,15 @@ class CommandHook(Hook):
     """Runs a program for each version, without a shell.
 
     Args:
-        argv: Program and arguments; `{path}`, `{step}`, `{generation}`, `{label}`, `{digest}`, `{kind}` and `{phase}`
-            stand for the version's, `{{path}}` for the word in braces itself.
-        current: A second program that prints what the engine runs: its label, and `paused` behind it if it is.
-        state: A file that remembers the last version committed, where there is no such program.
+        argv: Program and arguments. `{path}`, `{step}`, `{generation}`, `{label}`, `{digest}`, `{kind}` and `{phase}`
+            are replaced by the version's, `{{path}}` by the literal `{path}`.
+        current: A second program that prints what the engine runs: its label, followed by `paused` if it is.
+        state: A file that stores the last committed version, if there is no such program.
         phases: Which of `PHASES` the program is run for.
         timeout: Seconds that one run may take.
 
     Raises:
-        ConfigError: There is no program, or a placeholder is not known.
+        ConfigError: There is no program, or a placeholder is unknown.
     """
 
     name: ClassVar[str] = "command"
@@ -67,7 +66,7 @@ class CommandHook(Hook):
         _check(phases, among=PHASES)
         self._argv, self._current, self._timeout = tuple(argv), tuple(current), timeout
         self._phases = frozenset(phases)
-        self._remembered = LabelFile(state)
+        self._label = LabelFile(state)
         self._state = LoadState()
 
     @classmethod
@@ -87,7 +86,7 @@ class CommandHook(Hook):
         return cls(argv, current=current, state=state or None, phases=phases, timeout=options.timeout)
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Refuse what is not there; the program may refuse it too, where it is run for `prepare`."""
+        """Refuse a version without a directory; the program may refuse it too if it is run for `prepare`."""
         require_loadable(target, self)
         arguments(self._argv, values_of(target, "load"))
         self._state.prepare()
@@ -97,40 +96,35 @@ class CommandHook(Hook):
     def load(self, target: WeightDirectory) -> None:
         """Run the program for `load`."""
         self._state.load()
-        self._remembered.forget()
+        self._label.forget()
         if "load" in self._phases:
             self._run("load", target, LoadFailedError)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Run the program for `commit`, where it is asked for; from now on the label is the new one."""
+        """Run the program for `commit` if that phase is set; the label is the new one from now on."""
         if "commit" in self._phases:
             self._run("commit", target, LoadFailedError)
-        self._remembered.keep(target.label)
+        self._label.keep(target.label)
         self._state.commit()
 
     def current_version(self) -> Running:
-        """Ask the second program, or say what was committed last."""
+        """Return what the second program prints; without it, what was committed last."""
         if not self._current:
-            return Running(self._remembered.label)
+            return Running(self._label.label)
         finished = run(self._current, {"SYNCD_PHASE": "current"}, self._timeout)
         if finished.code != 0:
             raise EngineUnreachableError(f"{self._current[0]} {ending(finished, self._timeout)}")
         return running_of(finished.out)
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Run the program for `abort`, with the version to go back to."""
+        """Run the program for `abort`, with the version to restore."""
         if last_good is None:
             self._state.require_untouched(_RESTART)
             return
-        self._remembered.forget(also_here=True)
-        try:
+        self._label.forget(also_in_process=True)
+        with self._state.restoring(_RESTART):
             self._run("abort", last_good, LoadFailedError)
-        except LoadFailedError as error:
-            raise EngineDeadError(
-                f"the engine could not be brought back: {error.message}", hint=_RESTART
-            ) from error
-        self._remembered.keep(last_good.label)
-        self._state.restored()
+        self._label.keep(last_good.label)
 
     def _run(self, phase: str, target: WeightDirectory, wrong: type[RefusedError | LoadFailedError]) -> None:
         values = values_of(target, phase)
@@ -145,7 +139,7 @@ class CommandHook(Hook):
 
 
 class LabelFile:
-    """The label committed last: here, and in a small file if there is one.
+    """The label that was committed last: in this process, and in a small file if there is one.
 
     Args:
         path: The file.
@@ -156,13 +150,13 @@ class LabelFile:
         self.label = self._read()
 
     def keep(self, label: str) -> None:
-        """Remember a label."""
+        """Store a label."""
         self.label = label
         self._write(label)
 
-    def forget(self, *, also_here: bool = False) -> None:
-        """Have whoever comes after this process know that nobody knows what the engine runs."""
-        if also_here:
+    def forget(self, *, also_in_process: bool = False) -> None:
+        """Store for later processes that what the engine runs is unknown."""
+        if also_in_process:
             self.label = UNKNOWN_LABEL
         self._write(UNKNOWN_LABEL)
 
@@ -187,7 +181,7 @@ class LabelFile:
 
 
 def values_of(target: WeightDirectory, phase: str) -> dict[str, str]:
-    """Return what the placeholders stand for."""
+    """Return the values of the placeholders."""
     version = target.version
     found = (target.path, version.step, version.generation, target.label, version.digest, version.kind, phase)
     return dict(zip(_KNOWN, map(str, found), strict=True))
@@ -199,15 +193,15 @@ def environment_of(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
-    """Return one argument with its placeholders filled; what comes in is never looked at again."""
+    """Return one argument with its placeholders replaced; placeholders in a value are kept as text."""
     return _PLACEHOLDER.sub(lambda found: found[1] or values[found[2]], word)
 
 
 def arguments(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return program and arguments with their placeholders filled.
+    """Return program and arguments with their placeholders replaced.
 
     Raises:
-        RefusedError: What was filled in would make an option of an argument.
+        RefusedError: A value would turn an argument into an option.
     """
     made = [filled(word, values) for word in words]
     for word, argument in zip(words, made, strict=True):
@@ -217,7 +211,7 @@ def arguments(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
 
 def running_of(out: str) -> Running:
-    """Return what a program that was asked what the engine runs has said: nothing, `LABEL` or `LABEL paused`."""
+    """Return what the program `current` printed: nothing, `LABEL` or `LABEL paused`."""
     words = out.split()
     paused = words[-1:] == ["paused"]
     words = words[:-1] if paused else words
@@ -225,7 +219,7 @@ def running_of(out: str) -> Running:
 
 
 def ending(finished: CommandEnd, timeout: float) -> str:
-    """Return how a command ended and the end of what it said, on one line that is safe to print."""
+    """Return how a command ended and the end of its output, on one line that is safe to print."""
     how = f"ended with {finished.code}" if finished.code is not None else f"was killed after {timeout:g} s"
     if finished.code is not None and finished.code < 0:
         how = f"was killed by signal {-finished.code}"

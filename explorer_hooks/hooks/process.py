@@ -1,4 +1,4 @@
-"""One command: started without a shell, bounded in time and in what it says, ended with all that it started."""
+"""Runs one command: without a shell, bounded in time and in output, and killed with all that it started."""
 
 import contextlib
 import os
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from syncd.errors import EngineUnreachableError
 
 KEPT = 16 << 10
-"""The bytes of each stream that are kept: the last ones."""
+"""The last bytes of each stream that are kept."""
 
 GRACE = 2.0
-"""Seconds between asking a group of processes to end and killing it."""
+"""Seconds between SIGTERM and SIGKILL to a group of processes."""
 
 _AFTER = 0.2
-"""Seconds for what is still in the pipes when the command has ended, but something that it started has not."""
+"""Seconds to read the pipes after the command has ended but a process that it started has not."""
 
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEnd:
-    """How a command ended: exit code, None if its time was over; and the end of what it said on each stream."""
+    """How a command ended: its exit code, None if it timed out, and the end of its output on each stream."""
 
     code: int | None
     out: str
@@ -48,13 +48,13 @@ class _Tail:
 
 
 def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> CommandEnd:
-    """Run a command in a process group of its own; when its time is over the whole group is killed.
+    """Run a command in a new process group, which is killed if the command times out.
 
-    What it started and left behind is let be if it ended in time. Its input is empty.
+    Processes that it leaves behind keep running if it ends in time. Its input is empty.
 
     Args:
         argv: Program and arguments.
-        environment: Added to this process's own.
+        environment: Variables to add to those of this process.
         timeout: Seconds.
 
     Raises:
@@ -82,7 +82,7 @@ def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> 
 
 
 def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[_Tail, _Tail], bool]:
-    """Read what a command says until it has ended and said all, or its time is over; say whether it has ended."""
+    """Read a command's output until it has ended, or times out; return the output and whether it has ended."""
     tails, ended = (_Tail(), _Tail()), False
     with selectors.DefaultSelector() as selector, _end_of(process) as end:
         for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
@@ -104,7 +104,7 @@ def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[
 
 @contextlib.contextmanager
 def _end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
-    """Give a descriptor that can be read once the process has ended."""
+    """Yield a descriptor that becomes readable when the process ends."""
     descriptor = os.pidfd_open(process.pid)
     try:
         yield descriptor
@@ -113,13 +113,15 @@ def _end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End the group: asked first, killed after `GRACE` seconds, or at once what is left when its leader has ended."""
+    """Send SIGTERM to the group, and SIGKILL after `GRACE` seconds or once its leader has ended."""
     with _end_of(process) as end:
-        # Nobody has waited for the leader yet, so its number cannot be another group's by now.
+        # The leader was not reaped yet, so its process id cannot belong to another group.
         _signal(process, signal.SIGTERM)
         select.select([end], [], [], GRACE)
         _signal(process, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # one that a dead mount holds cannot be ended
+    with contextlib.suppress(
+        subprocess.TimeoutExpired
+    ):  # a process that a dead mount blocks cannot be killed
         process.wait(GRACE)
 
 

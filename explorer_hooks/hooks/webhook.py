@@ -1,4 +1,4 @@
-"""webhook: whatever takes a signed POST loads the version."""
+"""webhook: a receiver of signed POST requests loads the version."""
 
 import hashlib
 import hmac
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
 from explorer_hooks.http_client import HttpClient, Reply
-from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.errors import ConfigError, EngineUnreachableError, RefusedError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
@@ -27,16 +27,16 @@ _HINT = "docs/hooks.md has a receiver in a few lines"
 
 
 class WebhookHook(Hook):
-    """Posts each phase of a load as a JSON document, and asks the same URL what runs.
+    """Posts each phase of a load as a JSON document, and reads what runs from the same URL.
 
     Args:
         address: The receiver's URL.
-        token: The key that signs every request; needed for http to another host. It is never sent itself.
+        token: The key that signs every request; required for http to another host. It is never sent.
         timeout: Seconds that one phase may take.
-        ask_timeout: Seconds that the question what runs may take.
+        ask_timeout: Seconds that reading what runs may take.
 
     Raises:
-        ConfigError: The address is none, or unsigned requests would go to another host in the clear.
+        ConfigError: The address is wrong, or unsigned requests would go to another host in the clear.
     """
 
     name: ClassVar[str] = "webhook"
@@ -50,7 +50,7 @@ class WebhookHook(Hook):
         timeout: float = 300.0,
         ask_timeout: float = _ASK_TIMEOUT,
     ) -> None:
-        self._server = SignedServer(
+        self._server = SigningClient(
             address, token=token, timeout=timeout, ask_timeout=ask_timeout, missing=_HINT
         )
         if token is None and not is_private(address):
@@ -73,7 +73,7 @@ class WebhookHook(Hook):
         return cls(options.address, options.token, timeout=options.timeout, ask_timeout=ask_timeout)
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Refuse what is not there; let the receiver refuse it too."""
+        """Refuse a version without a directory; the receiver may refuse it too."""
         require_loadable(target, self)
         self._state.prepare()
         reply = self._server.post_any("", document_of(target, "prepare"))
@@ -85,16 +85,16 @@ class WebhookHook(Hook):
     def load(self, target: WeightDirectory) -> None:
         """Have the receiver load it."""
         self._state.load()
-        self._tell(target, "load")
+        self._post(target, "load")
 
     def commit(self, target: WeightDirectory) -> None:
         """Have the receiver serve it."""
-        self._tell(target, "commit")
+        self._post(target, "commit")
         self._label = target.label
         self._state.commit()
 
     def current_version(self) -> Running:
-        """Ask the receiver; where it does not answer GET, say what it committed last through this hook."""
+        """Return what the receiver says; if it does not answer GET, what was committed last through this hook."""
         reply = self._server.get_any("")
         if reply.status in _NO_GET:
             return Running(self._label)
@@ -103,21 +103,16 @@ class WebhookHook(Hook):
         return self._running(reply)
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Have the receiver load and serve the last good version in one."""
+        """Have the receiver load and serve the last good version by one request."""
         if last_good is None:
             self._state.require_untouched(_RESTART)
             return
         self._label = UNKNOWN_LABEL
-        try:
-            self._tell(last_good, "abort")
-        except LoadFailedError as error:
-            raise EngineDeadError(
-                f"the engine could not be brought back: {error.message}", hint=_RESTART
-            ) from error
+        with self._state.restoring(_RESTART):
+            self._post(last_good, "abort")
         self._label = last_good.label
-        self._state.restored()
 
-    def _tell(self, target: WeightDirectory, phase: str) -> None:
+    def _post(self, target: WeightDirectory, phase: str) -> None:
         self._server.post("", document_of(target, phase), hint=_HINT)
 
     def _running(self, reply: Reply) -> Running:
@@ -130,8 +125,8 @@ class WebhookHook(Hook):
         return Running(label, paused)
 
 
-class SignedServer(HttpClient):
-    """A server that knows by a shared key who asks, and when."""
+class SigningClient(HttpClient):
+    """A client that signs each request and its time with a shared key."""
 
     def _headers(self, data: bytes) -> dict[str, str]:
         headers = super()._headers(data)
@@ -147,7 +142,7 @@ def signed(token: str, body: bytes, now: float) -> dict[str, str]:
 
 
 def document_of(target: WeightDirectory, phase: str) -> dict[str, Any]:
-    """Return what is posted: what to do with which version; `delivery` is another one each time."""
+    """Return the document that is posted: a phase and a version; `delivery` is new each time."""
     version = target.version
     return {
         "protocol": PROTOCOL,
@@ -165,7 +160,7 @@ def document_of(target: WeightDirectory, phase: str) -> dict[str, Any]:
 
 
 def is_private(address: str) -> bool:
-    """Say whether nobody else can read or change what is sent there: by https, or on this host."""
+    """Return whether no other host can read or change requests: they use https or stay on this host."""
     url = urlsplit(address)
     if url.scheme == "https" or url.hostname == "localhost":
         return True

@@ -77,7 +77,7 @@ class HeldDirectory:
             self._found.directory = replace(directory, verified=True)
         return True
 
-    def settle(self) -> None:
+    def keep_durable(self) -> None:
         """Keep the version, now that it is loaded, by one thing: the staged copy, else the lease on its files."""
         if self.source == "stage":
             self._lease.close()
