@@ -12,7 +12,7 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.stopping import Stop
 from syncd.errors import ConfigError, TimedOutError
 from syncd.jobfile.loader import Layer
-from syncd.jobfile.records import STAGES, read_record
+from syncd.jobfile.records import STAGES, StagesRecord, read_record
 from syncd.observe import log
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
