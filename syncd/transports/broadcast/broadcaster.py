@@ -131,8 +131,8 @@ class Broadcaster:
 
     @property
     def size(self) -> int:
-        """Return the bytes of one broadcast, 0 before the first."""
-        return self._plan.total if self._plan else 0
+        """Return the bytes of the weights, 0 before the first broadcast."""
+        return sum(place.end - place.start for place in self._plan.places) if self._plan else 0
 
     def has_members(self) -> bool:
         """Return whether an explorer takes part. Rank 0 is asked."""

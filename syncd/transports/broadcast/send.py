@@ -1,7 +1,8 @@
 """The trainer's end of a broadcast: it broadcasts each step, and saves it to files, whether or not that worked."""
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 from syncd.errors import SyncdError, UsageError
@@ -21,7 +22,7 @@ class BroadcastSender(WeightSender):
     name = "nccl"
 
     def __init__(self, broadcaster: "Broadcaster", files: WeightSender) -> None:
-        self.broadcaster, self._files = broadcaster, files
+        self._broadcaster, self._files = broadcaster, files
         self._attempt = ""
         self._sent: Sent | None = None
 
@@ -54,22 +55,16 @@ class BroadcastSender(WeightSender):
     def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
         """Broadcast a step, then begin to save it."""
         self._attempt, start = attempt, time.perf_counter()
-        is_done = self.broadcaster.send(step, attempt, export)
+        is_done = self._broadcaster.send(step, attempt, export)
         seconds = time.perf_counter() - start
-        self._sent = Sent(self.name, step, self.broadcaster.size, seconds, is_done, is_received=True)
-        try:
+        self._sent = Sent(self.name, step, self._broadcaster.size, seconds, is_done, is_received=True)
+        with self._withdrawn_on_error():
             self._files.send(step, attempt, export, files)
-        except SyncdError:
-            self.broadcaster.withdraw(attempt)
-            raise
 
     def wait(self) -> None:
         """Wait for the files; if they fail, explorers that run the step already are told."""
-        try:
+        with self._withdrawn_on_error():
             self._files.wait()
-        except SyncdError:
-            self.broadcaster.withdraw(self._attempt)
-            raise
 
     @property
     def sent(self) -> Sent | None:
@@ -78,16 +73,25 @@ class BroadcastSender(WeightSender):
 
     def unavailable(self) -> str:
         """Return why there would be no broadcast."""
-        return "" if self.broadcaster.has_members() else "no explorer takes part"
+        return "" if self._broadcaster.has_members() else "no explorer takes part"
 
     @property
     def has_failed(self) -> bool:
         """Return whether this rank's part of the files has failed."""
         return self._files.has_failed
 
+    @contextlib.contextmanager
+    def _withdrawn_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except SyncdError:
+            self._sent = None
+            self._broadcaster.withdraw(self._attempt)
+            raise
+
     def close(self) -> None:
         """End the group, and finish the save in flight."""
         try:
-            self.broadcaster.close()
+            self._broadcaster.close()
         finally:
             self._files.close()
