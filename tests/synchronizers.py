@@ -8,11 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from jobs import start
 
+from syncd.client.aio import run
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import path_of, read_presence
 from syncd.protocol.version import read_version
 from syncd.synchronizer import AsyncSynchronizer, Synchronizer
+from syncd.transports.broadcast.control import BroadcastControl
+from syncd.transports.broadcast.membership import BroadcastMembership
 
 LONG = 60.0
 """A bound that only a failing test reaches."""
@@ -73,6 +76,10 @@ class Blocking:
     @property
     def client(self):
         return self.inner
+
+    def broadcasts(self):
+        """Return this process's side of broadcasts."""
+        return Blocking(side_of(self.inner), self._pool, self.clock)
 
 
 class Loop:
@@ -153,6 +160,30 @@ class Coroutines:
     @property
     def client(self):
         return self.inner.client
+
+    def broadcasts(self):
+        """Return this process's side of broadcasts, its methods as coroutines."""
+        return Coroutines(AsyncSide(side_of(self.inner.client)), self._loop)
+
+
+class AsyncSide:
+    """One side of broadcasts for asyncio, as a user of `aio.run` writes it."""
+
+    def __init__(self, side) -> None:
+        self._side = side
+
+    def __getattr__(self, name):
+        method = getattr(self._side, name)
+
+        async def call(*args, **options):
+            return await run(method, *args, **options)
+
+        return call
+
+
+def side_of(client):
+    """Return the side of broadcasts that a process's role has."""
+    return (BroadcastControl if client.role == "trainer" else BroadcastMembership)(client)
 
 
 class World:

@@ -11,10 +11,10 @@ from typing import Any
 
 import structlog
 
+from syncd.client.client import Client
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.presence import Presence
-from syncd.synchronizer import Synchronizer
 from syncd.transports.base import FILES, Sent, WeightSender
 
 AUTO = SyncMethod.AUTO.value
@@ -112,10 +112,10 @@ class MethodChooser:
     """Rank 0's side of `auto`.
 
     Args:
-        sync: The trainer's synchronizer.
+        sync: The trainer's connection to the job.
     """
 
-    def __init__(self, sync: Synchronizer) -> None:
+    def __init__(self, sync: Client) -> None:
         self._sync, self._log = sync, structlog.get_logger()
         self._number = self._size = 0
         self._ways: dict[str, Measured] = {}

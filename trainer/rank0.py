@@ -7,6 +7,8 @@ from typing import Concatenate, ParamSpec, Protocol
 
 import structlog
 
+from syncd.client.client import Client
+from syncd.client.sync_policy import SyncStyle
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import batch_paths
 from syncd.jobfile.records import JobEnd, clear_finished, mark_finished
@@ -14,7 +16,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
-from syncd.synchronizer import RunningStatus, Synchronizer, SyncStyle
+from syncd.protocol.presence import RunningStatus
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
@@ -68,7 +70,7 @@ class Rank0:
 
     Args:
         config: The job's file.
-        sync: The trainer's synchronizer, open.
+        sync: The trainer's connection to the job, open.
         strategy: Chooses samples.
         sink: Where figures go.
         clock: Time.
@@ -78,7 +80,7 @@ class Rank0:
     def __init__(
         self,
         config: JobConfig,
-        sync: Synchronizer,
+        sync: Client,
         strategy: SampleStrategy,
         sink: FigureSink,
         clock: Clock | None = None,
@@ -104,7 +106,7 @@ class Rank0:
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
         lead_back(self.sync, state.step, self.config.model.path)
-        self.sync.set_trainer_status(RunningStatus.RUNNING)
+        self.sync.set_status(RunningStatus.RUNNING)
 
     def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""
@@ -176,7 +178,7 @@ class Rank0:
 
     def _read_generation(self) -> None:
         try:
-            version = self.sync.get_latest_version()
+            version = self.sync.latest_version()
         except ProtocolTooNewError:
             raise
         except CorruptDataError:
@@ -249,7 +251,7 @@ class Rank0:
         if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
             return False
         if now.synced == now.step and self._announced() >= now.synced:
-            self.sync.notify_no_new_model_state_dict()
+            self.sync.answer_nothing_new()
         return True
 
     def _announced(self) -> int:

@@ -2,11 +2,11 @@
 
 import structlog
 
+from syncd.client.client import Client
 from syncd.errors import CorruptDataError, SyncdError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import MANIFEST, Job
 from syncd.protocol.marker import parse_marker, read_marker
-from syncd.synchronizer import Synchronizer
 from trainer.checkpoints import TrainerState, full_checkpoints, read_state
 
 FRESH = TrainerState(step=0, generation=0, world_size=1)
@@ -39,11 +39,11 @@ def find_state(job: Job) -> TrainerState:
     return FRESH
 
 
-def lead_back(sync: Synchronizer, step: int, base: str) -> None:
+def lead_back(sync: Client, step: int, base: str) -> None:
     """Have explorers that are ahead of the step go back to it; the generation grows.
 
     Args:
-        sync: The trainer's synchronizer.
+        sync: The trainer's connection to the job.
         step: The step that the run goes on from.
         base: Where the weights of step 0 are, for a run that begins again without any checkpoint.
 
@@ -56,12 +56,12 @@ def lead_back(sync: Synchronizer, step: int, base: str) -> None:
         return
     structlog.get_logger().info("marker_rewound", marker=marker, step=step)
     sealed = MANIFEST in {entry.name for entry in list_if_there(job.disk, job.step(step))}
-    sync.set_model_state_dict(None if sealed else base, step, rewind=True)
+    sync.publish(None if sealed else base, step, rewind=True)
     sync.wait_for(lambda: _is_published(sync, step), _BACK)
 
 
-def _is_published(sync: Synchronizer, step: int) -> bool:
-    version = sync.get_latest_version()
+def _is_published(sync: Client, step: int) -> bool:
+    version = sync.latest_version()
     return version is not None and version.step == step
 
 

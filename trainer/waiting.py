@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from syncd.client.client import Client
 from syncd.protocol.disk import Clock
-from syncd.synchronizer import RunningStatus, Synchronizer
+from syncd.protocol.presence import RunningStatus
 from trainer.reporting.figures import span
 
 QUIET = 30.0
@@ -111,12 +112,12 @@ class ExplorerLiveness:
     """Counts the living explorers of a job.
 
     Args:
-        sync: The trainer's synchronizer.
+        sync: The trainer's connection to the job.
         clock: Time.
         grace: Seconds after which explorers that are gone have left for good.
     """
 
-    def __init__(self, sync: Synchronizer, clock: Clock, grace: float) -> None:
+    def __init__(self, sync: Client, clock: Clock, grace: float) -> None:
         self._sync, self._clock, self._grace = sync, clock, grace
         self._counted = float("-inf")
         self._seen = False
@@ -132,7 +133,7 @@ class ExplorerLiveness:
         return self._gone_since is not None and now - self._gone_since >= self._grace
 
     def _count(self, now: float) -> None:
-        counts = self._sync.get_explorer_status_counts()
+        counts = self._sync.explorers.counts()
         self.living = counts[RunningStatus.RUNNING] + counts[RunningStatus.REQUIRE_SYNC]
         self._seen = self._seen or self.living > 0
         if self.living or not self._seen:

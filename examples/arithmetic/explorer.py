@@ -90,7 +90,7 @@ class Explorer:
 
     def follow(self) -> None:
         """Load the newest version if it is another one; later rollouts use it."""
-        version = self.sync.get_latest_version()
+        version = self.sync.latest_version()
         if version is None or version.pair == self.pair:
             return
         try:

@@ -16,7 +16,7 @@ from syncd.transports.base import WeightTensors
 
 if TYPE_CHECKING:
     from explorer_hooks.explorer.weight_sinks import WeightSink
-    from syncd.synchronizer import Synchronizer
+    from syncd.client.client import Client
 
 PIECE = 1.0
 """Seconds of one wait, and so the longest delay of a signal."""
@@ -35,7 +35,7 @@ class WeightSource(ABC):
 
     @property
     @abstractmethod
-    def sync(self) -> "Synchronizer":
+    def sync(self) -> "Client":
         """Return the connection to the job."""
 
     @property
@@ -83,7 +83,7 @@ class WeightSource(ABC):
             SyncdError: The job cannot be read.
         """
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
-            version = self.sync.get_latest_version()
+            version = self.sync.latest_version()
             return version.pair if version else None
         return None
 
@@ -99,7 +99,7 @@ class FileSource(WeightSource):
         self._follower = follower
 
     @property
-    def sync(self) -> "Synchronizer":
+    def sync(self) -> "Client":
         """Return the connection to the job."""
         return self._follower.sync
 

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from explorer_hooks.follower.policy import FollowOptions
 from explorer_hooks.hook import Hook
+from syncd.client.client import Client
+from syncd.client.lease import Leased
 from syncd.errors import ConfigError, SyncdError
 from syncd.protocol.version import Pair, Version
-from syncd.synchronizer import Leased, Synchronizer
 from syncd.transports.filesystem.directory import FoundDirectory, HeldDirectory, LoadTimings
 from syncd.transports.filesystem.receive import (
     DirectoryOptions,
@@ -35,7 +36,7 @@ class Fetcher:
 
     def __init__(
         self,
-        sync: Synchronizer,
+        sync: Client,
         hook: Hook,
         options: FollowOptions,
         stop: Callable[[], bool],

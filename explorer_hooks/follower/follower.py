@@ -28,12 +28,12 @@ from explorer_hooks.follower.policy import (
 from explorer_hooks.follower.report import ReadyFile, Reporter
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import Hook, Running
-from syncd.client.following import has_caught_up
+from syncd.client.client import Client
+from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
 from syncd.context import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version
-from syncd.synchronizer import Synchronizer
 
 __all__ = ["FollowOptions", "Follower", "TurnOutcome"]
 
@@ -61,7 +61,7 @@ class Follower(Closing):
 
     def __init__(
         self,
-        sync: Synchronizer,
+        sync: Client,
         hook: Hook,
         options: FollowOptions | None = None,
         *,
@@ -109,7 +109,7 @@ class Follower(Closing):
             ConfigError: The stage cannot be used.
         """
         chosen = options or FollowOptions()
-        sync = Synchronizer.open(
+        sync = Client.open(
             job_dir, "explorer", identity, state_dir=chosen.state_dir, poll=chosen.poll, ttl=chosen.ttl
         )
         try:
@@ -270,7 +270,7 @@ class Follower(Closing):
     def _await_answer(self, timeout: float) -> Version | int | TurnOutcome:
         found = self._next()
         if found is None:
-            self.sync.wait_new_model_state_dict(self.met, timeout=timeout)
+            self.sync.wait_for_version(self.met, timeout=timeout)
             found = self._next()
         return found if found is not None else TurnOutcome("nothing", reason="the trainer has nothing newer")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from explorer_hooks.follower.policy import EventListener
+from syncd.client.client import Client
 from syncd.errors import StorageError
 from syncd.protocol.version import Pair, label_of
-from syncd.synchronizer import Synchronizer
 
 
 class Reporter:
@@ -22,7 +22,7 @@ class Reporter:
         ready: The ready file.
     """
 
-    def __init__(self, sync: Synchronizer, listener: EventListener | None, ready: "ReadyFile") -> None:
+    def __init__(self, sync: Client, listener: EventListener | None, ready: "ReadyFile") -> None:
         self._sync, self._listener, self.ready = sync, listener, ready
         self.state = ""
         self.applied: Pair | None = None

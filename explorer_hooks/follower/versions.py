@@ -1,11 +1,11 @@
 """The versions of a job: which is published, which older ones exist, and which are not tried now."""
 
+from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
-from syncd.synchronizer import Synchronizer
 
 _LONGEST_BACKOFF = 60.0
 _MISSING_PAUSE = 0.25
@@ -21,7 +21,7 @@ class KnownVersions:
         sync: The connection to the job.
     """
 
-    def __init__(self, sync: Synchronizer) -> None:
+    def __init__(self, sync: Client) -> None:
         self._sync = sync
         self.newest: Version | None = None
         self._labels: set[str] = set()
@@ -38,7 +38,7 @@ class KnownVersions:
             SyncdError: It cannot be read.
             OSError: The same.
         """
-        found = self._sync.get_latest_version()
+        found = self._sync.latest_version()
         # A mount may return a cached, older file: pairs only grow.
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
             self.newest = found

@@ -1,58 +1,69 @@
-"""The synchronizer for asyncio: the same methods as coroutines; all file work runs in threads.
+"""The client for asyncio: each call runs in a thread, and cancelling a wait restores the status first."""
 
-Cancelling a wait closes it: the status is restored before the cancellation goes on.
-"""
-
+import asyncio
 import contextlib
 import functools
+import inspect
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Concatenate, Self, TypeVar, Unpack
+from typing import Any, ClassVar, ParamSpec, Self, Unpack
 
-from syncd.client.base import P, Role, checked
-from syncd.client.client import Client, Options
+from syncd.client.client import Client, ClientOptions, Role
 from syncd.client.lease import Leased
-from syncd.client.payload import Tensor
-from syncd.client.wait import T, Wait, drive_async, in_thread
+from syncd.client.wait import T, cancelled_by
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.version import Pair, Version
 
-S = TypeVar("S", bound="AsyncSynchronizer")
+P = ParamSpec("P")
 
 
-def threaded(
-    method: Callable[Concatenate[Client, P], T],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Make a coroutine of a method that does file work."""
-
-    @functools.wraps(method)
-    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await in_thread(lambda: method(self.client, *args, **kwargs))
-
-    return call
+async def run(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking call in a thread, to its end. Cancelling this task ends a wait in it, and that comes first."""
+    cancel = threading.Event()
+    return await _to_its_end(_start(functools.partial(call, *args, **kwargs), cancel), cancel)
 
 
-def waited(
-    wait: Callable[Concatenate[Client, P], Wait[T]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Make a coroutine that waits of a method that says how."""
+def _start(call: Callable[[], T], cancel: threading.Event) -> "asyncio.Future[T]":
+    """Start a call in a thread that nothing else uses: waits are long, and asyncio's own pool has few threads."""
 
-    @functools.wraps(wait)
-    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        # The check too is in a thread: a heartbeat that hangs on a stalled mount must not stop the event loop.
-        return await drive_async(checked(self.client, wait(self.client, *args, **kwargs)))
+    def work() -> T:
+        with cancelled_by(cancel):
+            return call()
 
-    return call
+    pool = ThreadPoolExecutor(1, "syncd-wait")
+    try:
+        return asyncio.get_running_loop().run_in_executor(pool, work)
+    finally:
+        pool.shutdown(wait=False)
 
 
-class AsyncSynchronizer:
-    """`Synchronizer` for asyncio.
+async def _to_its_end(work: "asyncio.Future[T]", cancel: threading.Event) -> T:
+    """Wait until a call in a thread has ended, then raise the cancellation of this task, if any."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            cancel.set()
+    if cancelled is not None:
+        work.exception()  # asyncio must not report it as never retrieved
+        raise cancelled
+    return work.result()
+
+
+class AsyncClient:
+    """`Client` for asyncio: each of its methods as a coroutine.
 
     Args:
         client: The connection; `open` makes it.
     """
+
+    connect: ClassVar[Callable[..., Any]] = Client.open
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -63,17 +74,24 @@ class AsyncSynchronizer:
         job_dir: str | os.PathLike[str],
         role: Role = "observer",
         identity: str | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ClientOptions],
     ) -> Self:
-        """Connect to a job; see `Synchronizer.open`."""
-        opened: list[Client] = []
+        """Connect to a job; see `Client.open`."""
+        cancel = threading.Event()
+        opening = _start(functools.partial(cls.connect, job_dir, role, identity, **options), cancel)
         try:
-            return cls(await drive_async(_noted(Client.opening(job_dir, role, identity, **options), opened)))
-        except BaseException:
-            # Cancelled in the very moment in which it was opened: nobody else would close it.
-            for client in opened:
-                await in_thread(client.close)
+            return cls(await _to_its_end(opening, cancel))
+        except asyncio.CancelledError:
+            # If it was opened in the moment of the cancellation, nobody else would close it.
+            if opening.exception() is None:
+                await run(opening.result().close)
             raise
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        method = None if name.startswith("_") else getattr(type(self.client), name, None)
+        if not inspect.isfunction(method):
+            raise AttributeError(f"{type(self).__name__} has no method {name!r}")
+        return _coroutine(functools.partial(method, self.client), method)
 
     @property
     def identity(self) -> str | None:
@@ -87,13 +105,8 @@ class AsyncSynchronizer:
 
     @property
     def confirmed(self) -> Pair | None:
-        """Return what this process has confirmed last."""
+        """Return the version that this process confirmed last."""
         return self.client.confirmed
-
-    @property
-    def confirmed_digest(self) -> str:
-        """Return the digest of what this process has confirmed last, empty where it is not known."""
-        return self.client.confirmed_digest
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,81 +115,26 @@ class AsyncSynchronizer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.close()
+            await run(self.client.close)
         except SyncdError:
-            if error is None:  # what ended the body matters more
+            if error is None:  # the error that ended the body matters more
                 raise
 
     @contextlib.asynccontextmanager
     async def lease(self, version: int | Pair | Version) -> AsyncIterator[Leased]:
-        """Keep a version from being removed while it is read; see `Synchronizer.lease`."""
+        """Keep a version from being removed while it is read; see `Client.lease`."""
         stack = contextlib.ExitStack()
         try:
-            yield await in_thread(lambda: stack.enter_context(self.client.lease(version)))
+            yield await run(stack.enter_context, self.client.lease(version))
         finally:
-            await in_thread(stack.close)
-
-    async def get_model_state_dict_iterator(self) -> AsyncIterator[tuple[str, Tensor]]:
-        """Yield the published weights tensor by tensor; close it (`aclose`) if it is not read to its end."""
-        tensors = self.client.get_model_state_dict_iterator()
-        try:
-            while (item := await in_thread(lambda: next(tensors, None))) is not None:
-                yield item
-        finally:
-            await in_thread(tensors.close)
-
-    close = threaded(Client.close)
-    beat = threaded(Client.beat)
-    add_module = threaded(Client.add_module)
-    set_trainer_status = threaded(Client.set_trainer_status)
-    get_trainer_status = threaded(Client.get_trainer_status)
-    trainer_requires_weight_sync = threaded(Client.trainer_requires_weight_sync)
-    set_explorer_status = threaded(Client.set_explorer_status)
-    get_explorer_status_counts = threaded(Client.get_explorer_status_counts)
-    explorer_requires_sync = threaded(Client.explorer_requires_sync)
-    notify_no_new_model_state_dict = threaded(Client.notify_no_new_model_state_dict)
-    set_model_state_dict = threaded(Client.set_model_state_dict)
-    set_model_state_dict_with_step_num = threaded(Client.set_model_state_dict_with_step_num)
-    checkpoint_shard_counter = threaded(Client.checkpoint_shard_counter)
-    get_model_state_dict = threaded(Client.get_model_state_dict)
-    get_state_dict_meta = threaded(Client.get_state_dict_meta)
-    get_latest_model_version = threaded(Client.get_latest_model_version)
-    get_latest_version = threaded(Client.get_latest_version)
-    get_latest_model_path = threaded(Client.get_latest_model_path)
-    confirm = threaded(Client.confirm)
-    describe = threaded(Client.describe)
-    setup_weight_sync_group = threaded(Client.setup_weight_sync_group)
-    get_weight_sync_info = threaded(Client.get_weight_sync_info)
-    weight_sync_group_is_closing = threaded(Client.weight_sync_group_is_closing)
-
-    broadcast_members = threaded(Client.broadcast_members)
-    agreed_members = threaded(Client.agreed_members)
-    open_round = threaded(Client.open_round)
-    end_round = threaded(Client.end_round)
-    end_group = threaded(Client.end_group)
-    take_part = threaded(Client.take_part)
-    broadcast_wanted = threaded(Client.broadcast_wanted)
-    set_ahead = threaded(Client.set_ahead)
-    confirm_published = threaded(Client.confirm_published)
-    ahead_is_void = threaded(Client.ahead_is_void)
-    sender_is_here = threaded(Client.sender_is_here)
-    acknowledge_round = threaded(Client.acknowledge_round)
-    round_goes_on = threaded(Client.round_goes_on)
-    refuse_round = threaded(Client.refuse_round)
-
-    wait_for = waited(Client.waiting_for)
-    wait_new_model_state_dict = waited(Client.waiting_for_new)
-    vacate = waited(Client.vacating)
-    ready_to_nccl_sync = waited(Client.agreeing)
-    coordinate_weight_sync_setup = waited(Client.setting_up)
-    coordinate_weight_sync_teardown = waited(Client.tearing_down)
-    confirm_received = waited(Client.confirming)
-    wait_for_round_or_version = waited(Client.waiting_for_round_or_version)
-    follow_round = waited(Client.following_round)
-    teardown_weight_sync_group = coordinate_weight_sync_teardown
+            await run(stack.close)
 
 
-def _noted(wait: Wait[T], results: list[T]) -> Wait[T]:
-    result = yield from wait
-    results.append(result)
-    return result
+def _coroutine(call: Callable[..., T], method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return a blocking call as a coroutine function with the name and documentation of a method."""
+
+    @functools.wraps(method)
+    async def coroutine(*args: Any, **kwargs: Any) -> T:
+        return await run(call, *args, **kwargs)
+
+    return coroutine

@@ -1,45 +1,74 @@
-"""All of it together: one process's connection to a job, its waits still as generators."""
+"""One process's connection to a job: publish, follow, lease, wait.
+
+All calls block the thread that makes them; `syncd.client.aio` has them for asyncio.
+"""
 
 import contextlib
+import functools
 import os
-import re
-import socket
-from collections.abc import Callable
-from typing import Self, TypedDict, Unpack
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from syncd.client.base import Role, missing_job, reported
-from syncd.client.own_presence import Heartbeat, Member, claim, held, left_by
-from syncd.client.peers import Roster
-from syncd.client.publish import Publishing
-from syncd.client.state_dict import States
-from syncd.client.status import Statuses
-from syncd.client.wait import Deadline, Pace, T, Wait
-from syncd.errors import UsageError
+from syncd.client.follow import VersionFollower
+from syncd.client.lease import Leased, VersionReader, missing_job
+from syncd.client.own_presence import Heartbeat, OwnPresence, join
+from syncd.client.peers import Peers
+from syncd.client.publish import StepPublisher
+from syncd.client.sync_policy import NOTHING
+from syncd.client.wait import Pace, Poller, T
+from syncd.context import Closing
+from syncd.errors import UsageError, storage_error
 from syncd.protocol.disk import Clock, Disk, exists
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.memory import MEMORY_KEY, MemoryDirectory
 from syncd.protocol.owner import check_owner, is_own
-from syncd.protocol.presence import TTL, Presence, read_presences
-from syncd.transports.broadcast.agreeing import Agreeing, agreed_asks
-from syncd.transports.broadcast.casting import Casting
+from syncd.protocol.presence import TTL, RunningStatus
+from syncd.protocol.round import agreed_asks
+from syncd.protocol.version import Pair, Version
 
-_TICK = 1.0
-"""Seconds between two looks of the heartbeat thread, on a local mount."""
+Role = Literal["trainer", "explorer", "observer"]
+"""An observer has no presence: a script, an evaluator, a rank that only writes shards."""
 
-_TRAINER = "trainer"
+TICK = 1.0
+"""Seconds between two turns of the heartbeat thread, on a local mount."""
+
+P = ParamSpec("P")
 
 
-class Options(TypedDict, total=False):
+class Guarded(Protocol):
+    """An object whose public methods run under a guard."""
+
+    def guard(self) -> contextlib.AbstractContextManager[None]:
+        """Raise background errors first, and file system errors as errors of this project."""
+
+
+G = TypeVar("G", bound=Guarded)
+
+
+def guarded(method: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
+    """Run a method under the guard of its object."""
+
+    @functools.wraps(method)
+    def call(self: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.guard():
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class ClientOptions(TypedDict, total=False):
     """How to open a job.
 
     Args:
         state_dir: Where the daemon keeps its state, if not in the job directory.
-        timeout: Seconds that each wait lasts unless it is told otherwise; an hour unless given.
-        poll: Seconds between two looks; by the kind of mount unless given.
+        timeout: Seconds that each wait lasts unless the call says otherwise; an hour unless given.
+        poll: Seconds between two polls; by the kind of mount unless given.
         heartbeat: Whether a thread keeps the presence alive; without it, call `beat` often.
         disk: The file system.
         clock: This host's clock.
         ttl: Seconds of silence after which others count as dead.
+        fence: A directory through which steps are announced: a trainer that loses it can no longer announce.
     """
 
     state_dir: str | os.PathLike[str] | None
@@ -49,104 +78,368 @@ class Options(TypedDict, total=False):
     disk: Disk | None
     clock: Clock | None
     ttl: float
+    fence: str
 
 
-class Client(Publishing, Statuses, States, Agreeing, Casting):
-    """One process's connection to a job."""
+class Client(Closing):
+    """One process's connection to a job; `open` makes it.
 
-    _heartbeat: Heartbeat | None = None
+    Every wait has a deadline, and ends early within `cancelled_by`. However a wait ends, the status of the process is
+    then what it was before.
+
+    Args:
+        job: The job.
+        role: What this process is.
+        own: Its presence; None for an observer.
+        poller: Waits.
+        ttl: Seconds of silence after which others count as dead.
+        fence: See `ClientOptions`.
+    """
+
+    def __init__(
+        self, job: Job, role: Role, own: OwnPresence | None, poller: Poller, ttl: float = TTL, fence: str = ""
+    ) -> None:
+        self.job, self.role, self.poller, self.clock = job, role, poller, poller.clock
+        self.trainers = Peers(job, job.trainers, poller.clock, ttl)
+        self.explorers = Peers(job, job.explorers, poller.clock, ttl)
+        self.versions = VersionReader(job, tolerant=role == "trainer")
+        self.follower = VersionFollower(self.versions, self.trainers, own, poller)
+        self.fence = fence
+        self._publisher = StepPublisher(job, own if role == "trainer" else None, poller, fence)
+        self._own = own
+        self._heartbeat: Heartbeat | None = None
 
     @classmethod
-    def opening(
+    def open(
         cls,
         job_dir: str | os.PathLike[str],
         role: Role = "observer",
         identity: str | None = None,
-        **options: Unpack[Options],
-    ) -> Wait[Self]:
-        """Connect to a job; see `Synchronizer.open`."""
+        **options: Unpack[ClientOptions],
+    ) -> Self:
+        """Connect to a job and publish this process in it.
+
+        Args:
+            job_dir: The job directory; it must exist.
+            role: trainer, explorer, or observer, which has no presence.
+            identity: Its name, unique among living processes; `trainer`, or host and process unless given.
+            **options: See `ClientOptions`.
+
+        Raises:
+            UsageError: Another living process holds the identity.
+            JobMissingError: The job directory is missing.
+        """
         if role not in {"trainer", "explorer", "observer"}:
-            raise UsageError(f"no role is called {role!r}", hint="trainer, explorer or observer")
-        clock = options.get("clock") or SystemClock()
-        timeout = Deadline(clock, options.get("timeout", 3600.0)).seconds
+            raise UsageError(f"unknown role {role!r}", hint="trainer, explorer or observer")
         job = Job.at(job_dir, options.get("state_dir"), options.get("disk"))
-        pace, ttl = Pace(job.state, options.get("poll")), options.get("ttl", TTL)
-        with reported(job.root):
+        clock, pace = options.get("clock") or SystemClock(), Pace(job.state, options.get("poll"))
+        poller = Poller(clock, pace, options.get("timeout", 3600.0), f"syncd watch {job.root}")
+        with _reported(job.root):
             if not exists(job.disk, job.root):
                 raise missing_job(job.root)
             if not is_own(job):
                 check_owner(job)
-            member = None if role == "observer" else (yield from _joining(job, role, identity, clock, pace))
-        rosters = Roster(job, job.trainers, clock, ttl), Roster(job, job.explorers, clock, ttl)
-        made = cls(job, role, member, clock=clock, pace=pace, timeout=timeout, rosters=rosters)
-        made.beat()
+            own = None if role == "observer" else join(job, role, identity, poller)
+        client = cls(job, role, own, poller, options.get("ttl", TTL), options.get("fence", ""))
+        client.beat()
         if options.get("heartbeat", True):
-            made.start_heartbeat()
-        return made
+            client.start_heartbeat()
+        return client
 
-    def waiting_for(self, predicate: Callable[[], T], timeout: float | None = None) -> Wait[T]:
-        """Wait until a predicate returns something true, and return that.
+    # --- this process ------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> str | None:
+        """Return the name of this process in the job; None for an observer."""
+        return self._own.identity if self._own else None
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that a wait lasts unless the call says otherwise."""
+        return self.poller.timeout
+
+    @property
+    def confirmed(self) -> Pair | None:
+        """Return the version that this process confirmed last."""
+        return self._own.presence.applied if self._own else None
+
+    @property
+    def confirmed_digest(self) -> str:
+        """Return the digest of the version that this process confirmed last, empty if unknown."""
+        return self._own.presence.applied_digest if self._own else ""
+
+    def own(self, role: Role | None, what: str) -> OwnPresence:
+        """Return the presence of this process, for what only one role may do; None: all but an observer.
 
         Raises:
-            TimedOutError: It never did.
+            UsageError: This process has another role.
         """
-        look = lambda: (found,) if (found := predicate()) else None  # noqa: E731
-        return (yield from self._until(look, timeout, "waiting for a condition"))[0]
+        if self._own is None or role not in {None, self.role}:
+            raise UsageError(
+                f"{what} is for the role {role or 'trainer or explorer'}; this one is {self.role}"
+            )
+        return self._own
+
+    def check(self) -> None:
+        """Raise what went wrong in the background since the last call."""
+        if self._own is not None:
+            self._own.check()
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Raise background errors first, and file system errors as errors of this project."""
+        self.check()
+        with _reported(self.job.root):
+            yield
 
     def start_heartbeat(self) -> None:
-        """Keep the presence alive, and know who else is there, by a thread."""
-        self._heartbeat = Heartbeat(self.beat, max(_TICK, 20 * self.pace.seconds))
+        """Start the thread that keeps the presence alive and reads who else is in the job."""
+        self._heartbeat = Heartbeat(self.beat, max(TICK, 20 * self.poller.pace.seconds))
 
     def beat(self) -> None:
-        """Publish a heartbeat if one is due, and see who else is there. Never raises: the next call does."""
-        if self._member is None:
-            self._look_around()
+        """Publish a heartbeat if one is due, and read who else is in the job. Never raises: the next call does."""
+        if self._own is None:
+            self._read_peers()
         else:
-            self._member.beat()
-            self._member.attempt(self._look_around)
+            self._own.beat()
+            self._own.attempt(self._read_peers)
 
     def close(self) -> None:
         """Publish that this process has stopped, and end its heartbeat. A second call does nothing."""
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
-        if self._member is not None and not self._member.closed:
-            with reported(self.job.root):
-                self._member.close(**(self._position() if self.role == _TRAINER else {}))
+        if self._own is not None and not self._own.closed:
+            with _reported(self.job.root):
+                self._own.close(**(self._publisher.position() if self.role == "trainer" else {}))
 
-    def _look_around(self) -> None:
-        # A look that fails here is one that the next wait makes itself, and reports.
+    @guarded
+    def describe(self, fields: Mapping[str, Any], *, now: bool = True) -> None:
+        """Publish other facts about this explorer or trainer, in the `info` of its presence.
+
+        Args:
+            fields: JSON values by name; None removes a field. Other fields stay.
+            now: Whether to write at once; else the next write publishes them, at the latest a heartbeat.
+        """
+        own = self.own(None, "describe")
+        info = {name: value for name, value in {**own.info, **fields}.items() if value is not None}
+        if info != own.info:
+            (own.change if now else own.change_later)(info=info)
+
+    # --- statuses ----------------------------------------------------------------------------------------------
+
+    @guarded
+    def set_status(self, status: RunningStatus, old_status: RunningStatus | None = None) -> None:
+        """Publish the status of this process; a trainer's step announced last goes out in the same write.
+
+        Raises:
+            UsageError: The status is not `old_status` now, or would not change.
+        """
+        own, old = self.own(None, "a status"), None if old_status is None else RunningStatus(old_status)
+        position = self._publisher.position() if self.role == "trainer" else {}
+        own.set_status(RunningStatus(status), old, **position)
+
+    @guarded
+    def trainer_requires_weight_sync(self) -> bool | None:
+        """Return whether the trainer asks for a sync; None once the trainer that was there is gone."""
+        found = [trainer.status for trainer in self.trainers.read().values()]
+        if self.trainers.departed() is not None:
+            return None
+        return RunningStatus.REQUIRE_SYNC in found
+
+    @guarded
+    def explorer_requires_sync(self) -> bool:
+        """Return whether any explorer asks for a sync and has no answer yet."""
+        own = self._own.presence if self._own else None
+        answered = {} if own is None else {**own.answered, **agreed_asks(own.info)}
+        return any(
+            explorer.status is RunningStatus.REQUIRE_SYNC and explorer.asked > answered.get(name, 0)
+            for name, explorer in self.explorers.read().items()
+        )
+
+    @guarded
+    def answer_nothing_new(self) -> None:
+        """Answer the explorers that ask now: nothing is newer than the step announced last.
+
+        The answer names that step, so an explorer accepts it only once that step is the published one.
+        """
+        own = self.own("trainer", "an answer")
+        # Read the asks first: a step announced after this moment is news to those who ask later.
+        asks = {
+            name: explorer.asked
+            for name, explorer in self.explorers.living().items()
+            if explorer.status is RunningStatus.REQUIRE_SYNC
+        }
+        known, before = self.explorers.last(), own.presence
+        kept = {name: asked for name, asked in before.answered.items() if name in known}
+        changes = {"answered": {**kept, **asks}, **self._publisher.position()}
+        if any(getattr(before, name) != value for name, value in changes.items()):
+            own.change(**changes)
+
+    # --- publish -----------------------------------------------------------------------------------------------
+
+    @guarded
+    def publish(self, state: Mapping[str, Any] | str | None, step: int, *, rewind: bool = False) -> int:
+        """Make a step of a state dict and announce it.
+
+        Args:
+            state: Tensors by name (numpy arrays, torch tensors, or (dtype, shape, bytes)); the URI of weights that
+                are elsewhere; None for a step that is complete already.
+            step: The step.
+            rewind: Whether explorers shall go back to a step below the one announced last. Without it an older
+                step becomes complete and is not announced: saves may finish in another order.
+
+        Returns:
+            The step that is announced now.
+
+        Raises:
+            UsageError: The step is complete already and is passed again, or the state dict holds no tensor.
+            NotReadyError: The step is not complete, and None is passed.
+        """
+        self._require_publisher()
+        return self._publisher.publish(state, step, rewind=rewind)
+
+    @guarded
+    def publish_received(self, step_num: int | None = None, world_size: int | None = None) -> int:
+        """Seal and announce a step once all its writers have left receipts. Any of them may call this.
+
+        Args:
+            step_num: The step; the newest that has a directory unless given.
+            world_size: The number of writers; the one in the receipts unless given.
+
+        Returns:
+            The step that is announced now, 0 before the first.
+        """
+        self._require_publisher()
+        return self._publisher.publish_received(step_num, world_size)
+
+    @guarded
+    def count_receipts(self, step: int) -> int:
+        """Return the number of writers of the newest save of a step that are done."""
+        return self._publisher.count_receipts(step)
+
+    @guarded
+    def announced_step(self) -> int | None:
+        """Return the step that is announced, None before the first."""
+        return self._publisher.announced_step()
+
+    @guarded
+    def publish_copies(self, place: MemoryDirectory | None) -> None:
+        """Publish where this trainer keeps copies of steps in its host's memory; None for nowhere."""
+        own = self.own("trainer", "publish_copies")
+        others = {key: value for key, value in own.info.items() if key != MEMORY_KEY}
+        own.change(info=others if place is None else {**others, MEMORY_KEY: place.document()})
+
+    @guarded
+    def vacate(self, step: int, timeout: float | None = None) -> None:
+        """Have the daemon remove a complete step, so that it can be written again after a rewind.
+
+        The marker must name an earlier step by then (`publish(None, earlier, rewind=True)`).
+
+        Raises:
+            TryAgainError: The daemon keeps the step.
+            TimedOutError: The daemon has not removed it, or no daemon runs.
+        """
+        self.own("trainer", "vacate")
+        self._publisher.vacate(step, timeout)
+
+    # --- follow ------------------------------------------------------------------------------------------------
+
+    @guarded
+    def latest_version(self) -> Version | None:
+        """Return the published version with its generation, None before the first."""
+        return self.versions.latest()
+
+    @guarded
+    def wait_for_version(
+        self,
+        current_version: int = NOTHING,
+        no_wait: bool = False,  # noqa: FBT001, FBT002
+        timeout: float | None = None,
+    ) -> int:
+        """Wait until a version is published that this explorer does not have.
+
+        Returns `current_version` earlier if the trainer answers that nothing is newer, or if the trainer that was
+        there has stopped or died.
+
+        Args:
+            current_version: The step that the explorer has; -1 for none.
+            no_wait: Return at once.
+            timeout: Seconds to wait; the client's unless given.
+
+        Returns:
+            The step to load, or `current_version`.
+
+        Raises:
+            TimedOutError: No version came.
+        """
+        return self.follower.wait(current_version, no_wait, timeout)
+
+    @guarded
+    def confirm(self, version: int | Pair | Version | None) -> None:
+        """Publish that this explorer runs a version. Call it after the load, never before.
+
+        Args:
+            version: What runs; None if no version of this job runs, as after a restart of the engine.
+
+        Raises:
+            UsageError: The step was never offered to this explorer.
+        """
+        self.own("explorer", "confirm")
+        self.follower.confirm(version)
+
+    # --- lease -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lease(self, version: int | Pair | Version) -> Iterator[Leased]:
+        """Keep a version from being removed while an explorer reads it, or a trainer adds files to it.
+
+        Args:
+            version: A step, a pair, or what `latest_version` returned.
+
+        Raises:
+            TryAgainError: The step is gone, or was written again: read the newest version instead.
+        """
+        with self.guard():
+            own = self.own(None, "a lease")
+            wanted = self.versions.resolve(version)
+        with own.leasing(wanted.pair):
+            with _reported(self.job.root):
+                leased = self.versions.examine(wanted)
+            yield leased
+
+    # --- wait --------------------------------------------------------------------------------------------------
+
+    @guarded
+    def wait_for(
+        self,
+        predicate: Callable[[], T],
+        timeout: float | None = None,
+    ) -> T:
+        """Wait until a predicate returns something true, and return that.
+
+        Raises:
+            TimedOutError: It never did.
+        """
+        poll = lambda: (found,) if (found := predicate()) else None  # noqa: E731
+        return self.poller.until(poll, "waiting for a condition", timeout)[0]
+
+    def _require_publisher(self) -> None:
+        if self.role == "explorer":
+            raise UsageError("an explorer publishes no steps")
+
+    def _read_peers(self) -> None:
+        # The next wait repeats a read that fails here, and reports its error.
         with contextlib.suppress(OSError):
-            self.trainers.look()
-            if self.role == _TRAINER:
-                self.explorers.look()
+            self.trainers.read()
+            if self.role == "trainer":
+                self.explorers.read()
 
 
-def _joining(job: Job, role: Role, identity: str | None, clock: Clock, pace: Pace) -> Wait[Member]:
-    directory = job.trainers if role == _TRAINER else job.explorers
-    name = identity or (_TRAINER if role == _TRAINER else _default_identity())
-    before = yield from claim(job.disk, clock, directory, name, pace)
-    member = Member(job.disk, clock, directory, name, asked=_asked_before(job, name, before))
-    member.join()
+@contextlib.contextmanager
+def _reported(path: str) -> Iterator[None]:
+    """Raise errors of the operating system as errors of this project."""
     try:
-        # Of two processes that claim a free name at once, the one whose file stays has it.
-        yield pace.next()
-        after = left_by(job.disk, directory, name)
-    except BaseException:
-        member.close()
-        raise
-    if after is not None and after.incarnation != member.presence.incarnation:
-        raise held(name, directory)
-    return member
-
-
-def _asked_before(job: Job, name: str, before: Presence | None) -> int:
-    """Return the highest ask that anybody can know of this explorer, so that no old answer fits a new ask."""
-    trainers = read_presences(job.disk, job.trainers)[0].values()
-    answered = [max(one.answered.get(name, 0), agreed_asks(one).get(name, 0)) for one in trainers]
-    return max([before.asked if before else 0, *answered])
-
-
-def _default_identity() -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()).lstrip(".-")[:80]
-    return f"{host or 'host'}-{os.getpid()}"
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error

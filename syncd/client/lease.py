@@ -1,27 +1,28 @@
-"""Reading a version: which one is published, where it is, and the lease that keeps it there meanwhile."""
+"""Reading versions: which one is published, where its files are, and whether a leased one is still the same."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
-from syncd.client.base import Base, reported
-from syncd.errors import CorruptDataError, ProtocolTooNewError, TryAgainError, UsageError
-from syncd.protocol.disk import MISSING, list_if_there
-from syncd.protocol.layout import ACTOR, step_name
+from syncd.errors import CorruptDataError, JobMissingError, TryAgainError
+from syncd.protocol.disk import MISSING, exists, list_if_there
+from syncd.protocol.layout import ACTOR, Job, step_name
 from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import Pair, Version, read_version, read_version_or_none
+
+T = TypeVar("T")
 
 NATIVE = "syncd"
+_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A version that stays where it is while it is leased.
+    """A version whose files stay in place while it is leased.
 
     Args:
         version: The version.
         path: The directory to load; the URI for kind remote.
-        manifest: The list of its files; None for a step that others wrote.
+        manifest: The list of its files; None for a step that another framework wrote.
     """
 
     version: Version
@@ -29,96 +30,141 @@ class Leased:
     manifest: Manifest | None
 
 
-class Leasing(Base):
-    """Reading the published version, and others that are complete."""
+class RecentSteps(dict[int, T]):
+    """What is known of the steps that were met last."""
 
-    @contextlib.contextmanager
-    def lease(self, version: int | Pair | Version) -> Iterator[Leased]:
-        """Keep a version from being removed while an explorer reads it, or a trainer adds files to it.
+    def keep(self, step: int, known: T) -> None:
+        """Record what is known of a step, and forget the oldest of too many."""
+        self.pop(step, None)
+        self[step] = known
+        if len(self) > _REMEMBERED:
+            del self[next(iter(self))]
 
-        Args:
-            version: A step, a pair, or what `get_latest_version` returned.
+
+class VersionReader:
+    """Reads the published version, and other complete steps.
+
+    Args:
+        job: The job.
+        tolerant: Whether a damaged version file does not keep a step from being leased. A trainer leases the step
+            that it writes, whatever the version file holds until the daemon replaces it.
+    """
+
+    def __init__(self, job: Job, *, tolerant: bool) -> None:
+        self._job, self._tolerant = job, tolerant
+        self._known: RecentSteps[Version] = RecentSteps()
+
+    def latest(self) -> Version | None:
+        """Return the published version as its server has it now, None before the first.
 
         Raises:
-            TryAgainError: The step has gone, or was written again: go to the newest.
+            JobMissingError: The job directory is missing.
+            CorruptDataError: The version file is damaged.
         """
-        self.check()
-        if self._member is None:
-            raise UsageError("an observer publishes no leases", hint="open with the role explorer or trainer")
-        with reported(self.job.root):
-            wanted = self._resolve(version)
-        with self._member.leasing(wanted.pair):
-            with reported(self.job.root):
-                leased = self._examined(wanted)
-            yield leased
+        return self._keep(read_version(self._job) if self._refresh() else None)
 
-    def _newest(self) -> Version | None:
-        version = self._published()
-        if version is not None:
-            self._versions.keep(version.step, version)
-        return version
+    def latest_or_none(self) -> Version | None:
+        """Return the published version, None before the first or while the file is damaged."""
+        return self._keep(read_version_or_none(self._job) if self._refresh() else None)
 
-    def _glance(self) -> Version | None:
-        """Return the published version; a damaged file is one that the daemon is about to replace."""
-        try:
-            return self._newest()
-        except ProtocolTooNewError:
-            raise
-        except CorruptDataError:
-            return None
+    def known(self, step: int) -> Version | None:
+        """Return the version that was met under a step last, None if there was none."""
+        return self._known.get(step)
 
-    def _resolve(self, version: int | Pair | Version) -> Version:
+    def resolve(self, version: int | Pair | Version) -> Version:
+        """Return the version that a caller names.
+
+        Raises:
+            TryAgainError: The step is gone, or was written again.
+        """
         if isinstance(version, Version):
             return version
-        # A trainer leases the step that it writes, whatever the version file holds until the daemon replaces it.
-        newest = self._glance() if self.role == "trainer" else self._newest()
+        newest = self.latest_or_none() if self._tolerant else self.latest()
         if isinstance(version, int):
-            return self._standing(version, newest)
-        known = self._versions.get(version[1]) or self._unpublished(version[1], newest)
+            return self._present(version, newest)
+        known = self.known(version[1]) or self._unpublished(version[1], newest)
         if known.pair != version:
             raise _gone(version[1], "another version is published under this step")
         return known
 
-    def _standing(self, step: int, newest: Version | None) -> Version:
-        """Return what a step is now: after a rewind it is not what was published under its number before."""
-        known = self._versions.get(step)
+    def examine(self, wanted: Version) -> Leased:
+        """Return a version with the path of its files, once it is certain that they are still there.
+
+        Raises:
+            TryAgainError: The step is gone, or was written again.
+        """
+        path = self.path_of(wanted)
+        if wanted.layout != NATIVE:
+            if wanted.kind != "remote" and not list_if_there(self._job.disk, path):
+                raise _gone(wanted.step, "its directory is gone")
+            return Leased(wanted, path, None)
+        manifest = self._manifest(wanted.step)
+        if manifest.digest != wanted.digest:
+            self._known.pop(wanted.step, None)
+            raise _gone(wanted.step, "it was written again")
+        return Leased(wanted, path, manifest)
+
+    def path_of(self, version: Version) -> str:
+        """Return the directory of a version's files; its URI for kind remote."""
+        return version.path if version.kind == "remote" else f"{self._job.root}/{version.path}"
+
+    def has_huggingface(self, version: Version) -> bool:
+        """Return whether a version has a Hugging Face export beside its weights."""
+        entries = list_if_there(self._job.disk, self.path_of(version))
+        return any(entry.name == "huggingface" and entry.kind == "directory" for entry in entries)
+
+    def attempt_of(self, version: Version) -> str:
+        """Return the save that wrote a version, empty if its manifest is not the published one."""
+        try:
+            self._job.disk.refresh(self._job.root)
+            manifest = read_manifest(self._job.disk, self._job.step(version.step))
+        except (*MISSING, CorruptDataError):
+            return ""
+        return manifest.attempt if manifest.digest == version.digest else ""
+
+    def _keep(self, version: Version | None) -> Version | None:
+        if version is not None:
+            self._known.keep(version.step, version)
+        return version
+
+    def _refresh(self) -> bool:
+        try:
+            self._job.disk.refresh(self._job.state)
+        except MISSING:
+            if not exists(self._job.disk, self._job.root):
+                raise missing_job(self._job.root) from None
+            return False
+        return True
+
+    def _present(self, step: int, newest: Version | None) -> Version:
+        """Return what a step is now: after a rewind it differs from what was published under its number before."""
+        known = self.known(step)
         if known is not None and (known.layout != NATIVE or known.digest == self._manifest(step).digest):
             return known
         return self._unpublished(step, newest)
 
     def _unpublished(self, step: int, newest: Version | None) -> Version:
-        """Return the version of a complete step that is not the published one: what an evaluator visits."""
+        """Return the version of a complete step that is not the published one: evaluators read those."""
         manifest = self._manifest(step)
         path = manifest.uri or f"{step_name(step)}/{ACTOR}"
         generation = newest.generation if newest else 0
         found = Version(generation, step, manifest.kind, path, manifest.digest, parent=manifest.parent)
-        self._versions.keep(step, found)
+        self._known.keep(step, found)
         return found
 
-    def _examined(self, wanted: Version) -> Leased:
-        """Look again, under the lease."""
-        path = self._path(wanted)
-        if wanted.layout != NATIVE:
-            if wanted.kind != "remote" and not list_if_there(self.job.disk, path):
-                raise _gone(wanted.step, "its directory has gone")
-            return Leased(wanted, path, None)
-        manifest = self._manifest(wanted.step)
-        if manifest.digest != wanted.digest:
-            self._versions.pop(wanted.step, None)
-            raise _gone(wanted.step, "it was written again")
-        return Leased(wanted, path, manifest)
-
     def _manifest(self, step: int) -> Manifest:
-        self.job.disk.refresh(self.job.root)
+        self._job.disk.refresh(self._job.root)
         try:
-            return read_manifest(self.job.disk, self.job.step(step))
+            return read_manifest(self._job.disk, self._job.step(step))
         except MISSING:
-            self._versions.pop(step, None)
-            raise _gone(step, "it is not there") from None
+            self._known.pop(step, None)
+            raise _gone(step, "it is missing") from None
 
-    def _path(self, version: Version) -> str:
-        return version.path if version.kind == "remote" else f"{self.job.root}/{version.path}"
+
+def missing_job(root: str) -> JobMissingError:
+    """Return the error for a missing job directory: nothing is created in what may be unmounted."""
+    return JobMissingError("the job directory is not there", path=root, hint=f"mkdir -p {root}")
 
 
 def _gone(step: int, why: str) -> TryAgainError:
-    return TryAgainError(f"step {step} cannot be read: {why}", hint="go on with the newest version")
+    return TryAgainError(f"step {step} cannot be read: {why}", hint="read the newest version instead")

@@ -1,9 +1,12 @@
-"""This process as a member of a job: the one writer of its presence file, and the thread that keeps it alive.
+"""This process's presence in a job: the one writer of its file, and the thread that keeps it alive.
 
-What the file should say is kept here and written as a whole, so the next write makes good one that failed.
+The fields are kept here and written together, so the next write repairs one that failed.
 """
 
 import contextlib
+import os
+import re
+import socket
 import threading
 import uuid
 from collections import Counter
@@ -11,28 +14,37 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from syncd.client.peers import is_here, is_lost
-from syncd.client.wait import Pace, Wait
+from syncd.client.peers import has_ended, is_here
+from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, UsageError, storage_error
 from syncd.protocol.disk import MISSING, Clock, Disk
-from syncd.protocol.layout import check_identity
-from syncd.protocol.presence import HEARTBEAT, Presence, Publisher, RunningStatus, path_of, read_presence
+from syncd.protocol.layout import Job, check_identity
+from syncd.protocol.presence import (
+    HEARTBEAT,
+    Presence,
+    Publisher,
+    RunningStatus,
+    path_of,
+    read_presence,
+    read_presences,
+)
 from syncd.protocol.process import Process
+from syncd.protocol.round import agreed_asks
 from syncd.protocol.version import Pair
 
 CLAIM = 3 * HEARTBEAT
-"""Seconds for which another host's claim on an identity is watched before it counts as left behind."""
+"""Seconds for which a presence of another host is watched before its identity counts as free."""
 
 _PUBLISHED = ("status", "applied", "applied_digest", "loading", "leases", "asked", "answered", "step", "info")
 
 
-class Member:
-    """The presence of this process.
+class OwnPresence:
+    """The presence of this process. Several threads may use it.
 
     Args:
         disk: The file system.
         clock: This host's clock.
-        directory: Where the presences of its kind are.
+        directory: The directory of the presences of its kind.
         identity: Its name.
         asked: The number that its asks continue from.
     """
@@ -53,25 +65,30 @@ class Member:
 
     @property
     def presence(self) -> Presence:
-        """Return what this member says of itself."""
+        """Return the fields as the next write publishes them."""
         with self._lock:
             return self._wanted
 
+    @property
+    def info(self) -> dict[str, Any]:
+        """Return the `info` of the presence."""
+        return self.presence.info
+
     def join(self) -> None:
-        """Publish this member for the first time."""
+        """Publish the presence for the first time."""
         self._publisher.prepare()
         self.change()
 
     def check(self) -> None:
-        """Raise what has gone wrong since the last call, once.
+        """Raise a background error once.
 
         Raises:
-            UsageError: It is closed, or another process has taken its identity.
-            SyncdError: A heartbeat could not be published.
+            UsageError: The presence is closed, or another process has taken its identity.
+            SyncdError: A heartbeat could not be written.
         """
         with self._lock:
             if self.closed:
-                raise UsageError(f"{self._wanted.identity} is closed", path=self._path)
+                raise UsageError(f"{self.identity} is closed", path=self._path)
             error = self._error
             if not self._lost:
                 self._error = None
@@ -79,23 +96,29 @@ class Member:
             raise error
 
     def change(self, **changes: Any) -> Presence:
-        """Change fields and publish them; what cannot be written now goes out with a later heartbeat."""
+        """Change fields and publish them; a later heartbeat repeats a write that fails."""
         with self._lock:
             self._wanted = replace(self._wanted, **changes, status=self._status())
             self._write()
             return self._wanted
 
-    def note(self, **changes: Any) -> None:
-        """Change fields that go out with the next write, a heartbeat's at the latest."""
+    def change_later(self, **changes: Any) -> None:
+        """Change fields; the next write publishes them, at the latest a heartbeat."""
         with self._lock:
             self._wanted = replace(self._wanted, **changes)
             self._dirty = True
+
+    def try_change(self, **changes: Any) -> None:
+        """Change fields without raising; a later heartbeat repeats a write that fails."""
+        with self._lock:
+            if not self.closed:
+                self.attempt(lambda: self.change(**changes))
 
     def set_status(self, status: RunningStatus, old: RunningStatus | None = None, **changes: Any) -> None:
         """Change the status, and other fields in the same write.
 
         Raises:
-            UsageError: It is not `old` now, or would not change.
+            UsageError: The status is not `old` now, or would not change.
         """
         with self._lock:
             if old is not None and (old is not self._base or old is status):
@@ -108,7 +131,7 @@ class Member:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[int]:
-        """Ask for a sync; on the way out, whatever the way, the status is what it was before."""
+        """Ask for a sync; however the block ends, the status is then what it was before."""
         with self._lock:
             self._asks += 1
         try:
@@ -116,11 +139,11 @@ class Member:
         finally:
             with self._lock:
                 self._asks -= 1
-                self.settle()
+                self.try_change()
 
     @contextlib.contextmanager
     def leasing(self, pair: Pair) -> Iterator[None]:
-        """Publish a lease on a step, and give it back on the way out."""
+        """Publish a lease on a step, and end it with the block."""
         with self._lock:
             self._leases[pair[1]] += 1
         try:
@@ -131,23 +154,19 @@ class Member:
             with self._lock:
                 self._leases -= Counter([pair[1]])
                 loading = self._wanted.loading
-                self.settle(leases=tuple(sorted(self._leases)), loading=None if loading == pair else loading)
-
-    def settle(self, **changes: Any) -> None:
-        """Change fields where nothing may fail; a write that does is tried again by the heartbeat."""
-        with self._lock:
-            if not self.closed:
-                self.attempt(lambda: self.change(**changes))
+                self.try_change(
+                    leases=tuple(sorted(self._leases)), loading=None if loading == pair else loading
+                )
 
     def attempt(self, work: Callable[[], object]) -> None:
-        """Do something in the background; what goes wrong is raised by `check`."""
+        """Run background work; `check` raises its error."""
         try:
             work()
         except SyncdError as error:
             self._error = error
         except OSError as error:
             self._error = storage_error(error, self._path)
-        except Exception as error:  # noqa: BLE001 - the heartbeat must outlive any bug, and the bug be seen
+        except Exception as error:  # noqa: BLE001 - the heartbeat must survive any bug, and the user must see it
             self._error = SyncdError(f"the heartbeat failed: {error!r}", path=self._path)
 
     def beat(self) -> None:
@@ -159,7 +178,7 @@ class Member:
                 self.attempt(self._beat)
 
     def close(self, **last: Any) -> None:
-        """Publish that this member has stopped; a second call does nothing."""
+        """Publish that this process has stopped; a second call does nothing."""
         with self._lock:
             if self.closed:
                 return
@@ -183,24 +202,19 @@ class Member:
             self._error = None
 
     def _beat(self) -> None:
-        try:
-            theirs = read_presence(self._disk, self._path).incarnation
-        except ProtocolTooNewError:
-            raise
-        except (*MISSING, CorruptDataError):
-            theirs = self._wanted.incarnation
-        if theirs != self._wanted.incarnation:
+        found = _read(self._disk, self._path)
+        if found is not None and found.incarnation != self._wanted.incarnation:
             self._lost = True
-            raise held(self._wanted.identity, self._path)
+            raise _held(self.identity, self._path)
         self._write()
 
 
 class Heartbeat:
-    """A thread that beats until it is stopped.
+    """A thread that calls a function again and again until it is stopped.
 
     Args:
-        beat: What to do; must not raise.
-        every: Seconds between two beats.
+        beat: The function; it must not raise.
+        every: Seconds between two calls.
     """
 
     def __init__(self, beat: Callable[[], None], every: float) -> None:
@@ -210,7 +224,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for a beat that is under way."""
+        """Stop, and wait for a call that is running."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(HEARTBEAT)
@@ -220,43 +234,77 @@ class Heartbeat:
             self._beat()
 
 
-def held(identity: str, path: str) -> UsageError:
-    """Return the error for an identity that another process holds."""
-    return UsageError(
-        f"{identity!r} is held by another process that lives",
-        path=path,
-        hint="stop that process, or give this one a name of its own if both are to take part",
-    )
-
-
-def claim(disk: Disk, clock: Clock, directory: str, identity: str, pace: Pace) -> Wait[Presence | None]:
-    """Return what an earlier process of this identity has left, None if there was none.
-
-    Whether a process of this host lives is known at once; one of another host is watched for a few
-    heartbeats.
+def join(job: Job, role: str, identity: str | None, poller: Poller) -> OwnPresence:
+    """Claim an identity in a job and return its presence, published.
 
     Raises:
-        UsageError: The identity is held by a process that lives, or is not one.
+        UsageError: A living process holds the identity, or it is not a valid name.
     """
-    path = path_of(directory, check_identity(identity))
-    before = now = left_by(disk, directory, identity)
-    end = clock.monotonic() + CLAIM
-    while now is not None and now.status is not RunningStatus.STOPPED and not is_lost(now):
+    directory = job.trainers if role == "trainer" else job.explorers
+    name = check_identity(identity or ("trainer" if role == "trainer" else _default_identity()))
+    path = path_of(directory, name)
+    before = _claim(job.disk, directory, name, poller)
+    own = OwnPresence(job.disk, poller.clock, directory, name, _last_ask(job, name, before))
+    own.join()
+    try:
+        # If two processes claim a free name at once, the one whose file stays has it.
+        poller.pause()
+        after = _read(job.disk, path)
+    except BaseException:
+        own.close()
+        raise
+    if after is not None and after.incarnation != own.presence.incarnation:
+        raise _held(name, directory)
+    return own
+
+
+def _claim(disk: Disk, directory: str, identity: str, poller: Poller) -> Presence | None:
+    """Return the presence that an earlier process of this identity has left, None if there is none.
+
+    A process of this host is known at once to be dead or alive; one of another host is watched for `CLAIM` seconds.
+
+    Raises:
+        UsageError: A living process holds the identity.
+    """
+    path = path_of(directory, identity)
+    before = now = _read(disk, path)
+    end = poller.clock.monotonic() + CLAIM
+    while now is not None and now.status is not RunningStatus.STOPPED and not has_ended(now):
         if is_here(now) or before is None or (now.incarnation, now.beat) != (before.incarnation, before.beat):
-            raise held(identity, path)
-        if clock.monotonic() >= end:
+            raise _held(identity, path)
+        if poller.clock.monotonic() >= end:
             break
-        yield pace.next()
+        poller.pause()
         disk.refresh(directory)
-        now = left_by(disk, directory, identity)
+        now = _read(disk, path)
     return now or before
 
 
-def left_by(disk: Disk, directory: str, identity: str) -> Presence | None:
-    """Return the presence of an identity, None where there is none that can be read."""
+def _last_ask(job: Job, name: str, before: Presence | None) -> int:
+    """Return the highest ask of this explorer that anybody knows, so that no old answer fits a new ask."""
+    trainers = read_presences(job.disk, job.trainers)[0].values()
+    answered = [max(one.answered.get(name, 0), agreed_asks(one.info).get(name, 0)) for one in trainers]
+    return max([before.asked if before else 0, *answered])
+
+
+def _default_identity() -> str:
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()).lstrip(".-")[:80]
+    return f"{host or 'host'}-{os.getpid()}"
+
+
+def _read(disk: Disk, path: str) -> Presence | None:
+    """Return the presence in a file, None if the file is missing or damaged."""
     try:
-        return read_presence(disk, path_of(directory, identity))
+        return read_presence(disk, path)
     except ProtocolTooNewError:
         raise
     except (*MISSING, CorruptDataError):
         return None
+
+
+def _held(identity: str, path: str) -> UsageError:
+    return UsageError(
+        f"{identity!r} is held by another process that lives",
+        path=path,
+        hint="stop that process, or give this one another name if both are to take part",
+    )

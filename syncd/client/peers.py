@@ -1,7 +1,7 @@
-"""Who else is there: the presences of a job's trainers and explorers, and which of them live.
+"""Who else is in the job: the presences of its trainers and explorers, and which of them are alive.
 
-Alive is who has been seen to change within `ttl` seconds of this host's clock. A process of this very host
-that has ended is noticed at once.
+A peer is alive if its presence has changed within `ttl` seconds of this host's clock. A process of this host that
+has ended is noticed at once.
 """
 
 import threading
@@ -14,75 +14,81 @@ from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read
 from syncd.protocol.process import Process
 
 
-class Roster:
-    """Looks at one kind of module of a job. Used by several threads.
+class Peers:
+    """The trainers, or the explorers, of a job. Several threads may use it.
 
     Args:
         job: The job.
-        directory: Where the presences of the kind are.
+        directory: The directory of their presences.
         clock: This host's clock.
-        ttl: Seconds of silence after which a module counts as dead.
+        ttl: Seconds of silence after which a peer counts as dead.
     """
 
     def __init__(self, job: Job, directory: str, clock: Clock, ttl: float = TTL) -> None:
         self._disk, self._directory, self._clock = job.disk, directory, clock
         self._lock = threading.Lock()
         self._liveness = Liveness(ttl)
-        self._before: dict[str, str] | None = None
+        self._over_at_first: dict[str, str] | None = None
         self._found: dict[str, Presence] = {}
-        self._lost: frozenset[str] = frozenset()
+        self._ended: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()
 
-    def look(self) -> dict[str, Presence]:
-        """Read the presences anew; the dead ones count as stopped."""
+    def read(self) -> dict[str, Presence]:
+        """Read and return the presences by identity; dead peers count as stopped."""
         found = self._read()
         with self._lock:
             now = self._clock.monotonic()
             self._liveness.observe(now, [(name, (one.incarnation, one.beat)) for name, one in found.items()])
             self._found = found
-            self._lost = frozenset(name for name, one in found.items() if is_lost(one))
+            self._ended = frozenset(name for name, one in found.items() if has_ended(one))
             self._silent = frozenset(name for name in found if not self._liveness.is_alive(name, now))
-            if self._before is None:
-                self._before = {
-                    name: one.incarnation for name, one in found.items() if self._is_over(name, one)
+            if self._over_at_first is None:
+                self._over_at_first = {
+                    name: one.incarnation
+                    for name, one in found.items()
+                    if one.status is RunningStatus.STOPPED or name in self._ended
                 }
-            return {name: self._effective(name, one) for name, one in found.items()}
+            dead = self._ended | self._silent
+            return {
+                name: replace(one, status=RunningStatus.STOPPED) if name in dead else one
+                for name, one in found.items()
+            }
 
     def living(self) -> dict[str, Presence]:
-        """Read the presences anew and return those that have neither stopped nor died."""
-        return {name: one for name, one in self.look().items() if one.status is not RunningStatus.STOPPED}
+        """Read the presences and return those of the peers that have neither stopped nor died."""
+        return {name: one for name, one in self.read().items() if one.status is not RunningStatus.STOPPED}
+
+    def counts(self) -> dict[RunningStatus, int]:
+        """Read the presences and return the number of peers of each status."""
+        counts = dict.fromkeys(RunningStatus, 0)
+        for one in self.read().values():
+            counts[one.status] += 1
+        return counts
 
     def last(self) -> dict[str, Presence]:
-        """Return what the last look found, as it was written."""
+        """Return the presences that the last read found, as they were written."""
         with self._lock:
             return self._found
 
     def departed(self) -> list[Presence] | None:
-        """Return those that were seen here and had all left or died by the last look; None while any is left.
+        """Return the peers seen here if all of them had stopped or died by the last read, else None.
 
-        Who had stopped before this observer came belongs to an earlier run: its successor is waited for. The
-        same goes for one that was killed before, until its silence has lasted long enough here.
+        A peer that had stopped before the first read belongs to an earlier run: its successor is waited for. The
+        same holds for one that was killed before, until it has been silent for `ttl` seconds here.
         """
         with self._lock:
-            gone = self._lost | self._silent
+            dead = self._ended | self._silent
             if any(
-                name not in gone and one.status is not RunningStatus.STOPPED
+                name not in dead and one.status is not RunningStatus.STOPPED
                 for name, one in self._found.items()
             ):
                 return None
             return [one for name, one in self._found.items() if self._has_departed(name, one)] or None
 
     def _has_departed(self, name: str, one: Presence) -> bool:
-        if self._before is None or self._before.get(name) != one.incarnation:
+        if self._over_at_first is None or self._over_at_first.get(name) != one.incarnation:
             return True
         return one.status is not RunningStatus.STOPPED and name in self._silent
-
-    def _is_over(self, name: str, one: Presence) -> bool:
-        return one.status is RunningStatus.STOPPED or name in self._lost
-
-    def _effective(self, name: str, one: Presence) -> Presence:
-        dead = name in self._lost or name in self._silent
-        return replace(one, status=RunningStatus.STOPPED) if dead else one
 
     def _read(self) -> dict[str, Presence]:
         try:
@@ -93,7 +99,7 @@ class Roster:
 
 
 def process_of(presence: Presence) -> Process | None:
-    """Return the process that a presence names, None where it names none."""
+    """Return the process that a presence names, None if it names none."""
     found = presence.info.get("process")
     if not isinstance(found, Mapping):
         return None
@@ -104,16 +110,13 @@ def process_of(presence: Presence) -> Process | None:
     return None
 
 
-def is_lost(presence: Presence) -> bool:
-    """Say whether the process of a presence has certainly ended."""
+def has_ended(presence: Presence) -> bool:
+    """Return whether the process of a presence has certainly ended."""
     process = process_of(presence)
     return process is not None and process.is_gone()
 
 
 def is_here(presence: Presence) -> bool:
-    """Say whether the process of a presence certainly lives, on this host."""
+    """Return whether the process of a presence certainly lives on this host."""
     process = process_of(presence)
-    if process is None or not process.boot:
-        return False
-    here = Process.current()
-    return (process.boot, process.namespace) == (here.boot, here.namespace) and not process.is_gone()
+    return process is not None and process.is_here()

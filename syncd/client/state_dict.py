@@ -1,93 +1,184 @@
-"""The published weights as a state dict: payload and version always belong together."""
+"""State dicts in and out of safetensors shards, piece by piece; imports neither torch nor numpy.
 
-import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+An array or tensor that a caller passes brings its library with it; only its own methods are called.
+"""
 
-from syncd.client.base import public, reported
-from syncd.client.following import Following
-from syncd.client.lease import NATIVE, Leased
-from syncd.client.payload import Tensor, TensorMeta, iterate_state, meta_of, read_headers, read_state
-from syncd.client.wait import T
-from syncd.errors import CorruptDataError, TryAgainError, UsageError
-from syncd.protocol.disk import MISSING
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from syncd.errors import CorruptDataError, UsageError
+from syncd.protocol.digest import chunks, hasher, name_of
+from syncd.protocol.disk import Disk
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.version import Version
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.rendezvous import TensorInfo
+from syncd.protocol.safetensors import (
+    DTYPE_BITS,
+    METADATA,
+    Header,
+    encode_header,
+    parse_header,
+    read_header,
+    signature,
+)
 
-_ATTEMPTS = 8
+_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "complex64": "C64", "bool": "BOOL",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}  # fmt: skip
+_TRIPLE = 3
 
 
-class States(Following):
-    """Reading the published weights."""
+class TensorData(NamedTuple):
+    """One tensor.
 
-    @public
-    def get_model_state_dict(self) -> tuple[Mapping[str, Tensor] | str | None, int]:
-        """Return the published weights and their step, every byte checked against the manifest.
+    Args:
+        dtype: Its dtype as safetensors names it: F32, BF16, ...
+        shape: Its shape.
+        data: Its elements, little-endian, in C order.
+    """
 
-        Returns:
-            The tensors by name, a URI for kind remote, or None with 0 before the first version.
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
 
-        Raises:
-            CorruptDataError: The step is damaged.
-            UsageError: It is a step that others wrote, or a delta: an engine loads these by their path.
-        """
-        version = self._newest()
-        if version is None:
-            return None, 0
-        if version.kind == "remote":
-            return version.path, version.step
-        return self._read(lambda leased: (self._load(leased), leased.version.step))
 
-    @public
-    def get_state_dict_meta(self) -> list[TensorMeta]:
-        """Return name, dtype and shape of each published tensor; none before the first version."""
-        version = self._newest()
-        if version is None or version.kind == "remote":
-            return []
-        return self._read(lambda leased: meta_of(read_headers(self.job.disk, *self._place(leased))))
+class _Unencoded(NamedTuple):
+    """A tensor that is not turned into bytes yet; only one at a time is."""
 
-    def get_model_state_dict_iterator(self) -> Generator[tuple[str, Tensor], None, None]:
-        """Yield the published weights tensor by tensor; the step stays leased until this is done or closed.
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    value: Any
 
-        All is checked against the manifest before the first tensor comes.
-        """
-        self.check()
-        with reported(self.job.root):
-            version = self._newest()
-        if version is None or version.kind == "remote":
-            return
-        with self._reading(version) as leased:
-            yield from iterate_state(self.job.disk, *self._place(leased))
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
-    def _load(self, leased: Leased) -> Mapping[str, Tensor]:
-        return read_state(self.job.disk, *self._place(leased))
 
-    def _read(self, work: Callable[[Leased], T]) -> T:
-        """Read the newest version; when it goes while it is read, there is a newer one, and that is read."""
-        failed: Version | None = None
-        for _ in range(_ATTEMPTS):
-            version = self._newest()
-            assert version is not None
-            try:
-                with self._reading(version) as leased:
-                    return work(leased)
-            except (*MISSING, CorruptDataError, TryAgainError):
-                if failed is not None and failed.pair == version.pair:
-                    raise
-                failed = version
-        raise TryAgainError("versions go faster than they can be read", path=self.job.root)
+def encode_state(state: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a safetensors file of numpy arrays, torch tensors or (dtype, shape, bytes).
 
-    @contextlib.contextmanager
-    def _reading(self, version: Version) -> Iterator[Leased]:
-        if self._member is not None:
-            with self.lease(version) as leased:
-                yield leased
-        else:
-            yield self._examined(version)
+    Raises:
+        UsageError: A value is none of these, or of a dtype that the format does not have.
+    """
+    unencoded = [_unencoded(name, value) for name, value in state.items()]
+    # Wide elements first, as the library does: every tensor is then aligned to its own element.
+    unencoded.sort(key=lambda source: (-DTYPE_BITS[source.dtype], source.name))
+    yield encode_header((*source[:3], source.size) for source in unencoded)
+    for source in unencoded:
+        data = _data(source)
+        if len(data) != source.size:
+            raise UsageError(f"tensor {source.name!r} has {len(data)} bytes, its shape takes {source.size}")
+        yield data
 
-    def _place(self, leased: Leased) -> tuple[str, Manifest]:
-        manifest = leased.manifest
-        if manifest is None or leased.version.layout != NATIVE or manifest.kind == "delta":
-            what = "a delta" if manifest is not None else f"of layout {leased.version.layout}"
-            hint = "let an engine load get_latest_model_path()"
-            raise UsageError(f"step {leased.version.step} is {what}", hint=hint)
-        return self.job.step(leased.version.step), manifest
+
+def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, TensorData]:
+    """Return the tensors of a step, every byte of them checked against the manifest.
+
+    Raises:
+        CorruptDataError: A shard differs from the manifest.
+        OSError: A shard cannot be read; a missing one raises `FileNotFoundError`.
+    """
+    tensors: dict[str, TensorData] = {}
+    headers = []
+    for record in manifest.shards:
+        path = f"{step_path}/{record.name}"
+        data = _verified(disk, path, record)
+        header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
+        headers.append(header)
+        tensors |= {name: _slice(header, name, data) for name in header.tensors}
+    signature(headers)
+    return tensors
+
+
+def iterate_state(disk: Disk, step_path: str, manifest: Manifest) -> Iterator[tuple[str, TensorData]]:
+    """Yield the tensors of a step one by one, after every byte was checked against the manifest."""
+    for record in manifest.shards:
+        for _ in _pieces(disk, f"{step_path}/{record.name}", record):
+            pass
+    for record, header in zip(manifest.shards, read_headers(disk, step_path, manifest), strict=True):
+        for name, tensor in header.tensors.items():
+            place, length = header.data_offset + tensor.start, tensor.end - tensor.start
+            data = disk.read_at(f"{step_path}/{record.name}", place, length)
+            yield name, TensorData(tensor.dtype, tensor.shape, data)
+
+
+def read_headers(disk: Disk, step_path: str, manifest: Manifest) -> list[Header]:
+    """Return the headers of a step's shards; each tensor is in one of them only."""
+    headers = [read_header(disk, f"{step_path}/{record.name}") for record in manifest.shards]
+    signature(headers)
+    return headers
+
+
+def list_tensors(headers: Sequence[Header]) -> list[TensorInfo]:
+    """Return name, dtype and shape of each tensor, in the order of the files."""
+    tensors = [tensor for header in headers for tensor in header.tensors.values()]
+    return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
+
+
+def _slice(header: Header, name: str, data: memoryview) -> TensorData:
+    tensor, begin = header.tensors[name], header.data_offset
+    return TensorData(tensor.dtype, tensor.shape, data[begin + tensor.start : begin + tensor.end])
+
+
+def _verified(disk: Disk, path: str, record: FileRecord) -> memoryview:
+    data, place = bytearray(record.size), 0
+    for piece in _pieces(disk, path, record):
+        data[place : place + len(piece)] = piece
+        place += len(piece)
+    return memoryview(data).toreadonly()
+
+
+def _pieces(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
+    """Yield a file in pieces; raise at its end if its content differs from the record."""
+    name = name_of(record.digest, path)
+    state, left = hasher(name), record.size
+    for piece in chunks(disk, path):
+        left -= len(piece)
+        if left < 0:
+            break
+        state.update(piece)
+        yield piece
+    if left != 0 or f"{name}:{state.hexdigest()}" != record.digest:
+        raise CorruptDataError("content does not match its digest", path=path)
+
+
+def _unencoded(name: str, value: Any) -> _Unencoded:
+    if not isinstance(name, str) or name == METADATA:
+        raise UsageError(f"not a tensor name: {name!r}")
+    if isinstance(value, tuple) and len(value) == _TRIPLE:
+        dtype, shape = value[0], value[1]
+    else:
+        dtype, shape = getattr(value, "dtype", ""), getattr(value, "shape", ())
+        dtype = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    dtype = _DTYPES.get(str(dtype), dtype)
+    if dtype not in DTYPE_BITS:
+        kind = type(value).__name__
+        raise UsageError(f"tensor {name!r} is a {kind} of a dtype that safetensors does not have")
+    return _Unencoded(name, dtype, tuple(int(length) for length in shape), value)
+
+
+def _data(source: _Unencoded) -> bytes | memoryview:
+    value = source.value
+    if isinstance(value, tuple):
+        return memoryview(value[2]).cast("B")
+    if _is_torch(value):
+        flat = value.detach().contiguous().cpu().reshape(-1)
+        return memoryview(flat.view(sys.modules["torch"].uint8).numpy())
+    if value.dtype.byteorder == ">":
+        value = value.astype(value.dtype.newbyteorder("<"))
+    if not value.flags.c_contiguous:
+        value = value.copy(order="C")
+    return memoryview(value.reshape(-1).view("uint8"))
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

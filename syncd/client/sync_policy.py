@@ -1,4 +1,4 @@
-"""How weights are synchronised: the methods, the styles, and who needs a sync when. Pure functions.
+"""Sync methods, sync styles, and when a trainer or an explorer needs a sync. Pure functions.
 
 Names, aliases and the pull table are those of the system that this one replaces; see docs/synchronizer.md.
 """
@@ -14,13 +14,13 @@ TRANSPORTS = "syncd.transports"
 """The entry point group of transports; their names are further values of `sync.method`."""
 
 NOTHING = -1
-"""The version of an explorer that has loaded none."""
+"""The version of an explorer that has loaded no version."""
 
 
 class SyncMethod(StrEnum):
     """How weights travel. Any case; `online` is nccl, `offline` is checkpoint.
 
-    `auto` is whichever of the others is the fastest by what the last syncs took.
+    `auto` is the one of the others that was fastest in the last syncs.
     """
 
     NCCL = "nccl"
@@ -48,19 +48,19 @@ class SyncStyle(StrEnum):
 
 
 def should_load(current: int, offered: int) -> bool:
-    """Say whether an explorer at step `current` loads the step `offered`.
+    """Return whether an explorer at step `current` loads the step `offered`.
 
-    Step 0 is what everybody starts with, so it is never loaded; a step below the present one is a way back.
+    Every explorer starts with step 0, so it is never loaded; a step below the present one is a rewind.
     """
     return offered > 0 and offered != current
 
 
 def is_new(current: int, known: Pair | None, offered: Pair) -> bool:
-    """Say whether a published pair is news to an explorer.
+    """Return whether a published pair is news to an explorer.
 
     Args:
         current: The step that the explorer says it is at.
-        known: The pair that it has this step from, None where that is not known.
+        known: The pair that it has this step from, None if unknown.
         offered: The published pair.
     """
     if known is not None and known[1] == current:
@@ -69,21 +69,21 @@ def is_new(current: int, known: Pair | None, offered: Pair) -> bool:
 
 
 def explorer_needs_sync(step: int, interval: int = 1, offset: int = 0) -> bool:
-    """Say whether an explorer syncs after its step; work in flight is drained first."""
+    """Return whether an explorer syncs after its step; work in flight is drained first."""
     return step > offset and (step - offset) % interval == 0
 
 
 def trainer_needs_sync(
     style: SyncStyle, step: int, last_synced: int, interval: int = 1, *, explorer_asks: bool = False
 ) -> bool:
-    """Say whether a trainer syncs at its step.
+    """Return whether a trainer syncs at its step.
 
     Args:
         style: Who decides.
         step: The trainer's step.
-        last_synced: The step that was synced last.
-        interval: Steps between two syncs, where the trainer decides.
-        explorer_asks: Whether an explorer waits for a sync, where explorers decide.
+        last_synced: The step synced last.
+        interval: Steps between two syncs, if the trainer decides.
+        explorer_asks: Whether an explorer waits for a sync, if explorers decide.
     """
     if step == last_synced:
         return False

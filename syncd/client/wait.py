@@ -1,37 +1,53 @@
-"""Waits, written once for threads and for asyncio.
+"""Bounded waits: poll until there is a result, the deadline has passed, or the caller cancels.
 
-A wait is a generator: it looks, yields how many seconds to sleep, looks again, and returns its result. A
-driver does the sleeping. Whatever ends a wait early (an exception, Ctrl-C, cancellation) closes the
-generator, so what it has changed is restored by its own `finally`.
+A wait runs in the thread that calls it. Whatever ends it early (an error, Ctrl-C, `cancelled_by`) leaves as an
+exception, so a `finally` of the caller restores what was changed for the wait.
 """
 
-import asyncio
+import contextlib
 import math
 import random
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TypeVar
 
 from syncd.errors import StorageError, TimedOutError, UsageError, storage_error
 from syncd.protocol.disk import Clock
 from syncd.protocol.mount import mount_of
 
 T = TypeVar("T")
-Wait: TypeAlias = Generator[float, None, T]
 
 LOCAL_POLL = 0.01
 NETWORK_POLL = 0.25
 _JITTER = 0.2
 PATIENCE = 30.0
-"""Seconds for which every look may fail before a wait gives up on the file system."""
+"""Seconds for which every poll may fail before a wait gives up on the file system."""
+
+
+_CANCEL: ContextVar[threading.Event | None] = ContextVar("syncd_cancel", default=None)
+
+
+class WaitCancelledError(Exception):
+    """The event that cancels a wait was set."""
+
+
+@contextlib.contextmanager
+def cancelled_by(event: threading.Event) -> Iterator[None]:
+    """End the waits of this thread within the block with `WaitCancelledError` once an event is set."""
+    token = _CANCEL.set(event)
+    try:
+        yield
+    finally:
+        _CANCEL.reset(token)
 
 
 class Pace:
-    """How long to sleep between two looks: short where looking is cheap, spread where a server is shared.
+    """The time between two polls: short where a poll is cheap, spread where clients share a server.
 
     Args:
-        path: The directory that is looked at.
-        poll: Seconds between two looks; by the kind of mount unless given.
+        path: The directory that is polled.
+        poll: Seconds between two polls; by the kind of mount unless given.
     """
 
     def __init__(self, path: str, poll: float | None = None) -> None:
@@ -41,19 +57,19 @@ class Pace:
         self._random = random.Random()  # noqa: S311 - spreads load, hides nothing
 
     def next(self) -> float:
-        """Return the seconds until the next look."""
+        """Return the seconds until the next poll."""
         return self.seconds * (1.0 + self._random.uniform(-self._spread, self._spread))
 
 
 class Deadline:
-    """When a wait ends at the latest.
+    """The end of a wait.
 
     Args:
         clock: This host's clock.
         seconds: How long to wait.
 
     Raises:
-        UsageError: The wait would not be bounded.
+        UsageError: The number of seconds is negative or not finite.
     """
 
     def __init__(self, clock: Clock, seconds: float) -> None:
@@ -63,119 +79,88 @@ class Deadline:
         self._clock, self._end = clock, clock.monotonic() + seconds
 
     def left(self) -> float:
-        """Return the seconds that are left; not above zero once it is over."""
+        """Return the seconds that are left, zero or less after the end."""
         return self._end - self._clock.monotonic()
 
 
-def until(
-    look: Callable[[], T | None],
-    deadline: Deadline,
-    pace: Pace,
-    clock: Clock,
-    *,
-    what: str,
-    hint: str | None = None,
-) -> Wait[T]:
-    """Look until there is a result; the last look comes after the deadline.
+class Poller:
+    """Polls for one process.
 
     Args:
-        look: Returns the result, None while there is none. Failures of the file system are tried again.
-        deadline: When to give up.
-        pace: How often to look.
         clock: This host's clock.
-        what: What is waited for, for the error.
-        hint: What to run when it does not come.
-
-    Raises:
-        TimedOutError: The deadline has passed.
-        StorageError: The file system has failed for `PATIENCE` seconds.
+        pace: The time between two polls.
+        timeout: Seconds that a wait lasts unless the caller says otherwise.
+        hint: The command that an error of a timed out wait names.
     """
-    failing = _Failing(clock)
-    while True:
-        found = failing.look(look)
-        if found is not None:
-            return found
-        left = deadline.left()
-        if left <= 0:
-            message = f"{what}: nothing within {deadline.seconds:g} s"
-            raise TimedOutError(message, hint=hint) from failing.error
-        yield min(pace.next(), left)
+
+    def __init__(self, clock: Clock, pace: Pace, timeout: float, hint: str | None = None) -> None:
+        self.clock, self.pace = clock, pace
+        self.timeout = Deadline(clock, timeout).seconds
+        self._hint = hint
+
+    def until(self, poll: Callable[[], T | None], what: str, timeout: float | None = None) -> T:
+        """Poll until there is a result and return it; the last poll comes after the deadline.
+
+        Args:
+            poll: Returns the result, None while there is none. File system errors are retried.
+            what: What the wait is for, for the error.
+            timeout: Seconds to wait; the poller's unless given.
+
+        Raises:
+            TimedOutError: The deadline has passed.
+            StorageError: The file system has failed for `PATIENCE` seconds.
+            WaitCancelledError: See `cancelled_by`.
+        """
+        deadline = Deadline(self.clock, self.timeout if timeout is None else timeout)
+        attempts = _Attempts(self.clock)
+        while True:
+            found = attempts.run(poll)
+            if found is not None:
+                return found
+            left = deadline.left()
+            if left <= 0:
+                message = f"{what}: timed out after {deadline.seconds:g} s"
+                raise TimedOutError(message, hint=self._hint) from attempts.error
+            self._sleep(min(self.pace.next(), left))
+
+    def pause(self) -> None:
+        """Sleep until the next poll is due.
+
+        Raises:
+            WaitCancelledError: See `cancelled_by`.
+        """
+        self._sleep(self.pace.next())
+
+    def _sleep(self, seconds: float) -> None:
+        cancel = _CANCEL.get()
+        if cancel is None:
+            self.clock.sleep(seconds)
+        elif cancel.wait(seconds):
+            raise WaitCancelledError
 
 
-class _Failing:
-    """Lets looks fail for a while: a server that restarts is no reason to stop a training run."""
+class _Attempts:
+    """Retries a poll that the file system fails: a server that restarts must not end a training run."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since: float | None = None
         self.error: StorageError | None = None
 
-    def look(self, look: Callable[[], T | None]) -> T | None:
+    def run(self, poll: Callable[[], T | None]) -> T | None:
         try:
-            found = look()
+            found = poll()
         except OSError as error:
-            self._note(storage_error(error, error.filename))
+            self._record(storage_error(error, error.filename))
         except StorageError as error:
-            self._note(error)
+            self._record(error)
         else:
             self._since = self.error = None
             return found
         return None
 
-    def _note(self, error: StorageError) -> None:
+    def _record(self, error: StorageError) -> None:
         now = self._clock.monotonic()
         self._since, self.error = now if self._since is None else self._since, error
         if now - self._since >= PATIENCE:
             raise error
-
-
-def drive(wait: Wait[T], clock: Clock) -> T:
-    """Run a wait in this thread."""
-    try:
-        while True:
-            advanced = _advance(wait)
-            if isinstance(advanced, _Ended):
-                return advanced.result
-            clock.sleep(advanced)
-    finally:
-        wait.close()
-
-
-async def drive_async(wait: Wait[T]) -> T:
-    """Run a wait in this event loop; its looks run in threads."""
-    try:
-        while True:
-            advanced = await in_thread(lambda: _advance(wait))
-            if isinstance(advanced, _Ended):
-                return advanced.result
-            await asyncio.sleep(advanced)
-    finally:
-        await in_thread(wait.close)
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Run file work in a thread, to its end even when this task is cancelled meanwhile."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # the cancellation goes first; asyncio must not report it as never retrieved
-        raise cancelled
-    return task.result()
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended(Generic[T]):
-    result: T
-
-
-def _advance(wait: Wait[T]) -> "float | _Ended[T]":
-    try:
-        return next(wait)
-    except StopIteration as end:
-        return _Ended(end.value)

@@ -1,6 +1,6 @@
-"""Which back end carries a broadcast: NCCL between GPUs where all sides can, else gloo. Pure.
+"""The backend of a broadcast: NCCL between GPUs if all sides support it, else gloo. Pure.
 
-gloo is what everybody can; a member that could take NCCL says on which GPU, beside that, in its presence.
+Every member supports gloo; one that supports NCCL too publishes its GPU in its presence.
 """
 
 from collections.abc import Mapping
@@ -10,33 +10,33 @@ from typing import Any
 GLOO, NCCL = "gloo", "nccl"
 
 KEY = "broadcast_gpu"
-"""Where in the `info` of a presence a GPU stands. Who says nothing, or is too old to, takes gloo."""
+"""The key of a GPU in the `info` of a presence. A member without it takes gloo."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU on which a process could take part over NCCL.
+    """A GPU on which a process supports NCCL.
 
     Args:
-        uuid: Of the physical device: the same in every container and process, whatever number it has there.
-        nccl: The version of NCCL; communicators are made between equal ones only.
+        uuid: Of the physical device: the same in every container and process, whatever its index there.
+        nccl: The version of NCCL; all members of a communicator need the same one.
     """
 
     uuid: str
     nccl: str
 
     def document(self) -> dict[str, str]:
-        """Return it as it stands in a presence."""
+        """Return the record as a presence holds it."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What carries a broadcast.
+class BackendChoice:
+    """The backend of a broadcast, and why.
 
     Args:
         backend: nccl or gloo.
-        reason: Why it is not the other one.
+        reason: Why it was chosen.
     """
 
     backend: str
@@ -44,7 +44,7 @@ class Chosen:
 
 
 def gpu_in(info: Mapping[str, Any]) -> Gpu | None:
-    """Return the GPU in what a member says of itself, None where it names none that can be read."""
+    """Return the GPU in a member's `info`, None if it names none that can be read."""
     found = info.get(KEY)
     if not isinstance(found, Mapping):
         return None
@@ -54,25 +54,27 @@ def gpu_in(info: Mapping[str, Any]) -> Gpu | None:
     return Gpu(uuid, nccl)
 
 
-def choose(sender: Gpu | None, members: Mapping[str, Gpu | None], *, has_failed: bool = False) -> Chosen:
-    """Return what carries a broadcast from a sender to members.
+def choose_backend(
+    sender: Gpu | None, members: Mapping[str, Gpu | None], *, has_failed: bool = False
+) -> BackendChoice:
+    """Return the backend of a broadcast from a sender to members.
 
     Args:
-        sender: Where the sender's weights are; None: not on a GPU, or it cannot use NCCL.
-        members: The GPU of each member, None for one that named none.
+        sender: The GPU of the sender's weights; None if they are not on a GPU, or it does not support NCCL.
+        members: The GPU of each member, None if it published none.
         has_failed: Whether a broadcast over NCCL has failed with these members.
     """
     if sender is None:
-        return Chosen(GLOO, "the trainer's weights are not on a GPU with NCCL")
+        return BackendChoice(GLOO, "the trainer's weights are not on a GPU with NCCL")
     if has_failed:
-        return Chosen(GLOO, "NCCL has failed with these explorers")
+        return BackendChoice(GLOO, "NCCL has failed with these explorers")
     seen = {sender.uuid: "the trainer"}
     for name, gpu in sorted(members.items()):
         if gpu is None:
-            return Chosen(GLOO, f"explorer {name} has no GPU of its own with NCCL")
+            return BackendChoice(GLOO, f"explorer {name} has no GPU of its own with NCCL")
         if gpu.nccl != sender.nccl:
-            return Chosen(GLOO, f"explorer {name} has NCCL {gpu.nccl}, the trainer {sender.nccl}")
+            return BackendChoice(GLOO, f"explorer {name} has NCCL {gpu.nccl}, the trainer {sender.nccl}")
         if gpu.uuid in seen:
-            return Chosen(GLOO, f"explorer {name} shares its GPU with {seen[gpu.uuid]}")
+            return BackendChoice(GLOO, f"explorer {name} shares its GPU with {seen[gpu.uuid]}")
         seen[gpu.uuid] = f"explorer {name}"
-    return Chosen(NCCL, "every side has a GPU of its own")
+    return BackendChoice(NCCL, "every side has a GPU of its own")

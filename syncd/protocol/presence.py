@@ -1,8 +1,8 @@
-"""Presence: what an explorer or a trainer publishes of itself, its heartbeat and its leases.
+"""Presences: the file in which an explorer or a trainer publishes its status, its heartbeat and its leases.
 
-One file a module, one writer a file. Heartbeats never touch a directory that somebody polls for news: each
-kind of module has a directory of its own. Whether a module is alive is judged by seeing the content change on
-the observer's own clock (`Liveness`), never by comparing dates of two hosts.
+Each module has one file, and each file one writer. Each kind of module has a directory, so heartbeats never touch a
+directory that is polled for news. Whether a module is alive is judged by its content changing within a time of the
+observer's clock (`Liveness`), never by comparing dates of two hosts.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ TTL = 60.0
 
 
 class RunningStatus(StrEnum):
-    """What a module is doing, by the names that the seeds' system uses."""
+    """The status of a module, by the names that Trinity-RFT uses."""
 
     RUNNING = "running"
     REQUIRE_SYNC = "require_sync"
@@ -46,21 +46,21 @@ class Presence:
 
     Args:
         identity: The module's name; its file is `<identity>.json`.
-        status: What it is doing.
+        status: Its status.
         beat: Grows with every write.
-        incarnation: Names this run of the module, so that a restart is told from a heartbeat.
-        applied: The version that it really runs, confirmed.
-        applied_digest: The digest of that version, empty where it is not known.
+        incarnation: Identifies this run of the module, so that a restart differs from a heartbeat.
+        applied: The version that it runs, confirmed.
+        applied_digest: The digest of that version, empty if unknown.
         loading: The version that it is loading now.
         leases: The steps that it reads; retention never removes them while the module lives.
         asked: Grows each time an explorer asks for a sync; a trainer answers with `answered`.
-        answered: For a trainer: the highest `asked` of each explorer that it has told "nothing newer".
+        answered: For a trainer: the highest `asked` of each explorer that it has answered "nothing newer".
         step: For a trainer: its step.
-        host: Where it runs, for people to read.
-        pid: Its process, for people to read.
+        host: The host that it runs on, for people to read.
+        pid: Its process id, for people to read.
         updated_at: Seconds since the epoch on its own clock, for people to read.
-        info: Anything else it wants shown.
-        problem: Why its file cannot be read; then nothing else here is known but that its content changes. Never
+        info: Other facts.
+        problem: Why its file cannot be read; the other fields are then unknown, but for changes of the content. Never
             written.
     """
 
@@ -113,16 +113,16 @@ def read_presence(disk: Disk, path: str) -> Presence:
     """Read one presence file.
 
     Raises:
-        CorruptDataError: It is not one.
+        CorruptDataError: The file is damaged.
     """
     return decode_presence(disk.read(path, SMALL_LIMIT), path)
 
 
 def decode_presence(data: bytes, path: str) -> Presence:
-    """Return what the bytes of a presence file say.
+    """Return the presence in the bytes of its file.
 
     Raises:
-        CorruptDataError: They are not those of one.
+        CorruptDataError: The bytes are damaged.
     """
     fields = decode(data, path)
     try:
@@ -149,10 +149,10 @@ def decode_presence(data: bytes, path: str) -> Presence:
 
 
 def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
-    """Return all presences of a kind by identity, and apart from them those whose files cannot be read.
+    """Return all presences of a kind by identity, and separately those whose files cannot be read.
 
-    Of these nothing is known but that they are there and, by their incarnation, when their content changes: a file
-    that was damaged, written by a newer protocol, or that this user may not read. What they lease is unknown too.
+    A file cannot be read if it is damaged, written by a newer protocol, or not permitted to this user. Such a module
+    is known to be there and, by its incarnation, when its content changes; its leases are unknown.
 
     Raises:
         OSError: The directory cannot be listed, or the file system fails.
@@ -250,7 +250,7 @@ class Publisher:
         self.presence = presence
 
     def prepare(self) -> None:
-        """Create the directory, and clear what an earlier process of this name left half written."""
+        """Create the directory, and remove temporary files that an earlier process of this name left."""
         self._disk.make_directory(self._directory)
         mine = f".{self.presence.identity}.json."
         for entry in list_if_there(self._disk, self._directory):
@@ -259,9 +259,9 @@ class Publisher:
                     self._disk.unlink(f"{self._directory}/{entry.name}")
 
     def update(self, **changes: Any) -> Presence:
-        """Change fields and publish them with a new beat; what fails to be written is not taken over."""
+        """Change fields and publish them with a new beat; if the write fails, the fields stay as they were."""
         now = self._clock.monotonic()
-        # A write that fails may have happened all the same: its number is never that of another content.
+        # A write that fails may still have reached the file: its number is never given to another content.
         self.presence = replace(self.presence, beat=self.presence.beat + 1)
         changed = replace(self.presence, **changes, updated_at=self._clock.time())
         write_presence(self._disk, self._directory, changed)
@@ -274,15 +274,15 @@ class Publisher:
             self.update()
 
     def withdraw(self) -> None:
-        """Remove the file: the module has gone for good."""
+        """Remove the file of a module that will not come back."""
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path_of(self._directory, self.presence.identity))
 
 
 class Liveness:
-    """Who is alive, judged by contents that change on this observer's own clock.
+    """Judges which modules are alive, by when their content was last seen to change on this host's clock.
 
-    An observer that has just started gives everybody a whole `ttl`.
+    An observer that has just started gives every module a whole `ttl`.
     """
 
     def __init__(self, ttl: float = TTL) -> None:
@@ -290,7 +290,7 @@ class Liveness:
         self._seen: dict[str, tuple[Hashable, float]] = {}
 
     def observe(self, now: float, contents: Iterable[tuple[str, Hashable]]) -> None:
-        """Take one look: the present content of each module; who is not among them is forgotten."""
+        """Record the present content of each module; forget modules that are not among them."""
         before, self._seen = self._seen, {}
         for name, content in contents:
             known = before.get(name)
@@ -301,5 +301,5 @@ class Liveness:
         return now - self._seen[name][1] if name in self._seen else float("inf")
 
     def is_alive(self, name: str, now: float) -> bool:
-        """Say whether the content has changed within `ttl`."""
+        """Return whether the content has changed within `ttl`."""
         return self.silent_for(name, now) < self.ttl

@@ -1,7 +1,7 @@
 """Rendezvous files of a broadcast group: `rendezvous/<group>/<epoch>/`.
 
 The trainer posts an offer; each explorer posts that it has joined, then that it has received, then that it
-has left. An offer holds an address, a port and a secret: only the trainer's own user may read it.
+has left. An offer holds an address, a port and a secret: only the trainer's user may read it.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ STATES = ("joined", "received", "failed", "left")
 
 _OFFER = "offer.json"
 
-TensorMeta = tuple[str, str, tuple[int, ...]]
+TensorInfo = tuple[str, str, tuple[int, ...]]
 """(name, dtype, shape) of one tensor."""
 
 
@@ -27,15 +27,15 @@ class Offer:
 
     Args:
         group: Name of the group.
-        epoch: Grows each time the group is formed anew.
-        address: Where the group's store listens.
+        epoch: Grows each time the group is formed again.
+        address: The address of the group's store.
         port: Its port.
         backend: nccl or gloo; gloo in documents that do not name it.
         world_size: Members, the trainer included.
-        members: The explorers it is for; rank = place + 1.
+        members: The explorers it is for; rank = index + 1.
         tensors: Name, dtype and shape of each tensor in the order of sending.
         bucket: Bytes that are sent at once.
-        secret: What the keys in the group's store begin with.
+        secret: The prefix of the keys in the group's store.
     """
 
     group: str
@@ -45,7 +45,7 @@ class Offer:
     backend: str
     world_size: int
     members: tuple[str, ...]
-    tensors: tuple[TensorMeta, ...] = ()
+    tensors: tuple[TensorInfo, ...] = ()
     bucket: int = 0
     secret: str = field(default="", repr=False)
 
@@ -58,8 +58,8 @@ class Acknowledgement:
         member: The explorer.
         state: One of `STATES`.
         step: The step received, for `received`.
-        checksum: Digest over what was received.
-        message: Why it failed.
+        checksum: The digest of all received bytes.
+        message: Why the member failed.
     """
 
     member: str
@@ -152,7 +152,7 @@ def write_acknowledgement(job: Job, group: str, epoch: int, acknowledgement: Ack
 
 
 def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowledgement]:
-    """Return what each member has posted; unreadable files do not count."""
+    """Return what each member has posted; unreadable files are skipped."""
     directory = f"{epoch_path(job, group, epoch)}/members"
     found = {}
     for entry in list_if_there(job.disk, directory):
@@ -180,7 +180,7 @@ def _acknowledgement(fields: Fields, member: str) -> Acknowledgement:
     )
 
 
-def _tensor(fields: Fields, item: Any) -> TensorMeta:
+def _tensor(fields: Fields, item: Any) -> TensorInfo:
     if type(item) is list and [type(part) for part in item] == [str, str, list]:
         name, dtype, shape = item
         if all(type(length) is int and length >= 0 for length in shape):

@@ -1,6 +1,9 @@
-"""One broadcast as the trainer's presence tells of it, and what a member that has received it runs. Pure.
+"""What presences say about broadcasts. Pure.
 
-The trainer alone writes a round; an explorer takes part exactly if the round names its present ask.
+A trainer's `info` holds three records about the same members: `agreed` (the step, and each explorer's ask),
+`group` (the rendezvous group that it offers) and `round` (the broadcast that it sends). The trainer alone writes
+them; an explorer takes part exactly if the agreement or the round names its present ask. An explorer's `info` holds
+`ahead` while it runs a step from a broadcast that is not published yet.
 """
 
 from collections.abc import Mapping
@@ -12,8 +15,7 @@ from syncd.protocol.documents import Fields
 from syncd.protocol.version import Pair, Version
 
 OPEN, COMMITTED, FAILED = "open", "committed", "failed"
-KEY = "round"
-AHEAD = "ahead"
+AGREED, GROUP, KEY, AHEAD = "agreed", "group", "round", "ahead"
 TAKES_PART = "broadcast"
 
 
@@ -24,9 +26,9 @@ class Round:
     Args:
         step: The step that is sent.
         attempt: The save that writes the same weights to files.
-        generation: The published generation when the round began, 0 before the first version.
+        generation: The published generation at the start of the round, 0 before the first version.
         epoch: The epoch of the group.
-        digest: Of the metadata.
+        digest: The digest of the bucket plan.
         timeout: Seconds that the round may take.
         members: The ask of each explorer that takes part.
         state: open, committed or failed.
@@ -44,26 +46,26 @@ class Round:
     checksum: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Return it as it stands in the presence."""
+        """Return the record as the trainer's presence holds it."""
         return asdict(self) | {"members": dict(self.members)}
 
     @property
     def pair(self) -> Pair:
-        """Return the pair that the step has once it is published, unless somebody goes back meanwhile."""
+        """Return the pair that the step will be published under, unless somebody rolls back meanwhile."""
         return max(self.generation, 1), self.step
 
     def is_of(self, member: str, asked: int) -> bool:
-        """Say whether it is the answer to an ask."""
+        """Return whether the round answers an ask of a member."""
         return self.members.get(member) == asked
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """What an explorer runs that has taken a step from a broadcast and not yet seen it published.
+class UnpublishedStep:
+    """A step that an explorer runs from a broadcast and that is not published yet.
 
     Args:
         step: The step.
-        attempt: The save that it is of.
+        attempt: The save that writes it to files.
         generation: The published generation when it was sent.
     """
 
@@ -73,7 +75,7 @@ class Ahead:
 
 
 def round_of(info: Mapping[str, Any]) -> Round | None:
-    """Return the round in what a trainer says of itself, None where there is none that can be read."""
+    """Return the round in a trainer's `info`, None if there is none that can be read."""
     found = info.get(KEY)
     if not isinstance(found, Mapping):
         return None
@@ -95,17 +97,44 @@ def round_of(info: Mapping[str, Any]) -> Round | None:
         return None
 
 
-def is_overtaken(ahead: Ahead, offered: Pair) -> bool:
-    """Say whether a published pair lies behind what is run: an older step of the same generation."""
+def agreed_asks(info: Mapping[str, Any]) -> dict[str, int]:
+    """Return the asks that the last agreement in a trainer's `info` names, by explorer."""
+    members = _record(info, AGREED).get("members")
+    if not isinstance(members, Mapping):
+        return {}
+    return {name: asked for name, asked in members.items() if type(asked) is int}
+
+
+def agreed_step(info: Mapping[str, Any]) -> int | None:
+    """Return the step of the last agreement in a trainer's `info`, None if there is none."""
+    step = _record(info, AGREED).get("step")
+    return step if type(step) is int else None
+
+
+def offered_epoch(info: Mapping[str, Any], group: str) -> int | None:
+    """Return the epoch of a group that a trainer's `info` offers, None if it offers none or closes it."""
+    record = _record(info, GROUP)
+    epoch = record.get("epoch")
+    is_open = record.get("name") == group and not record.get("closing")
+    return epoch if is_open and type(epoch) is int else None
+
+
+def is_overtaken(ahead: UnpublishedStep, offered: Pair) -> bool:
+    """Return whether a published pair is an older step of the generation that an explorer runs ahead of."""
     return offered[0] == max(ahead.generation, 1) and offered[1] < ahead.step
 
 
-def is_same(ahead: Ahead, offered: Version, attempt: str) -> bool:
-    """Say whether a published version has the very weights that are run.
+def is_same(ahead: UnpublishedStep, offered: Version, attempt: str) -> bool:
+    """Return whether a published version has the very weights that an explorer runs.
 
     Args:
-        ahead: What is run.
-        offered: What is published.
-        attempt: The attempt in the manifest of that.
+        ahead: What the explorer runs.
+        offered: The published version.
+        attempt: The attempt in the manifest of that version.
     """
     return offered.step == ahead.step and attempt == ahead.attempt != ""
+
+
+def _record(info: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = info.get(key)
+    return found if isinstance(found, Mapping) else {}

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import Job, is_relative_name
@@ -106,6 +107,22 @@ def read_version(job: Job) -> Version | None:
         job.disk.refresh(job.state)
         return version_from(read_document(job.disk, job.version))
     except MISSING:
+        return None
+
+
+def read_version_or_none(job: Job) -> Version | None:
+    """Return the published version, None before the first or while the file is damaged.
+
+    The daemon replaces a damaged file at its next publish, so callers that poll read it again.
+
+    Raises:
+        ProtocolTooNewError: A newer major version of the protocol wrote the file.
+    """
+    try:
+        return read_version(job)
+    except ProtocolTooNewError:
+        raise
+    except CorruptDataError:
         return None
 
 

@@ -148,7 +148,7 @@ class Bed:
     def announced(self):
         """Have the daemon publish what is announced, and return the newest version."""
         self.daemon.tick(woken=True)
-        return self.explorer.get_latest_version()
+        return self.explorer.latest_version()
 
     def received(self):
         """Return the tensors that the explorer receives of the newest version, None if it is to use files."""

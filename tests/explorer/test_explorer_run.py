@@ -409,7 +409,7 @@ def test_an_explorer_on_a_finished_job_ends_whatever_the_trainers_file_says(worl
     with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
         sync.set_trainer_status(RunningStatus.RUNNING)
         sync.set_model_state_dict(weights(4), 4)
-        sync.wait_for(lambda: sync.get_latest_version() is not None)
+        sync.wait_for(lambda: sync.latest_version() is not None)
         path = f"{world.root}/.syncd/trainers/{sync.identity}.json"
         running = Path(path).read_text()
     if left == "running":

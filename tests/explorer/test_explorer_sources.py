@@ -17,6 +17,7 @@ from syncd.protocol.round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
 from syncd.transports.base import WeightTensors  # noqa: E402
+from syncd.transports.broadcast.control import BroadcastControl  # noqa: E402
 from syncd.transports.broadcast.receive import BroadcastReceiver  # noqa: E402
 
 START = (1, 0)
@@ -44,7 +45,7 @@ class Bed:
     def send(self, step, attempt, *, generation=1):
         """Have a broadcast of a step come, and take part in it."""
         told = Round(step, attempt, generation, 1, "", 1.0, {"e0": 1}, COMMITTED, "sum")
-        self.trainer.open_round(told)
+        BroadcastControl(self.trainer).open_round(told)
         self.coming.append(lambda: self.received(told, state(step)))
         assert self.source.update(0.01).kind == "applied"
         return told
@@ -155,7 +156,7 @@ def test_a_later_step_through_files_is_followed(bed):
 
 
 def withdrawn(bed, told):
-    bed.trainer.end_round(told, None)
+    BroadcastControl(bed.trainer).end_round(told, None)
 
 
 def gone(bed, told):

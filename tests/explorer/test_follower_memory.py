@@ -29,7 +29,7 @@ class MemoryScene(Scene):
         self.place = remember(self.job, manifest, self.memory)
         if self.owner is None:
             self.owner = lock_directory(self.place.directory)
-            self.trainer.tell_copies(self.place)
+            self.trainer.publish_copies(self.place)
         return manifest
 
     def paths(self):
@@ -167,11 +167,11 @@ class Layered(torch.nn.Module):
 def test_what_is_not_here_is_loaded_from_files(scene, where):
     scene.publish(1)
     if where == "another boot":
-        scene.trainer.tell_copies(type(scene.place)(scene.place.directory, "another"))
+        scene.trainer.publish_copies(type(scene.place)(scene.place.directory, "another"))
     elif where == "not there":
-        scene.trainer.tell_copies(type(scene.place)(f"{scene.place.directory}x", scene.place.boot))
+        scene.trainer.publish_copies(type(scene.place)(f"{scene.place.directory}x", scene.place.boot))
     elif where == "nothing is told":
-        scene.trainer.tell_copies(None)
+        scene.trainer.publish_copies(None)
     else:
         os.chmod(scene.place.directory, 0o755)
     follower = scene.follow()
@@ -186,7 +186,7 @@ def test_a_stage_is_not_filled_from_what_is_in_memory_already(scene, tmp_path):
     applied(scene, follower, 1)
     assert scene.paths() == [scene.copy(manifest)]
     assert "staged" not in scene.presence().info
-    scene.trainer.tell_copies(None)
+    scene.trainer.publish_copies(None)
     scene.publish(2)
     applied(scene, follower, 2)
     assert scene.presence().info["loaded"]["source"] == "stage"

@@ -18,6 +18,7 @@ import xxhash
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import WeightTensors
 from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
+from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import BroadcastReceiver
 from syncd.transports.ranks import Alone
@@ -55,7 +56,7 @@ def send(job, device, steps, timeout):
         Synchronizer.open(job, "trainer", timeout=LONG) as sync,
         closing(Broadcaster(Alone(), sync, options, dtype=None)) as broadcaster,
     ):
-        sync.wait_for(lambda: sync.broadcast_members("gloo"))
+        sync.wait_for(lambda: BroadcastControl(sync).members("gloo"))
         for step in range(1, int(steps) + 1):
             state = weights(step, device)
             ends.append(broadcaster.send(step, f"attempt-{step}", state.items))

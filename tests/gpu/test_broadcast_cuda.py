@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 from syncd.client.wait import Deadline  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
-from syncd.protocol.buckets import make_plan  # noqa: E402
+from syncd.protocol.buckets import plan_buckets  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.transports import dtypes  # noqa: E402
 from syncd.transports.broadcast import checksums, group_calls, process_group  # noqa: E402
@@ -114,7 +114,7 @@ def test_a_group_of_one_sends_and_is_aborted(tmp_path):
     )
     walk = ExportWalk(state(), 0, 1, None)
     walk.plan()
-    plan = make_plan([spec[:3] for spec in walk.specs], 1 << 20)
+    plan = plan_buckets([spec[:3] for spec in walk.specs], 1 << 20)
     found, wanted = checksums.WordChecksum(device), checksums.WordChecksum(CPU)
     with group_calls.aborted_at(group, deadline):
         for bucket in Packer(check_finite=True).buckets(plan, ExportWalk(state(), 0, 1, None), device):

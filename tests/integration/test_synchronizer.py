@@ -173,7 +173,7 @@ def test_an_answer_after_a_step_was_written_again_waits_for_that_content(world, 
     world.tick()
     assert world.pair() == (2, 8)
     assert call.result(LONG) == 8
-    assert explorer.get_latest_version().digest == world.trainer().info["announced"]
+    assert explorer.latest_version().digest == world.trainer().info["announced"]
 
 
 def test_an_old_answer_does_not_fit_a_new_ask(world, trainer, explorer):
@@ -236,7 +236,7 @@ def test_a_step_that_is_published_again_under_its_number_is_new(world, trainer, 
     write_step(world.job, 8, salt=99)
     eventually(lambda: world.pair() == (2, 8))
     assert explorer.wait_new_model_state_dict(8) == 8
-    assert explorer.get_latest_version().pair == (2, 8)
+    assert explorer.latest_version().pair == (2, 8)
 
 
 @pytest.mark.fault("an explorer that waits before the trainer has started returns at once")
@@ -439,7 +439,7 @@ def test_a_heartbeat_that_fails_is_reported_by_the_next_call_and_made_good(world
 def test_a_heartbeat_that_finds_its_identity_taken_says_so_for_good(world):
     explorer = world.open("explorer", "e0", heartbeat=False)
     write_presence(world.job.disk, world.job.explorers, Presence("e0", incarnation="other"))
-    explorer.client._member._dirty = True
+    explorer.client.own("explorer", "the next heartbeat").change_later()
     explorer.beat()
     for _ in range(2):
         with pytest.raises(UsageError, match="held by another"):
@@ -450,7 +450,7 @@ def test_a_heartbeat_that_finds_its_identity_taken_says_so_for_good(world):
 
 def test_a_bug_in_the_heartbeat_is_reported_and_does_not_end_it(world, monkeypatch):
     explorer = world.open("explorer", "e0", heartbeat=False)
-    monkeypatch.setattr(explorer.client.trainers, "look", lambda: 1 / 0)
+    monkeypatch.setattr(explorer.client.trainers, "read", lambda: 1 / 0)
     explorer.beat()
     with pytest.raises(SyncdError, match="ZeroDivisionError"):
         explorer.get_latest_model_version()
@@ -459,7 +459,7 @@ def test_a_bug_in_the_heartbeat_is_reported_and_does_not_end_it(world, monkeypat
 
 def test_a_heartbeat_goes_on_by_itself(world, monkeypatch):
     monkeypatch.setattr("syncd.client.own_presence.HEARTBEAT", 0.05)
-    monkeypatch.setattr("syncd.client.client._TICK", 0.02)
+    monkeypatch.setattr("syncd.client.client.TICK", 0.02)
     world.open("explorer", "e0", poll=0.001)
     before = world.explorer("e0").beat
     eventually(lambda: world.explorer("e0").beat > before + 3)

@@ -83,13 +83,13 @@ def test_an_agreement_that_is_interrupted_withdraws(world, trainer, explorers):
 def test_an_agreement_that_was_written_at_the_last_moment_is_accepted(world, trainer, explorers, monkeypatch):
     # The explorer gives up just when the trainer has decided: its look after the withdrawal finds the record.
     def decide_late():
-        member = trainer.client._member
-        member.change(info={**member.presence.info, "agreed": {"step": 9, "members": {"e0": 1}}})
+        own = trainer.client.own("trainer", "a decision")
+        own.change(info={**own.info, "agreed": {"step": 9, "members": {"e0": 1}}})
 
-    client = explorers[0].client
-    pace = client.pace.next
+    pace = explorers[0].client.poller.pace
+    seconds = pace.next
     withdrawn = lambda: world.explorer("e0").asked == 1 and world.explorer("e0").status is RUNNING  # noqa: E731
-    monkeypatch.setattr(client.pace, "next", lambda: (withdrawn() and decide_late()) or pace())
+    monkeypatch.setattr(pace, "next", lambda: (withdrawn() and decide_late()) or seconds())
     assert explorers[0].ready_to_nccl_sync("explorer", timeout=0.05) == 9
 
 
@@ -179,7 +179,7 @@ def test_a_group_that_is_not_whole_in_time_is_torn_down(world, trainer, explorer
 def test_a_member_that_dies_or_fails_ends_the_set_up_at_once(world, trainer, explorers):
     trainer.setup_weight_sync_group("127.0.0.1", 4000, META)
     explorers[1].close()
-    with pytest.raises(TryAgainError, match="e1 has gone"):
+    with pytest.raises(TryAgainError, match="e1 is gone"):
         trainer.coordinate_weight_sync_setup()
     offer = trainer.setup_weight_sync_group("127.0.0.1", 4000, META)
     failed = Acknowledgement("e2", "failed", message="no device")

@@ -1,13 +1,16 @@
 """Opening: what is interrupted leaves nothing behind that looks alive, and a name has one owner."""
 
 import asyncio
+import threading
 import time
 
 import pytest
 
 from syncd.client.client import Client
+from syncd.client.wait import WaitCancelledError, cancelled_by
 from syncd.errors import UsageError
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus, path_of, read_presence, write_presence
 from syncd.synchronizer import AsyncSynchronizer, Synchronizer
 
@@ -21,11 +24,31 @@ def said(job, identity="e0"):
     return read_presence(job.disk, path_of(job.explorers, identity))
 
 
+class HookedClock(SystemClock):
+    """A clock in whose first sleep something happens: `open` sleeps once it has published its presence."""
+
+    def __init__(self, hook):
+        self._hook = hook
+
+    def sleep(self, seconds):
+        self._hook()
+
+
 def test_an_opening_that_is_interrupted_says_stopped(job):
-    opening = Client.opening(job.root, "explorer", "e0", poll=0.001, heartbeat=False)
-    next(opening)
-    assert said(job).status is RunningStatus.RUNNING
-    opening.close()
+    def press():
+        assert said(job).status is RunningStatus.RUNNING
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Client.open(job.root, "explorer", "e0", clock=HookedClock(press), heartbeat=False)
+    assert said(job).status is RunningStatus.STOPPED
+
+
+def test_an_opening_that_is_cancelled_says_stopped(job):
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(WaitCancelledError), cancelled_by(cancel):
+        Client.open(job.root, "explorer", "e0", heartbeat=False)
     assert said(job).status is RunningStatus.STOPPED
 
 
@@ -45,12 +68,10 @@ def test_an_opening_that_is_cancelled_at_its_last_step_is_closed(job, monkeypatc
 
 
 def test_of_two_that_claim_a_name_at_once_one_has_it(job):
-    opening = Client.opening(job.root, "explorer", "e0", poll=0.001, heartbeat=False)
-    next(opening)
     winner = Presence("e0", incarnation="the other")
-    write_presence(job.disk, job.explorers, winner)
+    clock = HookedClock(lambda: write_presence(job.disk, job.explorers, winner))
     with pytest.raises(UsageError, match="held by another"):
-        next(opening)
+        Client.open(job.root, "explorer", "e0", clock=clock, heartbeat=False)
     assert said(job).incarnation == "the other"
 
 

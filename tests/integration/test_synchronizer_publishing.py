@@ -179,7 +179,7 @@ def test_any_complete_step_can_be_leased_by_an_evaluator(world, explorer):
 def test_a_step_that_was_written_again_is_not_the_one_that_was_offered(world, explorer):
     write_step(world.job, 1)
     world.tick()
-    offered = explorer.get_latest_version()
+    offered = explorer.latest_version()
     world.job.disk.rename(world.job.step(1), f"{world.root}/aside")
     write_step(world.job, 1, salt=77)
     with pytest.raises(TryAgainError, match="written again"), explorer.lease(offered):
@@ -254,7 +254,7 @@ def test_a_confirmed_version_decides_what_is_new(world, trainer, explorer):
     assert explorer.wait_new_model_state_dict(8) == 4
     # It could not load (2, 4), and still runs (1, 4): the step is the same, the version is not.
     assert explorer.wait_new_model_state_dict(4) == 4
-    explorer.confirm(explorer.get_latest_version())
+    explorer.confirm(explorer.latest_version())
     with pytest.raises(TimedOutError):
         explorer.wait_new_model_state_dict(4, timeout=0.05)
 
@@ -295,10 +295,10 @@ def test_a_version_that_goes_before_it_is_read_is_followed_by_the_newest(
     for step in (1, 2, 3, 4):
         trainer.set_model_state_dict(state(step), step)
         world.tick()
-        looks.append(explorer.get_latest_version())
+        looks.append(explorer.latest_version())
     assert 1 not in steps_of(world.job)
-    client, newest = explorer.client, explorer.client._newest
-    monkeypatch.setattr(client, "_newest", lambda: looks.pop(0) if len(looks) == 4 else newest())
+    versions, latest = explorer.client.versions, explorer.client.versions.latest
+    monkeypatch.setattr(versions, "latest", lambda: looks.pop(0) if len(looks) == 4 else latest())
     tensors, version = explorer.get_model_state_dict()
     assert (values(tensors), version) == (plain(state(4)), 4)
 

@@ -19,6 +19,16 @@ from syncd.protocol.writer import StepWriter
 META = [("w", "F32", (2, 3))]
 
 
+@pytest.fixture
+def control(trainer):
+    return trainer.broadcasts()
+
+
+@pytest.fixture
+def member(explorer):
+    return explorer.broadcasts()
+
+
 def publish(world, trainer, step, value=1.0):
     """Publish a step through files and return the attempt of its save."""
     trainer.set_model_state_dict({"w": np.full((2, 3), value, np.float32)}, step)
@@ -30,128 +40,131 @@ def rounded(step, attempt, members, generation=1, epoch=1):
     return Round(step, attempt, generation, epoch, "xxh3_128:0", 5.0, members)
 
 
-def agreed(trainer, explorer, step=1, attempt="a"):
+def agreed(control, member, step=1, attempt="a"):
     """Have both sides agree and open a round; return what the explorer's wait returned."""
-    call = explorer.later("wait_for_round_or_version", -1)
-    assert trainer.ready_to_nccl_sync("trainer", step) == step
-    trainer.open_round(rounded(step, attempt, trainer.agreed_members()))
+    call = member.later("wait_for_weights", -1)
+    asks = control.agree(step)
+    assert asks == {"e0": 1}
+    control.open_round(rounded(step, attempt, asks))
     return call.result(LONG)
 
 
-def offered(trainer):
-    return trainer.setup_weight_sync_group("127.0.0.1", 4000, META, secret="s")
+def offered(control):
+    return control.offer_group("127.0.0.1", 4000, META, secret="s")
 
 
-def test_a_round_reaches_who_asks_and_ends_for_all_alike(world, trainer, explorer):
-    came = agreed(trainer, explorer)
+def test_a_round_reaches_who_asks_and_ends_for_all_alike(world, explorer, control, member):
+    came = agreed(control, member)
     assert (came.step, came.attempt, came.members) == (1, "a", {"e0": 1})
-    follow = explorer.later("follow_round", came)
+    follow = member.later("wait_for_end", came)
     assert stays(follow)
-    trainer.end_round(came, "sum")
+    control.end_round(came, "sum")
     assert follow.result(LONG) is True
     assert world.explorer("e0").status is RunningStatus.RUNNING
 
 
-def test_a_failed_round_is_told_and_the_explorer_asks_again(world, trainer, explorer):
-    came = agreed(trainer, explorer)
-    follow = explorer.later("follow_round", came)
-    trainer.end_round(came, None)
+def test_a_failed_round_is_told_and_the_explorer_asks_again(world, trainer, control, member):
+    came = agreed(control, member)
+    follow = member.later("wait_for_end", came)
+    control.end_round(came, None)
     assert follow.result(LONG) is False
-    again = explorer.later("wait_for_round_or_version", -1)
+    again = member.later("wait_for_weights", -1)
     assert stays(again)
     publish(world, trainer, 1)
     assert again.result(LONG).pair == (1, 1)
 
 
-def test_a_trainer_that_goes_ends_a_round(trainer, explorer):
-    came = agreed(trainer, explorer)
-    follow = explorer.later("follow_round", came)
+def test_a_trainer_that_goes_ends_a_round(trainer, control, member):
+    came = agreed(control, member)
+    follow = member.later("wait_for_end", came)
     trainer.close()
     assert follow.result(LONG) is False
 
 
-def test_an_agreement_holds_an_explorer_until_its_round_comes(world, trainer, explorer):
-    call = explorer.later("wait_for_round_or_version", -1)
-    assert trainer.ready_to_nccl_sync("trainer", 2) == 2
+def test_an_agreement_holds_an_explorer_until_its_round_comes(world, trainer, control, member):
+    call = member.later("wait_for_weights", -1)
+    asks = control.agree(2)
+    assert asks == {"e0": 1}
     publish(world, trainer, 1)
     assert stays(call), "the version must not take it out of a round that counts on it"
-    trainer.open_round(rounded(2, "a", trainer.agreed_members()))
+    control.open_round(rounded(2, "a", asks))
     assert call.result(LONG).step == 2
 
 
-def test_only_those_who_take_part_are_members(world, trainer, explorer):
+def test_only_those_who_take_part_are_members(world, explorer, control, member):
     world.open("explorer", "plain")
-    assert trainer.broadcast_members("gloo") == {}
-    explorer.take_part("gloo")
-    assert set(trainer.broadcast_members("gloo")) == {"e0"}
-    assert trainer.broadcast_members("nccl") == {}
-    assert not explorer.broadcast_wanted()
-    trainer.take_part("gloo")
-    call = trainer.later("ready_to_nccl_sync", "trainer", 1, members={"e0"})
-    eventually(explorer.broadcast_wanted)
-    came = explorer.later("wait_for_round_or_version", -1)
-    assert call.result(LONG) == 1
-    trainer.open_round(rounded(1, "a", trainer.agreed_members()))
+    assert control.members("gloo") == {}
+    member.take_part("gloo")
+    assert set(control.members("gloo")) == {"e0"}
+    assert control.members("nccl") == {}
+    assert not member.is_wanted()
+    control.take_part("gloo")
+    call = control.later("agree", 1, members={"e0"})
+    eventually(member.is_wanted)
+    came = member.later("wait_for_weights", -1)
+    asks = call.result(LONG)
+    assert asks == {"e0": 1}
+    control.open_round(rounded(1, "a", asks))
     assert came.result(LONG).members == {"e0": 1}
-    explorer.take_part(None)
-    assert trainer.broadcast_members("gloo") == {}
+    member.take_part(None)
+    assert control.members("gloo") == {}
 
 
-def test_an_offer_is_for_its_own_user_only_and_leaves_nothing(world, trainer, explorer):
+def test_an_offer_is_for_its_own_user_only_and_leaves_nothing(world, explorer, control):
     for _ in range(2):
-        offer = offered(trainer)
+        offer = offered(control)
         path = f"{world.job.rendezvous}/weights/{offer.epoch}/offer.json"
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert os.listdir(f"{world.job.rendezvous}/weights") == ["2"]
-    trainer.end_group()
+    control.drop_group()
     assert os.listdir(f"{world.job.rendezvous}/weights/2") == []
-    assert offered(trainer).epoch == 3, "epochs go on"
+    assert offered(control).epoch == 3, "epochs go on"
 
 
-def test_every_member_must_confirm_the_very_bytes(world, trainer, explorer):
-    other = world.open("explorer", "e1")
-    offer, sent = offered(trainer), rounded(1, "a", {})
-    call = trainer.later("confirm_received", sent, offer, "sum", 5.0)
-    explorer.acknowledge_round(offer, sent, "sum")
+def test_every_member_must_confirm_the_very_bytes(world, explorer, control, member):
+    other = world.open("explorer", "e1").broadcasts()
+    offer, sent = offered(control), rounded(1, "a", {})
+    call = control.later("wait_received", sent, offer, "sum", 5.0)
+    member.acknowledge(offer, sent, "sum")
     assert stays(call)
-    other.acknowledge_round(offer, sent, "sum")
+    other.acknowledge(offer, sent, "sum")
     assert call.result(LONG) is None
     with pytest.raises(TimedOutError):
-        trainer.confirm_received(rounded(2, "b", {}), offer, "sum", 0.05)
-    other.acknowledge_round(offer, sent, "mus")
+        control.wait_received(rounded(2, "b", {}), offer, "sum", 0.05)
+    other.acknowledge(offer, sent, "mus")
     with pytest.raises(TryAgainError, match="something else"):
-        trainer.confirm_received(sent, offer, "sum", 5.0)
+        control.wait_received(sent, offer, "sum", 5.0)
     write_acknowledgement(world.job, "weights", offer.epoch, Acknowledgement("e1", "failed", message="no"))
     with pytest.raises(TryAgainError, match="e1 has failed: no"):
-        trainer.confirm_received(sent, offer, "sum", 5.0)
+        control.wait_received(sent, offer, "sum", 5.0)
 
 
-def test_a_dead_member_is_not_waited_for(world, trainer, explorer):
-    offer = offered(trainer)
+def test_a_dead_member_is_not_waited_for(explorer, control, member):
+    offer = offered(control)
     explorer.close()
-    with pytest.raises(TryAgainError, match="has gone"):
-        trainer.confirm_received(rounded(1, "a", {}), offer, "sum", 5.0)
+    with pytest.raises(TryAgainError, match="is gone"):
+        control.wait_received(rounded(1, "a", {}), offer, "sum", 5.0)
 
 
 # --- ahead of what is published --------------------------------------------------------------------------------
 
 
-def ahead(explorer, step, attempt, generation=1):
-    explorer.set_ahead(rounded(step, attempt, {"e0": 1}, generation))
+def ahead(member, step, attempt, generation=1):
+    member.set_ahead(rounded(step, attempt, {"e0": 1}, generation))
 
 
-def test_what_was_received_is_confirmed_once_it_is_published(world, trainer, explorer):
+def test_what_was_received_is_confirmed_once_it_is_published(world, trainer, explorer, member):
     publish(world, trainer, 1)
     assert explorer.wait_new_model_state_dict(-1) == 1
     explorer.confirm(1)
     writer = publish_later(world, trainer, 2)
-    ahead(explorer, 2, writer.attempt)
+    ahead(member, 2, writer.attempt)
     assert world.explorer("e0").applied == (1, 1), "what is not published is not applied"
     assert world.explorer("e0").info["ahead"]["step"] == 2
-    assert not explorer.confirm_published()
+    assert not member.confirm_published()
     writer.announce()
     world.tick()
-    assert explorer.confirm_published()
+    assert member.confirm_published()
     assert world.explorer("e0").applied == (1, 2)
     assert "ahead" not in world.explorer("e0").info
     assert explorer.wait_new_model_state_dict(2, no_wait=True) == 2
@@ -167,39 +180,40 @@ def publish_later(world, trainer, step):
     return writer
 
 
-def test_other_weights_under_the_same_number_are_news(world, trainer, explorer):
+def test_other_weights_under_the_same_number_are_news(world, trainer, explorer, member):
     """The trainer died before its files were whole, and made the step again."""
-    ahead(explorer, 1, "lost")
+    ahead(member, 1, "lost")
     publish(world, trainer, 1)
-    assert not explorer.confirm_published()
-    came = explorer.wait_for_round_or_version(1)
+    assert not member.confirm_published()
+    came = member.wait_for_weights(1)
     assert isinstance(came, Version)
     assert came.pair == (1, 1)
     explorer.confirm(came)
     assert "ahead" not in world.explorer("e0").info
 
 
-def test_an_older_step_that_is_published_late_is_passed_over(world, trainer, explorer):
-    ahead(explorer, 3, "a")
+def test_an_older_step_that_is_published_late_is_passed_over(world, trainer, member):
+    ahead(member, 3, "a")
     publish(world, trainer, 2)
-    call = explorer.later("wait_for_round_or_version", 3)
+    call = member.later("wait_for_weights", 3)
     assert stays(call)
     publish(world, trainer, 4)
     assert call.result(LONG).pair == (1, 4)
 
 
-def test_another_generation_is_always_followed(world, trainer, explorer):
+def test_another_generation_is_always_followed(world, trainer, member):
     publish(world, trainer, 1)
     publish(world, trainer, 2)
-    ahead(explorer, 3, "a")
+    ahead(member, 3, "a")
     trainer.set_model_state_dict(None, 1, rewind=True)
     world.tick()
     eventually(lambda: (world.tick(), world.pair() == (2, 1))[1])
-    assert explorer.wait_for_round_or_version(3).pair == (2, 1)
+    assert member.wait_for_weights(3).pair == (2, 1)
 
 
-def test_a_round_that_failed_is_known_as_such(trainer, explorer):
-    call = explorer.later("wait_for_round_or_version", -1)
-    assert trainer.ready_to_nccl_sync("trainer", 1) == 1
-    trainer.end_round(rounded(1, "a", trainer.agreed_members()), None)
+def test_a_round_that_failed_is_known_as_such(control, member):
+    call = member.later("wait_for_weights", -1)
+    asks = control.agree(1)
+    assert asks == {"e0": 1}
+    control.end_round(rounded(1, "a", asks), None)
     assert call.result(LONG).state == FAILED

@@ -51,7 +51,7 @@ class Follower:
     def _follow(self, process: Process, sync: Synchronizer, applied: Pair | None) -> Pair | None:
         sync.beat()
         sync.wait_new_model_state_dict(applied[1] if applied else -1, timeout=_PATIENCE)
-        version = sync.get_latest_version()
+        version = sync.latest_version()
         # The wait also ends when the trainer has nothing newer; and a step may be published anew, so only the
         # pair tells.
         if version is None or version.pair == applied:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.buckets import make_plan
+from syncd.protocol.buckets import plan_buckets
 from syncd.transports.broadcast.packing import bytes_of, fill
 from syncd.transports.filesystem.export_walk import ExportWalk
 
@@ -24,7 +24,7 @@ def walked(state, dtype=None):
 def planned(state, bucket, dtype=None):
     walk = walked(state, dtype)
     walk.plan()
-    return make_plan([spec[:3] for spec in walk.specs], bucket)
+    return plan_buckets([spec[:3] for spec in walk.specs], bucket)
 
 
 def poured(plan, state, dtype=None):
@@ -41,7 +41,7 @@ def test_every_tensor_comes_out_as_it_went_in(bucket, dtype):
     plan = planned(STATE, bucket, dtype)
     memory = poured(plan, STATE, dtype)
     assert memory.numel() == plan.total
-    for place in plan.places:
+    for place in plan.slots:
         wanted = STATE[place.name]
         if wanted.is_floating_point() and dtype is not None:
             wanted = wanted.to(dtype)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from syncd.errors import NonFiniteError
-from syncd.protocol.buckets import make_plan
+from syncd.protocol.buckets import plan_buckets
 from syncd.transports import dtypes
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU
@@ -62,7 +62,7 @@ def walked(value=1.0):
 def planned():
     walk = walked()
     walk.plan()
-    return make_plan([spec[:3] for spec in walk.specs], 32)
+    return plan_buckets([spec[:3] for spec in walk.specs], 32)
 
 
 def test_buckets_are_allocated_once_and_anew_after_a_failure():

@@ -268,7 +268,7 @@ def write_by_hand(job, step):
 
 def published(job):
     with Synchronizer.open(str(job), "observer") as sync:
-        version = sync.get_latest_version()
+        version = sync.latest_version()
         return version.pair if version else None
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, small_config
 
+from syncd.client.client import Client
 from syncd.errors import NonFiniteError, ProtocolTooNewError, StorageError, SyncdError, TimedOutError
 from syncd.experience import batch_paths
 from syncd.experience.model import Experience
@@ -105,7 +106,7 @@ def full_checkpoints(job):
 
 def fail_at(monkeypatch, step, error):
     """Have a look at the published version fail once so many steps are trained, until the run has ended."""
-    get, asked = Synchronizer.get_latest_version, [0]
+    get, asked = Client.latest_version, [0]
 
     def failing(sync):
         asked[0] += 1
@@ -113,7 +114,7 @@ def fail_at(monkeypatch, step, error):
             raise error
         return get(sync)
 
-    monkeypatch.setattr(Synchronizer, "get_latest_version", failing)
+    monkeypatch.setattr(Client, "latest_version", failing)
 
 
 @pytest.mark.parametrize(

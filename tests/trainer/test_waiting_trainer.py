@@ -110,7 +110,7 @@ def test_a_step_ends_the_wait_in_the_presence(tmp_path):
         made.prepare()
         made._carry_out(made.next_action())
         assert [note[:23] for note in shown.notes] == ["waiting for experiences"]
-        assert sync._member.presence.info["waiting"]["path"] == f"{tmp_path}/experiences"
+        assert sync.own("trainer", "info").info["waiting"]["path"] == f"{tmp_path}/experiences"
         write_experiences(tmp_path, 2)
         assert made.train() == 0
-        assert "waiting" not in sync._member.presence.info
+        assert "waiting" not in sync.own("trainer", "info").info

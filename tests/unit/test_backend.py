@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from syncd.protocol.backend import GLOO, KEY, NCCL, Gpu, choose, gpu_in
+from syncd.protocol.backend import GLOO, KEY, NCCL, Gpu, choose_backend, gpu_in
 
 HERE, THERE, ELSEWHERE, OLDER = (Gpu("0a", "2.27"), Gpu("1b", "2.27"), Gpu("2c", "2.27"), Gpu("3d", "2.26"))
 GPUS = [None, HERE, THERE, ELSEWHERE, OLDER]
@@ -20,7 +20,9 @@ def test_nccl_only_between_gpus_that_all_differ_of_one_version(sender, first, se
         and len({gpu.uuid for gpu in every}) == len(every)
         and len({gpu.nccl for gpu in every}) == 1
     )
-    assert (choose(sender, {"a": first, "b": second}, has_failed=has_failed).backend == NCCL) is wanted
+    assert (
+        choose_backend(sender, {"a": first, "b": second}, has_failed=has_failed).backend == NCCL
+    ) is wanted
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def test_nccl_only_between_gpus_that_all_differ_of_one_version(sender, first, se
     ],
 )
 def test_gloo_comes_with_what_stands_against_nccl(sender, members, has_failed, said):
-    chosen = choose(sender, members, has_failed=has_failed)
+    chosen = choose_backend(sender, members, has_failed=has_failed)
     assert chosen.backend == GLOO
     assert said in chosen.reason
 

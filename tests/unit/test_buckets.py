@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.buckets import ALIGNMENT, make_plan
+from syncd.protocol.buckets import ALIGNMENT, plan_buckets
 
 SHAPES = st.lists(
     st.tuples(st.sampled_from(["BF16", "F32", "U8"]), st.integers(0, 70)), min_size=1, max_size=9
@@ -19,9 +19,9 @@ def metas(shapes):
 @given(SHAPES, st.integers(1, 100))
 def test_tensors_lie_apart_and_buckets_cover_all_of_them(shapes, bucket):
     tensors = [*metas(shapes), ("last", "U8", (1,))]
-    plan = make_plan(tensors, bucket)
+    plan = plan_buckets(tensors, bucket)
     ends = 0
-    for place in plan.places:
+    for place in plan.slots:
         assert place.start >= ends
         assert place.start % ALIGNMENT == 0
         ends = place.end
@@ -40,9 +40,9 @@ def test_the_digest_tells_plans_apart():
         (base[::-1], 64),
         (base, 65),
     ]
-    digests = {make_plan(*one).digest for one in [(base, 64), *others]}
+    digests = {plan_buckets(*one).digest for one in [(base, 64), *others]}
     assert len(digests) == 6
-    assert make_plan(list(base), 64).digest == make_plan(base, 64).digest
+    assert plan_buckets(list(base), 64).digest == plan_buckets(base, 64).digest
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_the_digest_tells_plans_apart():
 )
 def test_what_cannot_be_sent_is_refused(tensors, bucket):
     with pytest.raises(CorruptDataError):
-        make_plan(tensors, bucket)
+        plan_buckets(tensors, bucket)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from syncd.client.payload import encode_state, iterate_state, read_state
+from syncd.client.state_dict import encode_state, iterate_state, read_state
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.safetensors import ALIGN, parse_header

@@ -1,13 +1,16 @@
-"""The drivers of waits: what ends a wait early always reaches the wait's own clean-up."""
+"""Waits: what ends one early always reaches its caller's own clean-up, in a thread and for asyncio."""
 
 import asyncio
+import threading
 import time
 
 import pytest
 from jobs import ManualClock
 
-from syncd.client.wait import PATIENCE, Deadline, Pace, drive, drive_async, in_thread, until
+from syncd.client.aio import run
+from syncd.client.wait import PATIENCE, Deadline, Pace, Poller, WaitCancelledError, cancelled_by
 from syncd.errors import StorageError, TimedOutError, UsageError
+from syncd.protocol.local_disk import SystemClock
 
 
 @pytest.fixture
@@ -15,20 +18,27 @@ def clock():
     return ManualClock()
 
 
-def waiting(log, rounds):
+def poller(clock, poll=0.3, timeout=3600.0, hint=None):
+    return Poller(clock, Pace("/", poll), timeout, hint)
+
+
+def waiting(log, rounds, clock=None):
+    """Wait for a number of polls, and note each, and the end however it comes."""
+
+    def poll():
+        log.append(len(log))
+        return "result" if len(log) == rounds else None
+
     try:
-        for number in range(rounds):
-            log.append(number)
-            yield 0.001
-        return "result"
+        return poller(clock or SystemClock(), 0.001).until(poll, "it")
     finally:
         log.append("restored")
 
 
-def test_both_drivers_return_the_result(clock):
-    for run in (lambda wait: drive(wait, clock), lambda wait: asyncio.run(drive_async(wait))):
+def test_a_wait_returns_the_result_in_a_thread_and_for_asyncio(clock):
+    for wait in (lambda log: waiting(log, 2, clock), lambda log: asyncio.run(run(waiting, log, 2))):
         log = []
-        assert run(waiting(log, 2)) == "result"
+        assert wait(log) == "result"
         assert log == [0, 1, "restored"]
 
 
@@ -39,14 +49,31 @@ def test_an_exception_in_sleep_restores(clock, monkeypatch):
     log = []
     monkeypatch.setattr(clock, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        drive(waiting(log, 5), clock)
+        waiting(log, 5, clock)
     assert log == [0, "restored"]
 
 
+def test_a_cancel_event_ends_a_wait_and_restores():
+    log, cancel = [], threading.Event()
+    threading.Timer(0.05, cancel.set).start()
+    with pytest.raises(WaitCancelledError), cancelled_by(cancel):
+        waiting(log, 10**9)
+    assert log[-1] == "restored"
+
+
+def test_a_cancel_event_ends_a_long_sleep_at_once():
+    cancel = threading.Event()
+    threading.Timer(0.05, cancel.set).start()
+    begun = time.monotonic()
+    with pytest.raises(WaitCancelledError), cancelled_by(cancel):
+        poller(SystemClock(), 60.0).until(lambda: None, "it")
+    assert time.monotonic() - begun < 30.0
+
+
 def test_cancellation_restores_before_it_goes_on():
-    async def run():
+    async def main():
         log = []
-        task = asyncio.create_task(drive_async(waiting(log, 10**9)))
+        task = asyncio.create_task(run(waiting, log, 10**9))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -54,30 +81,46 @@ def test_cancellation_restores_before_it_goes_on():
         assert log[0] == 0
         assert log[-1] == "restored"
 
-    asyncio.run(run())
+    asyncio.run(main())
 
 
-def test_cancellation_during_a_look_waits_for_the_look():
+def test_cancellation_during_a_poll_waits_for_the_poll():
     def slow(log):
-        try:
+        def poll():
             time.sleep(0.1)
-            log.append("looked")
-            yield 10.0
+            log.append("polled")
+
+        try:
+            poller(SystemClock(), 10.0).until(poll, "it")
         finally:
             log.append("restored")
 
-    async def run():
+    async def main():
         log = []
-        task = asyncio.create_task(drive_async(slow(log)))
+        task = asyncio.create_task(run(slow, log))
         await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert log == ["looked", "restored"]
+        assert log == ["polled", "restored"]
 
-    asyncio.run(run())
+    asyncio.run(main())
+
+
+def test_more_waits_at_once_than_the_default_pool_has_threads_leave_it_free():
+    async def main():
+        logs = [[] for _ in range(64)]
+        tasks = [asyncio.create_task(run(waiting, log, 10**9)) for log in logs]
+        assert await asyncio.wait_for(run(lambda: "free"), 30.0) == "free"
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ended)
+        assert {log[-1] for log in logs} == {"restored"}
+
+    asyncio.run(main())
 
 
 def test_work_in_a_thread_is_not_abandoned_and_its_error_is_raised():
@@ -85,47 +128,46 @@ def test_work_in_a_thread_is_not_abandoned_and_its_error_is_raised():
         raise ValueError("told")
 
     with pytest.raises(ValueError, match="told"):
-        asyncio.run(in_thread(fails))
+        asyncio.run(run(fails))
 
 
-def test_the_last_look_comes_after_the_deadline(clock):
-    looks = []
+def test_the_last_poll_comes_after_the_deadline(clock):
+    polls = []
 
-    def look():
-        looks.append(clock.at)
+    def poll():
+        polls.append(clock.at)
         return "late" if clock.at >= 1001.0 else None
 
-    assert drive(until(look, Deadline(clock, 1.0), Pace("/", 0.3), clock, what="it"), clock) == "late"
-    assert looks[-1] == 1001.0
+    assert poller(clock).until(poll, "it", 1.0) == "late"
+    assert polls[-1] == 1001.0
 
 
 def test_a_wait_times_out_with_what_and_hint(clock):
-    wait = until(lambda: None, Deadline(clock, 1.0), Pace("/", 0.3), clock, what="waiting", hint="run it")
-    with pytest.raises(TimedOutError, match="waiting: nothing within 1 s") as caught:
-        drive(wait, clock)
+    with pytest.raises(TimedOutError, match="waiting: timed out after 1 s") as caught:
+        poller(clock, hint="run it").until(lambda: None, "waiting", 1.0)
     assert caught.value.hint == "run it"
 
 
-def test_passing_failures_are_looked_past_and_lasting_ones_are_raised(clock):
-    def look():
+def test_passing_failures_are_retried_and_lasting_ones_are_raised(clock):
+    def poll():
         if clock.at < end:
             raise OSError(5, "Input/output error", "/job")
         return "there"
 
     end = 1000.0 + PATIENCE / 2
-    assert drive(until(look, Deadline(clock, 3600.0), Pace("/", 1.0), clock, what="it"), clock) == "there"
+    assert poller(clock, 1.0).until(poll, "it") == "there"
     end = clock.at + 2 * PATIENCE
     with pytest.raises(StorageError, match="Input/output"):
-        drive(until(look, Deadline(clock, 3600.0), Pace("/", 1.0), clock, what="it"), clock)
+        poller(clock, 1.0).until(poll, "it")
     assert clock.at < end
 
 
 def test_a_time_out_after_failures_names_the_failure(clock):
-    def look():
+    def poll():
         raise OSError(5, "Input/output error", "/job")
 
     with pytest.raises(TimedOutError) as caught:
-        drive(until(look, Deadline(clock, 2.0), Pace("/", 1.0), clock, what="it"), clock)
+        poller(clock, 1.0).until(poll, "it", 2.0)
     assert isinstance(caught.value.__cause__, StorageError)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from syncd.client.client import Client
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.layout import Job
-from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Sent, WeightSender
 from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
@@ -39,7 +39,7 @@ class EngineContext:
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
         lease: Keeps a step from being removed while files are added to it.
-        sync: The trainer's synchronizer; None on all ranks but the first.
+        sync: The trainer's connection to the job; None on all ranks but the first.
         fence: The directory through which this trainer seals and announces; it is removed when another takes over.
     """
 
@@ -48,7 +48,7 @@ class EngineContext:
     ranks: Ranks
     device: torch.device
     lease: Callable[[int], AbstractContextManager[object]] = nullcontext
-    sync: Synchronizer | None = None
+    sync: Client | None = None
     fence: str = ""
 
 

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 import structlog
 import torch
 
+from syncd.client.client import Client
 from syncd.client.peers import is_here
 from syncd.client.wait import Deadline
 from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError
-from syncd.protocol.backend import GLOO, NCCL, Chosen, choose, gpu_in
-from syncd.protocol.buckets import Plan, make_plan
+from syncd.protocol.backend import GLOO, NCCL, BackendChoice, choose_backend, gpu_in
+from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
-from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Export
 from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU, ProcessGroup
 from syncd.transports.filesystem.export_walk import ExportWalk
@@ -62,7 +63,7 @@ class _OfferedGroup:
 
     process_group: ProcessGroup
     offer: Offer
-    plan: Plan
+    plan: BucketPlan
     members: Members
 
 
@@ -71,7 +72,7 @@ class Broadcaster:
 
     Args:
         ranks: The trainer's ranks.
-        sync: The trainer's synchronizer; None on the other ranks.
+        client: The trainer's client; None on the other ranks.
         options: How to broadcast.
         dtype: What floating-point tensors are cast to; None keeps each as it is.
         tied: Names of tensors to leave out.
@@ -81,27 +82,28 @@ class Broadcaster:
     def __init__(
         self,
         ranks: Ranks,
-        sync: Synchronizer | None,
+        client: Client | None,
         options: BroadcastOptions,
         *,
         dtype: torch.dtype | None = torch.bfloat16,
         tied: Collection[str] = (),
         check_finite: bool = True,
     ) -> None:
-        self._ranks, self._sync, self._options = ranks, sync, options
+        self._ranks, self._client, self._options = ranks, client, options
+        self._control = BroadcastControl(client) if client is not None else None
         self._dtype, self._tied = dtype, tied
         self._clock, self._log = SystemClock(), structlog.get_logger()
         self._packer = Packer(check_finite=check_finite)
-        self._plan: Plan | None = None
+        self._plan: BucketPlan | None = None
         self._device = CPU
         self._group: _OfferedGroup | None = None
         self._without_nccl: deque[Members] = deque(maxlen=_REMEMBERED)
         self._failures = self._skip = 0
         self._late: set[str] = set()
         self._round: Round | None = None
-        if sync is not None:
-            sync.end_group()  # what an earlier start left behind
-            sync.take_part(BACKEND)
+        if self._control is not None:
+            self._control.drop_group()  # what an earlier start left behind
+            self._control.take_part(BACKEND)
 
     def send(self, step: int, attempt: str, export: Export) -> bool:
         """Broadcast a step and return whether all explorers that take part have received it.
@@ -132,77 +134,81 @@ class Broadcaster:
     @property
     def size(self) -> int:
         """Return the bytes of the weights, 0 before the first broadcast."""
-        return sum(place.end - place.start for place in self._plan.places) if self._plan else 0
+        return sum(place.end - place.start for place in self._plan.slots) if self._plan else 0
 
     def has_members(self) -> bool:
         """Return whether an explorer takes part. Rank 0 is asked."""
-        return self._sync is not None and bool(self._sync.broadcast_members(BACKEND))
+        return self._control is not None and bool(self._control.members(BACKEND))
 
     def withdraw(self, attempt: str) -> None:
         """Tell explorers that received a step that its files have failed. Rank 0 does."""
         sent, self._round = self._round, None
-        if self._sync is not None and sent is not None and sent.attempt == attempt:
-            self._sync.end_round(sent, None)
+        if self._control is not None and sent is not None and sent.attempt == attempt:
+            self._control.end_round(sent, None)
 
     def close(self) -> None:
         """End the group."""
         self._abort_group()
-        if self._sync is not None:
-            self._sync.end_group()
+        if self._control is not None:
+            self._control.drop_group()
 
-    def _planned(self, export: Export) -> Plan:
+    def _planned(self, export: Export) -> BucketPlan:
         """Return the layout of the weights; the first call walks over shapes and dtypes."""
         if self._plan is None:
             walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
             walk.plan()
             metas = [(spec.name, spec.dtype, spec.shape) for spec in walk.specs]
-            self._plan, self._device = make_plan(metas, self._options.bucket), walk.device
+            self._plan, self._device = plan_buckets(metas, self._options.bucket), walk.device
         return self._plan
 
-    def _open(self, step: int, attempt: str, plan: Plan) -> Deadline | None:
+    def _open(self, step: int, attempt: str, plan: BucketPlan) -> Deadline | None:
         """Open a round, with its group formed, and return its deadline; None if there is none, or on other ranks."""
         self._round = None
-        if self._sync is None:
+        if self._control is None:
             return None
         if self._skip:
             self._skip -= 1
             return None
         try:
-            return self._open_round(self._sync, step, attempt, plan)
+            return self._open_round(self._control, step, attempt, plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step reaches explorers through files
             self._fail(step, error)
             return None
 
-    def _open_round(self, sync: Synchronizer, step: int, attempt: str, plan: Plan) -> Deadline | None:
-        members = self._expected(sync)
+    def _open_round(
+        self, control: BroadcastControl, step: int, attempt: str, plan: BucketPlan
+    ) -> Deadline | None:
+        assert self._client is not None
+        members = self._expected(control)
         if not members:
             self._abort_group()
             return None
         address, wait = self._address(members), self._options.ready_timeout
-        if sync.ready_to_nccl_sync("trainer", step, wait, members=set(members)) is None:
-            self._late = {name for name, one in sync.broadcast_members(BACKEND).items() if not _asks(one)}
+        asks = control.agree(step, wait, members=set(members))
+        if not asks:
+            self._late = {name for name, one in control.members(BACKEND).items() if not _asks(one)}
             self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
             return None
-        asks, deadline = sync.agreed_members(), Deadline(self._clock, self._options.timeout)
+        deadline = Deadline(self._clock, self._options.timeout)
         agreed = {name: members[name] for name in asks}
         chosen = self._chosen(agreed)
         group = self._kept_group(asks, plan, chosen.backend)
         is_new = group is None
         if group is None:
-            group = self._offer_group(sync, agreed, plan, address, chosen)
-        version = sync.get_latest_version()
+            group = self._offer_group(control, agreed, plan, address, chosen)
+        version = self._client.latest_version()
         generation, timeout = version.generation if version else 0, self._options.timeout
         self._round = Round(step, attempt, generation, group.offer.epoch, plan.digest, timeout, asks)
-        sync.open_round(self._round)
+        control.open_round(self._round)
         if is_new:
-            sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
+            control.wait_joined(max(deadline.left(), 0.0))
             offer = group.offer
             group.process_group.connect([offer.secret], offer.world_size, deadline, offer.backend)
         return deadline
 
-    def _expected(self, sync: Synchronizer) -> dict[str, Presence]:
+    def _expected(self, control: BroadcastControl) -> dict[str, Presence]:
         """Return the explorers to wait for: without those that were late, until they ask."""
-        living = sync.broadcast_members(BACKEND)
+        living = control.members(BACKEND)
         self._late = {name for name in self._late if name in living and not _asks(living[name])}
         return {name: one for name, one in living.items() if name not in self._late}
 
@@ -216,13 +222,13 @@ class Broadcaster:
             hint="set sync.address to an address of the trainer that they reach",
         )
 
-    def _chosen(self, members: Mapping[str, Presence]) -> Chosen:
+    def _chosen(self, members: Mapping[str, Presence]) -> BackendChoice:
         """Return the backend that carries a broadcast to these members."""
         gpus = {name: gpu_in(one.info) for name, one in members.items()}
         has_failed = _members(members) in self._without_nccl
-        return choose(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
+        return choose_backend(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
-    def _kept_group(self, asks: Mapping[str, int], plan: Plan, backend: str) -> _OfferedGroup | None:
+    def _kept_group(self, asks: Mapping[str, int], plan: BucketPlan, backend: str) -> _OfferedGroup | None:
         """Return the group of the last broadcast if it serves for this one."""
         group = self._group
         if (
@@ -235,7 +241,12 @@ class Broadcaster:
         return None
 
     def _offer_group(
-        self, sync: Synchronizer, members: Mapping[str, Presence], plan: Plan, address: str, chosen: Chosen
+        self,
+        control: BroadcastControl,
+        members: Mapping[str, Presence],
+        plan: BucketPlan,
+        address: str,
+        chosen: BackendChoice,
     ) -> _OfferedGroup:
         self._abort_group()
         self._log.info(
@@ -243,10 +254,10 @@ class Broadcaster:
         )
         device = self._device if chosen.backend == NCCL else CPU
         listening = ProcessGroup.listen(address, self._options.timeout, device)
-        offer = sync.setup_weight_sync_group(
+        offer = control.offer_group(
             address,
             listening.port,
-            [(place.name, place.dtype, place.shape) for place in plan.places],
+            [(place.name, place.dtype, place.shape) for place in plan.slots],
             backend=chosen.backend,
             members=set(members),
             bucket=plan.bucket,
@@ -259,14 +270,14 @@ class Broadcaster:
 
     def _carry(self, step: int, walk: ExportWalk, deadline: Deadline) -> bool:
         """Send the weights and confirm that all members have received them; return whether that worked."""
-        sync, group, sent = self._sync, self._group, self._round
-        assert sync is not None
+        control, group, sent = self._control, self._group, self._round
+        assert control is not None
         assert group is not None
         assert sent is not None
         try:
             checksum = self._send_buckets(group, walk, deadline)
-            sync.confirm_received(sent, group.offer, checksum, max(deadline.left(), 0.0))
-            sync.end_round(sent, checksum)
+            control.wait_received(sent, group.offer, checksum, max(deadline.left(), 0.0))
+            control.end_round(sent, checksum)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step reaches explorers through files
             self._fail(step, error)
             return False
@@ -289,7 +300,7 @@ class Broadcaster:
 
     def _fail(self, step: int, error: BaseException) -> None:
         """Abort the group, tell its members, and skip the next broadcasts."""
-        assert self._sync is not None
+        assert self._control is not None
         self._failures += 1
         self._skip = min(2 ** (self._failures - 1) - 1, MOST_SKIPPED)
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
@@ -301,8 +312,8 @@ class Broadcaster:
         failed, self._round = self._round, None
         try:
             if failed is not None:
-                self._sync.end_round(failed, None)
-            self._sync.end_group()
+                self._control.end_round(failed, None)
+            self._control.drop_group()
         except SyncdError as worse:
             self._log.warning("broadcast_end_failed", step=step, reason=str(worse))
 

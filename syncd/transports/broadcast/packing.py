@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.buckets import Plan
+from syncd.protocol.buckets import BucketPlan
 from syncd.transports.dtypes import DeviceFiniteCheck
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
 
@@ -27,7 +27,7 @@ class Packer:
         self._check = check_finite
         self._room: Room | None = None
 
-    def buckets(self, plan: Plan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
+    def buckets(self, plan: BucketPlan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
         """Yield the buckets of a walk on a device; the last but one is filled again.
 
         Raises:
@@ -51,7 +51,7 @@ class Packer:
                 finite.check(piece.spec.name, content, piece.dtype)
             yield piece, content
 
-    def _room_for(self, plan: Plan, device: torch.device) -> Room:
+    def _room_for(self, plan: BucketPlan, device: torch.device) -> Room:
         size = min(plan.bucket, plan.total)
         room = self._room
         if room is None or room[0].numel() < size or room[0].device != device:
@@ -61,7 +61,7 @@ class Packer:
 
 
 def fill(
-    plan: Plan, pieces: Iterable[tuple[ExportedTensor, torch.Tensor]], room: Room
+    plan: BucketPlan, pieces: Iterable[tuple[ExportedTensor, torch.Tensor]], room: Room
 ) -> Iterator[torch.Tensor]:
     """Yield the buckets of a plan, by turns in one of two buffers.
 
@@ -69,7 +69,7 @@ def fill(
         CorruptDataError: The tensors are not those of the plan.
     """
     number = 0
-    for place, (piece, rest) in zip(plan.places, _as_planned(plan, pieces), strict=True):
+    for place, (piece, rest) in zip(plan.slots, _as_planned(plan, pieces), strict=True):
         at, content = place.start, rest
         while content.numel():
             if at // plan.bucket != number:
@@ -89,15 +89,15 @@ def bytes_of(piece: ExportedTensor, device: torch.device = CPU) -> torch.Tensor:
     return whole.reshape(-1).view(torch.uint8)
 
 
-def _as_planned(plan: Plan, pieces: Iterable[Any]) -> Iterator[Any]:
+def _as_planned(plan: BucketPlan, pieces: Iterable[Any]) -> Iterator[Any]:
     count = 0
     for count, (piece, content) in enumerate(pieces, 1):
-        place = plan.places[count - 1] if count <= len(plan.places) else None
+        place = plan.slots[count - 1] if count <= len(plan.slots) else None
         if place is None or (place.name, place.dtype, place.shape) != piece.spec[:3]:
             raise CorruptDataError(f"the export has changed at tensor {piece.spec.name!r}")
         yield piece, content
-    if count != len(plan.places):
-        raise CorruptDataError(f"the export has {count} tensors where it had {len(plan.places)}")
+    if count != len(plan.slots):
+        raise CorruptDataError(f"the export has {count} tensors where it had {len(plan.slots)}")
 
 
 def _empty(size: int, device: torch.device) -> torch.Tensor:

@@ -18,17 +18,18 @@ from typing import Any, NamedTuple, Self
 import structlog
 import torch
 
+from syncd.client.client import Client
 from syncd.client.wait import Deadline
 from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.protocol.backend import GLOO, NCCL
-from syncd.protocol.buckets import Plan, make_plan
+from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
-from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
 from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
 from syncd.transports.dtypes import TO_TORCH
 from syncd.transports.filesystem.read_targets import target_tensors
@@ -43,14 +44,14 @@ class _JoinedGroup(NamedTuple):
 
     process_group: ProcessGroup
     offer: Offer
-    plan: Plan
+    plan: BucketPlan
 
 
 class BroadcastReceiver(EarlyReceiver):
     """Receives broadcasts. While it is open, the trainer counts on calls of `wait`.
 
     Args:
-        sync: The explorer's synchronizer.
+        client: The explorer's connection to the job.
         parameters: What the model holds by name: `model.state_dict()`; several names may share memory.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
     """
@@ -59,11 +60,12 @@ class BroadcastReceiver(EarlyReceiver):
 
     def __init__(
         self,
-        sync: Synchronizer,
+        client: Client,
         parameters: Mapping[str, torch.Tensor],
         check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None,
     ) -> None:
-        self._sync, self._parameters = sync, dict(parameters)
+        self._identity = client.identity or ""
+        self._membership, self._parameters = BroadcastMembership(client), dict(parameters)
         self._check_fit = check_fit or self._check_parameters
         self._log = structlog.get_logger()
         self._group: _JoinedGroup | None = None
@@ -75,13 +77,13 @@ class BroadcastReceiver(EarlyReceiver):
     @classmethod
     def open(cls, context: ReceiveContext) -> Self:
         """Return a receiver; a broadcast that has begun is received to its end, whatever `stop` returns."""
-        return cls(context.client, context.parameters or {}, context.check_fit)  # type: ignore[arg-type]
+        return cls(context.client, context.parameters or {}, context.check_fit)
 
     def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
         """Wait for a broadcast or a version."""
         deadline = Deadline(SystemClock(), timeout)
         while True:
-            came = self._sync.wait_for_round_or_version(current, max(deadline.left(), 0.0))
+            came = self._membership.wait_for_weights(current, max(deadline.left(), 0.0))
             if not isinstance(came, Round):
                 return came
             received = self.receive(came, timeout)
@@ -90,7 +92,7 @@ class BroadcastReceiver(EarlyReceiver):
 
     def is_wanted(self) -> bool:
         """Return whether the trainer waits for this explorer to call `wait`."""
-        return self._sync.broadcast_wanted()
+        return self._membership.is_wanted()
 
     def receive(self, announcement: Announcement, timeout: float) -> WeightTensors | None:
         """Take part in a broadcast, which has a time-out of its own; None for a version, or if it failed."""
@@ -115,27 +117,27 @@ class BroadcastReceiver(EarlyReceiver):
         """Report in the presence that the engine runs what was received last."""
         assert self._received is not None
         assert self._received.attempt == weights.attempt
-        self._sync.set_ahead(self._received)
+        self._membership.set_ahead(self._received)
 
     def confirm_published(self) -> bool:
         """Confirm what was received if it is published now; return whether nothing is left to confirm."""
-        return self._sync.confirm_published()
+        return self._membership.confirm_published()
 
     def is_void(self) -> bool:
         """Return whether what was received will not be published, so that files must be loaded."""
-        return self._sync.ahead_is_void()
+        return self._membership.ahead_is_void()
 
     def sender_is_here(self) -> bool:
         """Return whether the trainer that sent it lives, and has sent nothing since."""
-        return self._sync.sender_is_here()
+        return self._membership.sender_is_here()
 
     def join(self) -> None:
         """Take part, from the start or after `leave`."""
-        self._sync.take_part(BACKEND, process_group.gpu_of(self._device))
+        self._membership.take_part(BACKEND, process_group.gpu_of(self._device))
 
     def leave(self) -> None:
         """Take no part until `join`: the trainer does not wait for this explorer. The group is kept."""
-        self._sync.take_part(None)
+        self._membership.take_part(None)
 
     def close(self) -> None:
         """Take no part any more, and abort the group."""
@@ -147,8 +149,8 @@ class BroadcastReceiver(EarlyReceiver):
     def _receive(self, opened: Round, deadline: Deadline) -> WeightTensors:
         group = self._joined(opened, deadline)
         tensors, checksum = self._receive_buckets(group, opened, deadline)
-        self._sync.acknowledge_round(group.offer, opened, checksum)
-        if not self._sync.follow_round(opened, max(deadline.left(), 0.0)):
+        self._membership.acknowledge(group.offer, opened, checksum)
+        if not self._membership.wait_for_end(opened, max(deadline.left(), 0.0)):
             raise TryAgainError("the trainer gave up the broadcast, or does not answer")
         self._received = opened
         return WeightTensors(opened.pair, opened.attempt, tensors)
@@ -163,22 +165,22 @@ class BroadcastReceiver(EarlyReceiver):
         return group
 
     def _join(self, opened: Round, deadline: Deadline) -> _JoinedGroup:
-        offer = self._sync.coordinate_weight_sync_setup(max(deadline.left(), 0.0))
+        offer = self._membership.join_group(max(deadline.left(), 0.0))
         if offer.epoch != opened.epoch:
             raise TryAgainError("the trainer offers another group by now")
-        plan = make_plan(offer.tensors, offer.bucket)
+        plan = plan_buckets(offer.tensors, offer.bucket)
         _require_same_layout(plan, opened)
         self._require_loadable(plan)
         device = self._device if offer.backend == NCCL else CPU
-        is_open = lambda: self._sync.round_goes_on(opened)  # noqa: E731
-        joined = ProcessGroup.join(offer, self._sync.identity or "", deadline, device, is_open)
+        is_open = lambda: self._membership.is_open(opened)  # noqa: E731
+        joined = ProcessGroup.join(offer, self._identity, deadline, device, is_open)
         return _JoinedGroup(joined, offer, plan)
 
-    def _require_loadable(self, plan: Plan) -> None:
+    def _require_loadable(self, plan: BucketPlan) -> None:
         """Raise RefusedError if the engine cannot load what is offered."""
-        if unknown := [place.name for place in plan.places if place.dtype not in TO_TORCH]:
+        if unknown := [slot.name for slot in plan.slots if slot.dtype not in TO_TORCH]:
             raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
-        self._check_fit({place.name: TensorMeta(place.dtype, place.shape) for place in plan.places})
+        self._check_fit({slot.name: TensorMeta(slot.dtype, slot.shape) for slot in plan.slots})
 
     def _check_parameters(self, offered: Mapping[str, TensorMeta]) -> None:
         model = target_tensors(self._parameters)
@@ -195,7 +197,7 @@ class BroadcastReceiver(EarlyReceiver):
 
         def finish_first() -> None:
             bucket, work = under_way.popleft()
-            group.finish(work, deadline, lambda: self._sync.round_goes_on(opened))
+            group.finish(work, deadline, lambda: self._membership.is_open(opened))
             checksum.add(bucket)
 
         with group.aborted_at(deadline):
@@ -208,8 +210,8 @@ class BroadcastReceiver(EarlyReceiver):
                 finish_first()
             found = checksum.text()
         views = {
-            place.name: memory[place.start : place.end].view(TO_TORCH[place.dtype]).view(place.shape)
-            for place in plan.places
+            slot.name: memory[slot.start : slot.end].view(TO_TORCH[slot.dtype]).view(slot.shape)
+            for slot in plan.slots
         }
         return views, found
 
@@ -226,7 +228,7 @@ class BroadcastReceiver(EarlyReceiver):
         self._abort_group()
         self._memory = None  # a device may write to it until the group has ended
         with contextlib.suppress(SyncdError):
-            self._sync.refuse_round(failed, reason)
+            self._membership.refuse(failed, reason)
 
     def _abort_group(self) -> None:
         group, self._group = self._group, None
@@ -234,7 +236,7 @@ class BroadcastReceiver(EarlyReceiver):
             group.process_group.abort()
 
 
-def _require_same_layout(plan: Plan, opened: Round) -> None:
+def _require_same_layout(plan: BucketPlan, opened: Round) -> None:
     if plan.digest != opened.digest:
         raise RefusedError("the round has other tensors than its group")
 

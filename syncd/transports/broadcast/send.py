@@ -40,7 +40,7 @@ class BroadcastSender(WeightSender):
         )
         broadcaster = Broadcaster(
             context.ranks,
-            context.client,  # type: ignore[arg-type]
+            context.client,
             options,
             dtype=DTYPES[settings.dtype],
             tied=context.tied,

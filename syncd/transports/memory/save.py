@@ -85,7 +85,7 @@ class MemorySender(WeightSender):
         if problem:
             sender._warn("memory_disabled", reason=problem, hint=f"df -h {settings.memory_dir}")
         elif context.client is not None:
-            context.client.tell_copies(copies.place)
+            context.client.publish_copies(copies.place)
         return sender
 
     def prepare(self, export: Export) -> None:
@@ -152,7 +152,7 @@ class MemorySender(WeightSender):
     def _withdraw(self) -> None:
         if self._client is not None:
             try:
-                self._client.tell_copies(None)
+                self._client.publish_copies(None)
             except SyncdError as error:
                 self._warn("memory_withdrawal_failed", reason=str(error))
 

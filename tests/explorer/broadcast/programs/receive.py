@@ -23,6 +23,7 @@ from tiny import Bigram
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import WeightTensors
+from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import BroadcastReceiver
 
@@ -85,7 +86,7 @@ def arm(text):
     elif fault.phase == "bucket":
         fault.midst(ProcessGroup, "broadcast", BUCKETS)
     elif fault.phase == "confirming":
-        fault.before(Synchronizer, "acknowledge_round")
+        fault.before(BroadcastMembership, "acknowledge")
     elif fault.phase == "shape":
         BroadcastReceiver._parameters = property(lambda self: {}, lambda self, value: None)
     else:
@@ -141,7 +142,7 @@ def explore(job, identity, style, last, fault="", until="gone"):
             if until == "gone" and sync.trainer_requires_weight_sync() is None:
                 break
             if style == "fully_async" and not receiver.is_wanted():
-                came = sync.get_latest_version()
+                came = sync.latest_version()
                 came = came if came and came.step > step else None
                 time.sleep(0.01)
             else:
@@ -158,7 +159,7 @@ def explore(job, identity, style, last, fault="", until="gone"):
                 step = came.step
                 ways.append([step, "files"])
         sync.wait_for(receiver.confirm_published, LONG)
-        applied = sync._member.presence.applied
+        applied = sync.confirmed
         receiver.close()
     with open(f"{job}.{identity}.json", "w", encoding="ascii") as file:
         json.dump({"ways": ways, "applied": applied, "digest": digest(model), "sockets": sockets()}, file)

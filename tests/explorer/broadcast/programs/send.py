@@ -15,6 +15,7 @@ from trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
 from syncd.transports.broadcast import broadcaster as sending
+from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
 
 LONG = 120.0
@@ -30,7 +31,7 @@ def arm(text):
     elif fault.phase == "bucket":
         fault.midst(ProcessGroup, "broadcast", BUCKETS)
     elif fault.phase == "confirming":
-        fault.before(Synchronizer, "end_round")
+        fault.before(BroadcastControl, "end_round")
     else:
         raise SystemExit(f"no phase is called {fault.phase!r}")
 

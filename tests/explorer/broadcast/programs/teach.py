@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from syncd.synchronizer import Synchronizer
 from syncd.transports.broadcast import broadcaster as sending
+from syncd.transports.broadcast.control import BroadcastControl
 from trainer import auto_method
 from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
@@ -88,7 +89,7 @@ def main(file, job, members):
         ways.append([chosen.method, chosen.reason]),
     )[0]
     with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
-        sync.wait_for(lambda: len(sync.broadcast_members("gloo")) >= int(members))
+        sync.wait_for(lambda: len(BroadcastControl(sync).members("gloo")) >= int(members))
         made, _ = make_trainer(config, sync, engine=Teacher)
         made.prepare()
         object.__setattr__(made.engine.senders["nccl"]._broadcaster._options, "bucket", SMALL_BUCKET)

@@ -1,0 +1,173 @@
+"""The explorer's side: wait for a version that it does not run, and confirm the one that it runs."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from syncd.client.lease import RecentSteps, VersionReader
+from syncd.client.own_presence import OwnPresence
+from syncd.client.peers import Peers
+from syncd.client.sync_policy import NOTHING, is_new
+from syncd.client.wait import Poller
+from syncd.errors import StorageError, UsageError
+from syncd.protocol.presence import Presence
+from syncd.protocol.round import AHEAD, UnpublishedStep, is_overtaken, is_same
+from syncd.protocol.version import Pair, Version
+
+_POLLS_PER_TRAINER = 4
+"""The version is read this many times as often as the trainers' presences: it is what a wait is for."""
+
+
+class VersionFollower:
+    """Knows which version an explorer runs, and which published version is news to it.
+
+    Args:
+        versions: Reads the published version.
+        trainers: The trainers of the job.
+        own: The presence of the explorer; None for an observer.
+        poller: Waits.
+    """
+
+    def __init__(
+        self, versions: VersionReader, trainers: Peers, own: OwnPresence | None, poller: Poller
+    ) -> None:
+        self._versions, self._trainers, self._own, self._poller = versions, trainers, own, poller
+        self._offered: RecentSteps[Pair] = RecentSteps()
+        self._ahead: UnpublishedStep | None = None
+        self._trainers_read_at = float("-inf")
+
+    def wait(
+        self,
+        current: int = NOTHING,
+        no_wait: bool = False,  # noqa: FBT001, FBT002
+        timeout: float | None = None,
+    ) -> int:
+        """Wait for a version that the explorer does not have; see `Client.wait_for_version`."""
+        with contextlib.nullcontext() if no_wait else contextlib.suppress(OSError, StorageError):
+            news = self.news(current, self._versions.latest_or_none())
+            if news is not None or no_wait:
+                return current if news is None else news
+        with self._own.asking() if self._own else contextlib.nullcontext(0) as asked:
+            what = f"waiting for a version after {current}"
+            return self._poller.until(lambda: self._poll(current, asked), what, timeout)
+
+    def answers(self, asked: int) -> Sequence[Presence]:
+        """Return the trainers that have answered an ask with "nothing newer", or have all departed."""
+        now = self._poller.clock.monotonic()
+        if now - self._trainers_read_at >= _POLLS_PER_TRAINER * self._poller.pace.seconds:
+            self._trainers.read()
+            self._trainers_read_at = now
+        me = self._own.identity if self._own else ""
+        answers = [
+            one for one in self._trainers.last().values() if asked and one.answered.get(me, 0) >= asked
+        ]
+        return answers or self._trainers.departed() or ()
+
+    def news(self, current: int, version: Version | None) -> int | None:
+        """Return the step of a published version if an explorer at `current` must load it, else None."""
+        if version is None or self._is_ahead_of(version):
+            return None
+        # If other weights than those that run are published under the same step, they are news.
+        replaced = self._ahead is not None and version.step == self._ahead.step
+        if not replaced and not is_new(current, self._known(current), version.pair):
+            return None
+        self._offered.keep(version.step, version.pair)
+        return version.step
+
+    def confirm(self, version: int | Pair | Version | None) -> None:
+        """Publish which version runs; see `Client.confirm`."""
+        pair = None if version is None else self._pair_of(version)
+        if pair is not None:
+            self._offered.keep(pair[1], pair)
+        self._publish_applied(pair, version.digest if isinstance(version, Version) else self._digest_of(pair))
+
+    @property
+    def ahead(self) -> UnpublishedStep | None:
+        """Return the step that runs before it is published, None if what runs is published."""
+        return self._ahead
+
+    def set_ahead(self, ahead: UnpublishedStep) -> None:
+        """Publish that a step runs before it is published."""
+        own = self._require_own()
+        self._ahead = ahead
+        # The step runs whether or not this can be written now: a heartbeat repeats a write that fails.
+        own.try_change(info={**own.info, AHEAD: asdict(ahead)})
+
+    def confirm_published(self) -> bool:
+        """Confirm the step that runs ahead if it is published by now; return whether nothing runs ahead."""
+        if self._ahead is not None:
+            version = self._versions.latest_or_none()
+            if version is not None:
+                self._is_ahead_of(version)
+        return self._ahead is None
+
+    def is_overruled(self) -> bool:
+        """Return whether another version than the step that runs ahead must be loaded."""
+        ahead = self._ahead
+        return ahead is not None and self.news(ahead.step, self._versions.latest_or_none()) is not None
+
+    def _poll(self, current: int, asked: int) -> int | None:
+        answers = self.answers(asked)
+        # Read the version after the answer, so that nothing announced before the answer is missed.
+        version = self._versions.latest_or_none()
+        news = self.news(current, version)
+        if news is None and any(has_caught_up(version, trainer) for trainer in answers):
+            return current
+        return news
+
+    def _is_ahead_of(self, version: Version) -> bool:
+        """Return whether a published version is the step that runs ahead, which this confirms, or an older one."""
+        ahead = self._ahead
+        if ahead is None:
+            return False
+        if version.step == ahead.step and is_same(ahead, version, self._versions.attempt_of(version)):
+            self._offered.keep(version.step, version.pair)
+            self._publish_applied(version.pair, version.digest)
+            return True
+        return is_overtaken(ahead, version.pair)
+
+    def _publish_applied(self, pair: Pair | None, digest: str) -> None:
+        own = self._require_own()
+        info = {key: value for key, value in own.info.items() if key != AHEAD}
+        loading = own.presence.loading
+        own.change(
+            applied=pair, applied_digest=digest, info=info, loading=None if loading == pair else loading
+        )
+        self._ahead = None
+
+    def _digest_of(self, pair: Pair | None) -> str:
+        known = self._versions.known(pair[1]) if pair else None
+        return known.digest if known is not None and known.pair == pair else ""
+
+    def _known(self, current: int) -> Pair | None:
+        applied = self._own.presence.applied if self._own else None
+        return applied if applied and applied[1] == current else self._offered.get(current)
+
+    def _pair_of(self, version: int | Pair | Version) -> Pair:
+        if isinstance(version, Version):
+            return version.pair
+        if isinstance(version, tuple):
+            return version
+        known = self._versions.known(version)
+        pair = self._offered.get(version) or (known.pair if known else None)
+        if pair is None:
+            raise UsageError(f"step {version} was never offered to this explorer")
+        return pair
+
+    def _require_own(self) -> OwnPresence:
+        if self._own is None:
+            raise UsageError("an observer runs no version", hint="open with the role explorer")
+        return self._own
+
+
+def has_caught_up(version: Version | None, trainer: Presence) -> bool:
+    """Return whether the published version is the one that a trainer had announced when it wrote its presence."""
+    if trainer.step is None:
+        return True
+    if version is None:
+        return False
+    if version.held_marker == str(trainer.step):
+        # A user rolled back from that step, and it stays unpublished until the trainer announces another one.
+        return True
+    digest = trainer.info.get("announced")
+    return version.step == trainer.step and digest in (None, version.digest)

@@ -1,0 +1,312 @@
+"""The trainer's side of broadcasts: who takes part, the group, and one round after the other. Control plane only.
+
+The trainer decides alone. Once every explorer that takes part asks, it writes the step and each explorer's ask into
+its own presence, in one file; an explorer takes part exactly if that record names its present ask. The trainer then
+offers a group through rendezvous files, writes the round into its presence, and, once members have posted what they
+received, writes whether the round counts. The explorer's side is in `membership`.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from syncd.client.client import Client, guarded
+from syncd.errors import TimedOutError, TryAgainError, UsageError
+from syncd.protocol.backend import KEY as GPU
+from syncd.protocol.backend import Gpu
+from syncd.protocol.disk import MISSING
+from syncd.protocol.presence import Presence, RunningStatus
+from syncd.protocol.rendezvous import (
+    Offer,
+    TensorInfo,
+    clear_offers,
+    epoch_path,
+    latest_epoch,
+    read_acknowledgements,
+    read_offer,
+    write_offer,
+)
+from syncd.protocol.round import (
+    AGREED,
+    COMMITTED,
+    FAILED,
+    GROUP,
+    KEY,
+    TAKES_PART,
+    Round,
+    agreed_asks,
+    offered_epoch,
+)
+
+WEIGHTS = "weights"
+"""The name of the group."""
+
+
+class BroadcastSide:
+    """What both sides of a broadcast have in common.
+
+    Args:
+        client: The process's connection to the job.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._group: Offer | None = None
+
+    def guard(self) -> contextlib.AbstractContextManager[None]:
+        """Return the client's guard."""
+        return self._client.guard()
+
+    @guarded
+    def take_part(self, backend: str | None, gpu: Gpu | None = None) -> None:
+        """Publish whether this process takes part in broadcasts.
+
+        Args:
+            backend: The backend that it always supports; None to take no part.
+            gpu: The GPU on which it supports NCCL too.
+        """
+        own = self._client.own(None, "a broadcast")
+        others = {key: value for key, value in own.info.items() if key not in (TAKES_PART, GPU)}
+        taken: dict[str, Any] = {} if backend is None else {TAKES_PART: backend}
+        if backend is not None and gpu is not None:
+            taken[GPU] = gpu.document()
+        own.change(info=others | taken)
+
+    @guarded
+    def offered(self) -> Offer | None:
+        """Return the group that a living trainer offers, to this process if it is an explorer; None without one."""
+        job, client = self._client.job, self._client
+        for trainer in client.trainers.living().values():
+            epoch = offered_epoch(trainer.info, WEIGHTS)
+            if epoch is None:
+                continue
+            with contextlib.suppress(*MISSING):
+                job.disk.refresh(epoch_path(job, WEIGHTS, epoch))
+                offer = read_offer(job, WEIGHTS, epoch)
+                if offer is not None and (client.role != "explorer" or client.identity in offer.members):
+                    return offer
+        return None
+
+
+class BroadcastControl(BroadcastSide):
+    """The trainer's side of broadcasts."""
+
+    @guarded
+    def members(self, backend: str) -> dict[str, Presence]:
+        """Return the living explorers that take part in broadcasts over a backend."""
+        living = self._client.explorers.living().items()
+        return {name: one for name, one in living if one.info.get(TAKES_PART) == backend}
+
+    @guarded
+    def agree(
+        self,
+        step: int,
+        timeout: float | None = None,
+        *,
+        members: Collection[str] | None = None,
+    ) -> dict[str, int]:
+        """Wait until the explorers are ready for a broadcast, and record the agreement.
+
+        Args:
+            step: The step that is broadcast.
+            timeout: Seconds to wait; the client's unless given.
+            members: The explorers that are asked, if they live; all living ones unless given.
+
+        Returns:
+            The ask of each explorer that takes part; empty if there is no broadcast: no explorer is there, or not
+            all were ready in time.
+        """
+        own = self._client.own("trainer", "an agreement")
+        with own.asking():
+            try:
+                what = "waiting for all explorers to be ready"
+                asks = self._client.poller.until(lambda: self._asks(members), what, timeout)
+            except TimedOutError:
+                asks = self._asks(members) or {}
+            if asks:
+                self._record({"step": step, "members": asks})
+        return asks
+
+    @guarded
+    def offer_group(
+        self,
+        address: str,
+        port: int,
+        tensors: Sequence[TensorInfo] = (),
+        *,
+        backend: str = "nccl",
+        members: Collection[str] | None = None,
+        bucket: int = 0,
+        secret: str = "",
+    ) -> Offer:
+        """Offer a group to living explorers.
+
+        Args:
+            address: The address of the group's store.
+            port: Its port.
+            tensors: Name, dtype and shape of each tensor, in the order of sending.
+            backend: nccl or gloo.
+            members: The explorers that it is offered to, if they live; all living ones unless given.
+            bucket: Bytes that are sent at once.
+            secret: The prefix of the keys in the group's store.
+
+        Raises:
+            TryAgainError: No explorer is there.
+        """
+        job, own = self._client.job, self._client.own("trainer", "a group")
+        living = sorted(self._client.explorers.living())
+        chosen = tuple(name for name in living if members is None or name in members)
+        if not chosen:
+            raise TryAgainError("no explorer is there to form a group with", path=job.explorers)
+        epoch, size = (latest_epoch(job, WEIGHTS) or 0) + 1, len(chosen) + 1
+        offer = Offer(WEIGHTS, epoch, address, port, backend, size, chosen, tuple(tensors), bucket, secret)
+        write_offer(job, offer)
+        clear_offers(job, WEIGHTS, keep=epoch)
+        own.change(info={**own.info, GROUP: {"name": WEIGHTS, "epoch": epoch}})
+        self._group = offer
+        return offer
+
+    @guarded
+    def wait_joined(self, timeout: float | None = None) -> Offer:
+        """Wait until all members of the offered group have joined.
+
+        Raises:
+            TimedOutError: Not all joined in time; the group is torn down.
+            TryAgainError: A member has failed or died; the group is torn down.
+        """
+        self._client.own("trainer", "a group")
+        offer = self._group
+        if offer is None:
+            raise UsageError("no group is offered", hint="offer one first")
+        try:
+            what = f"waiting for {len(offer.members)} explorers to join the group"
+            self._client.poller.until(lambda: self._is_whole(offer) or None, what, timeout)
+        except BaseException:
+            self._withdraw_group()
+            raise
+        return offer
+
+    @guarded
+    def close_group(self, timeout: float | None = None) -> tuple[str, ...]:
+        """End the group once all living members have left it, so that nothing is sent to one that is leaving.
+
+        Returns:
+            The living members that had not left in time.
+        """
+        offer = self._group
+        if offer is None:
+            return ()
+        own = self._client.own("trainer", "a group")
+        own.try_change(info={**own.info, GROUP: {"name": offer.group, "epoch": offer.epoch, "closing": True}})
+        try:
+            what = "waiting for explorers to leave the group"
+            self._client.poller.until(lambda: not self._staying(offer) or None, what, timeout)
+        except TimedOutError:
+            return self._staying(offer)
+        finally:
+            self._withdraw_group()
+        return ()
+
+    @guarded
+    def drop_group(self) -> None:
+        """End the group without waiting for anybody, and remove its documents."""
+        self._client.own("trainer", "a group")
+        self._withdraw_group()
+        with contextlib.suppress(OSError):
+            clear_offers(self._client.job, WEIGHTS)
+
+    @guarded
+    def open_round(self, opened: Round) -> None:
+        """Publish that a broadcast begins."""
+        own = self._client.own("trainer", "a round")
+        own.change(info={**own.info, KEY: opened.document()})
+
+    @guarded
+    def wait_received(
+        self,
+        sent: Round,
+        offer: Offer,
+        checksum: str,
+        timeout: float,
+    ) -> None:
+        """Wait until every member has posted that it received what was sent.
+
+        Raises:
+            TryAgainError: A member has failed, died, or received something else.
+            TimedOutError: Not all posted it in time.
+        """
+        what = f"waiting for {len(offer.members)} explorers to confirm step {sent.step}"
+        self._client.poller.until(lambda: self._is_received(sent, offer, checksum) or None, what, timeout)
+
+    @guarded
+    def end_round(self, ended: Round, checksum: str | None) -> None:
+        """Publish whether a round counts: its checksum, or None if it failed.
+
+        That it failed is published if the file system allows; else members conclude it from the deadline.
+        """
+        own = self._client.own("trainer", "a round")
+        if checksum is not None:
+            ended = replace(ended, state=COMMITTED, checksum=checksum)
+            own.change(info={**own.info, KEY: ended.document()})
+        else:
+            own.try_change(info={**own.info, KEY: replace(ended, state=FAILED).document()})
+
+    def _asks(self, only: Collection[str] | None) -> dict[str, int] | None:
+        """Return the ask of each living explorer, None while one of them does not ask."""
+        before = agreed_asks(self._client.own("trainer", "an agreement").info)
+        explorers = self._client.explorers.living().items()
+        living = {name: one for name, one in explorers if only is None or name in only}
+        if any(
+            one.status is not RunningStatus.REQUIRE_SYNC or one.asked <= before.get(name, 0)
+            for name, one in living.items()
+        ):
+            return None
+        return {name: one.asked for name, one in living.items()}
+
+    def _record(self, agreement: Mapping[str, Any]) -> None:
+        own = self._client.own("trainer", "an agreement")
+        before = own.info
+        try:
+            own.change(info={**before, AGREED: agreement})
+        except BaseException:
+            own.try_change(info=before)  # a later heartbeat must not publish an agreement that nobody keeps
+            raise
+
+    def _is_whole(self, offer: Offer) -> bool:
+        posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
+        for name, posting in posted.items():
+            if name in offer.members and posting.state in ("failed", "left"):
+                raise TryAgainError(f"explorer {name} could not join: {posting.message or posting.state}")
+        self._require_living(offer)
+        return all(name in posted for name in offer.members)
+
+    def _is_received(self, sent: Round, offer: Offer, checksum: str) -> bool:
+        posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
+        received = 0
+        for name in offer.members:
+            posting = posted.get(name)
+            if posting is not None and posting.state in {"failed", "left"}:
+                raise TryAgainError(f"explorer {name} has failed: {posting.message or posting.state}")
+            if posting is not None and posting.state == "received" and posting.step == sent.step:
+                if posting.checksum != checksum:
+                    raise TryAgainError(f"explorer {name} has received something else")
+                received += 1
+        if received < len(offer.members):
+            self._require_living(offer)
+        return received == len(offer.members)
+
+    def _require_living(self, offer: Offer) -> None:
+        if gone := set(offer.members) - set(self._client.explorers.living()):
+            raise TryAgainError(f"explorer {min(gone)} is gone")
+
+    def _staying(self, offer: Offer) -> tuple[str, ...]:
+        """Return the living members that have joined and not left."""
+        posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
+        living = self._client.explorers.living()
+        return tuple(m for m in offer.members if m in living and m in posted and posted[m].state != "left")
+
+    def _withdraw_group(self) -> None:
+        self._group = None
+        own = self._client.own("trainer", "a group")
+        own.try_change(info={key: value for key, value in own.info.items() if key != GROUP})
