@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.errors import ConfigError, StuckError, UsageError
 from syncd.protocol.layout import parse_step_name
-from syncd.stall.calls import IS_IT_UP, STUCK_AFTER
-from syncd.worker_thread import Work
+from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER
+from syncd.stall.worker import WorkerThread
 
 if TYPE_CHECKING:
     from explorer_hooks.follower.follower import FollowOptions, TurnOutcome
@@ -34,7 +34,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 @click.command()
-@click.argument("job", metavar="JOB", type=Place())
+@click.argument("job", metavar="JOB", type=UncheckedPath())
 @click.argument("argv", metavar="[-- ARGV...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--hook", required=True, metavar="NAME[=ADDRESS]", help="The hook that loads versions into the engine."
