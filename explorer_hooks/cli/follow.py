@@ -49,7 +49,10 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 )
 @click.option("--name", metavar="ID", help="This explorer's name in the job; default: host and process.")
 @click.option(
-    "--stage", metavar="DIR", type=Place(), help="Directory for one copy per host, such as /dev/shm/syncd."
+    "--stage",
+    metavar="DIR",
+    type=UncheckedPath(),
+    help="Directory for one copy per host, such as /dev/shm/syncd.",
 )
 @click.option(
     "--policy",
@@ -98,10 +101,10 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 )
 @click.option("--stay", is_flag=True, help="Wait for another trainer after one is gone.")
 @click.option(
-    "--ready-file", type=Place(), metavar="PATH", help="A file that exists while the engine is ready."
+    "--ready-file", type=UncheckedPath(), metavar="PATH", help="A file that exists while the engine is ready."
 )
 @click.option(
-    "--state-dir", type=Place(), envvar="SYNCD_STATE_DIR", help="The state directory of syncd watch."
+    "--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help="The state directory of syncd watch."
 )
 @click.option(
     "--ttl",
@@ -181,11 +184,11 @@ def _real_path(job: str) -> str:
         os.path.isdir(job)
         return os.path.realpath(job)
 
-    resolving = Work(resolve, "resolve")
+    resolving = WorkerThread(resolve, "resolve")
     resolving.start()
     if not resolving.wait(STUCK_AFTER):
         message = f"the mount has not answered for {STUCK_AFTER:g} s; the engine was left as it is"
-        raise StuckError(message, path=os.path.abspath(job), hint=IS_IT_UP)
+        raise StuckError(message, path=os.path.abspath(job), hint=MOUNT_HINT)
     return resolving.result()
 
 

@@ -187,7 +187,7 @@ def test_what_is_never_published_is_given_up_for_what_is(bed, monkeypatch, why):
 def test_without_anything_published_it_is_work_of_no_version(bed):
     """The start model was overwritten: what the engine makes now is not work of it."""
     told = bed.send(1, "a", generation=0)
-    bed.trainer.end_round(told, None)
+    BroadcastControl(bed.trainer).end_round(told, None)
     bed.source.wait_until_published()
     assert bed.source.runs is None
     assert bed.source.newest() is None
