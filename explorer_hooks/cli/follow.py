@@ -210,7 +210,7 @@ def _hook(argv: tuple[str, ...], given: Mapping[str, Any]) -> "Hook":
 
 def _token(variable: str | None, file: str | None) -> str | None:
     if variable is not None and file is not None:
-        raise UsageError("give the token once: by --token-env or by --token-file")
+        raise UsageError("the token is given twice: by --token-env and by --token-file")
     if file is not None:
         return _read_token(file)
     if variable is None:
