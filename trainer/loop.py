@@ -26,7 +26,7 @@ class Trainer:
     """Consumes experiences and trains the model. Each rank has one, and all make the same calls.
 
     Args:
-        engine: What computes.
+        engine: The engine.
         context: What the engine was opened with.
         stop: Signals that ask for an end.
         state: The state to resume from.

@@ -32,7 +32,7 @@ from trainer.next_action import (
     end_of,
     publishes_only_to_watchers,
 )
-from trainer.resume import lead_back
+from trainer.resume import roll_back_explorers
 from trainer.waiting import ExplorerLiveness, Wait, Waiting, wait_document
 
 P = ParamSpec("P")
@@ -105,7 +105,7 @@ class Rank0:
         clear_finished(self.sync.job)
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
-        lead_back(self.sync, state.step, self.config.model.path)
+        roll_back_explorers(self.sync, state.step, self.config.model.path)
         self.sync.set_status(RunningStatus.RUNNING)
 
     def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
