@@ -262,7 +262,7 @@ class LoadState:
         try:
             yield
         except LoadFailedError as error:
-            message = f"the engine could not be brought back: {error.message}"
+            message = f"the engine could not be restored: {error.message}"
             raise EngineDeadError(message, hint=hint) from error
         self.restored()
 

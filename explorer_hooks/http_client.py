@@ -75,7 +75,7 @@ class HttpClient:
         token: Sent as a bearer token with each request, never shown.
         timeout: Seconds that a load may take.
         ask_timeout: Seconds that a question may take.
-        missing: The hint where the server does not know a path.
+        missing: The hint if the server does not know a path.
         max_answer: Bytes of the longest answer that is read.
 
     Raises:

@@ -215,4 +215,4 @@ def _load_failure(what: str, error: Exception) -> LoadFailedError:
 
 
 def _dead(error: Exception) -> EngineDeadError:
-    return EngineDeadError(f"it cannot be brought back: {error}", hint="restart the engine")
+    return EngineDeadError(f"it cannot be restored: {error}", hint="restart the engine")

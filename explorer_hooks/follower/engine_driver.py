@@ -1,12 +1,13 @@
 """Drives one engine: polls what it runs, loads what is due, and reports the result."""
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from explorer_hooks.follower.engine import Engine
 from explorer_hooks.follower.fetch import Fetcher
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
-from explorer_hooks.follower.report import Reporter, problem_record
+from explorer_hooks.follower.report import Reporter
 from explorer_hooks.follower.versions import FailedVersions, KnownVersions
 from syncd.errors import (
     EngineDeadError,
@@ -128,7 +129,7 @@ class EngineDriver:
             shown = label_of(good.pair) if good else None
             self._reporter.event("info", "engine_restored", version=shown)
         elif engine.is_reachable and good is not None and engine.dead is None:
-            engine.die(EngineDeadError(f"the engine does not go back to {good.directory.label}"))
+            engine.die(EngineDeadError(f"the engine cannot be restored to {good.directory.label}"))
         self._publish()
 
     def close(self) -> None:
@@ -190,30 +191,30 @@ class EngineDriver:
 
     def _report_failure(self, pair: Pair, error: SyncdError | OSError) -> TurnOutcome:
         reason, version = str(error), label_of(pair)
+        problem = {"version": version, "reason": reason}
         if isinstance(error, EngineDeadError):
             self.failed.give_up(pair)
-            self._publish(failed=problem_record(pair, reason))
-            self._reporter.event("error", "engine_died", version=version, reason=reason)
+            self._publish_event("error", "engine_died", problem, failed=problem)
             raise error
         if isinstance(error, EngineUnreachableError):
             self._engine.lose(error)
-            self._publish()
-            self._reporter.event("warning", "engine_connection_failed", reason=reason)
+            self._publish_event("warning", "engine_connection_failed", {"reason": reason})
             return TurnOutcome("unreachable", pair, reason)
         if isinstance(error, TryAgainError):
             self.failed.miss(pair)
-            self._publish()
-            self._reporter.event("info", "version_skipped", version=version, reason=reason)
+            self._publish_event("info", "version_skipped", problem)
             return TurnOutcome("gone", pair, reason)
         if isinstance(error, RefusedError):
             self.failed.give_up(pair)
-            self._publish(refused=problem_record(pair, reason))
-            self._reporter.event("error", "load_refused", version=version, reason=reason)
+            self._publish_event("error", "load_refused", problem, refused=problem)
             return TurnOutcome("refused", pair, reason)
         again = self.failed.fail(pair)
-        self._publish(failed=problem_record(pair, reason))
-        self._reporter.event("warning", "load_failed", version=version, reason=reason, again=again)
+        self._publish_event("warning", "load_failed", {**problem, "again": again}, failed=problem)
         return TurnOutcome("failed", pair, reason)
+
+    def _publish_event(self, level: str, name: str, event: Mapping[str, Any], **fields: Any) -> None:
+        self._publish(**fields)
+        self._reporter.event(level, name, **event)
 
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""

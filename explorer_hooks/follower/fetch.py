@@ -15,6 +15,7 @@ from syncd.transports.filesystem.receive import (
     FilesystemReceiver,
     ReportEvent,
     Verification,
+    refuse_damage,
 )
 from syncd.transports.filesystem.stage import HostStage
 from syncd.transports.memory.receive import MemoryReceiver
@@ -62,7 +63,7 @@ class Fetcher:
             SyncdError: The file system failed.
             OSError: The same.
         """
-        with contextlib.ExitStack() as lease:
+        with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._sync.lease(wanted))
             return HeldDirectory(self._find(leased, timings), lease.pop_all())
 

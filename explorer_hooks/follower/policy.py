@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
 from syncd.errors import ConfigError
@@ -46,10 +46,7 @@ def parse_policy(text: str) -> FollowPolicy:
     if match is None or int(match[3] or 0) > MAX_STEP:
         raise ConfigError(f"no policy is called {text[:80]!r}", hint=_HINT)
     name, step = (match[1], 0) if match[1] else (match[2], int(match[3]))
-    return FollowPolicy(next(which for which in _WHICH if which == name), step)
-
-
-_WHICH: tuple[Which, ...] = ("newest", "every", "exact", "at-least")
+    return FollowPolicy(cast("Which", name), step)
 
 
 OutcomeKind = Literal["applied", "nothing", "refused", "failed", "unreachable", "gone", "ended"]

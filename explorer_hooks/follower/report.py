@@ -8,7 +8,7 @@ from typing import Any
 from explorer_hooks.follower.policy import EventListener
 from syncd.client.client import Client
 from syncd.errors import StorageError
-from syncd.protocol.version import Pair, label_of
+from syncd.protocol.version import Pair
 
 
 class Reporter:
@@ -86,8 +86,3 @@ class ReadyFile:
         if self._path is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
-
-
-def problem_record(pair: Pair, reason: str) -> dict[str, str]:
-    """Return a version and its problem, for the presence."""
-    return {"version": label_of(pair), "reason": reason}

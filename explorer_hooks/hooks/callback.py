@@ -8,13 +8,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from explorer_hooks.finding import FORM, imported
 from explorer_hooks.hook import Hook, HookOptions, LoadState, Running, require_loadable
-from syncd.errors import (
-    ConfigError,
-    EngineUnreachableError,
-    LoadFailedError,
-    SyncdError,
-    TimedOutError,
-)
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError, TimedOutError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import TensorMeta

@@ -7,14 +7,14 @@ paused with unknown weights. The hook never resumes the third: it loads a good v
 import contextlib
 import os
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
-from explorer_hooks.hook import Hook, Running, require_loadable
-from explorer_hooks.hooks.http_settings import LOOPBACK, PathMap
-from explorer_hooks.hooks.start_check import StartModel, require_same_model, start_model_of
-from explorer_hooks.http_client import HttpClient
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, Running, require_loadable
+from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, server_settings
+from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.errors import (
+    ConfigError,
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
@@ -53,36 +53,54 @@ class UnpublishedLabel(NamedTuple):
 class HttpEngineHook(Hook):
     """An engine behind HTTP that is paused, loaded, given the version's label and resumed.
 
+    Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE; `start_check`: `full`, `shapes` or `off`, how a
+    version is compared with the engine's start model; `check_version`: whether old releases are refused; `broadcast`:
+    true, false, or the address of this host at which the engine's workers join a group.
+
     Args:
-        server: Its address.
-        paths: How its paths differ from those of this host.
-        start_check: How a version is compared with the model that the engine was started from.
-        address: The address of this host at which the engine's workers join a group, for weights from a broadcast;
-            None if weights come from files alone.
+        options: The hook's options.
+
+    Raises:
+        ConfigError: An option is wrong.
     """
 
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
     takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
-    restart_hint: str
-    """What to do about a dead engine."""
 
-    def __init__(
-        self, server: HttpClient, paths: PathMap, start_check: str = "full", address: str | None = None
-    ) -> None:
-        self._server = server
-        self._paths = paths
-        self._start_check = start_check
-        self._address = address
+    product: ClassVar[str]
+    """The engine's name in messages."""
+    oldest: ClassVar[tuple[int, ...]]
+    """The oldest release that the hook supports."""
+    default_address: ClassVar[str]
+    health_path: ClassVar[str]
+    version_path: ClassVar[str]
+    missing: ClassVar[str]
+    """The hint if the server does not know a path."""
+
+    def __init__(self, options: HookOptions) -> None:
+        settings = HookSettings(self.name, options.settings)
+        self._server, self._paths = server_settings(settings, options, self.default_address, self.missing)
+        self._start_check = settings.choice("start_check", "full", CHECKS)
+        self._check_version = settings.flag("check_version", default=True)
+        self._address = meeting_address(settings, self._server)
+        self._configure(settings)
+        settings.done()
         self._unpublished: UnpublishedLabel | None = None
         self._start: StartModel | None = None
         self._touched = False
         self._paused_by_us = False
 
+    @classmethod
+    def from_options(cls, options: HookOptions) -> Self:
+        """Return a hook for the server at the address, or at the engine's usual one on this host."""
+        return cls(options)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._server.address})"
 
     @abstractmethod
-    def _check_engine(self) -> None:
-        """Check that the engine answers and its release is supported."""
+    def _configure(self, settings: HookSettings) -> None:
+        """Read the settings of this engine."""
 
     @abstractmethod
     def _started_from(self) -> str | None:
@@ -194,9 +212,26 @@ class HttpEngineHook(Hook):
             raise EngineDeadError(
                 "the engine is half loaded and there is no last good version",
                 path=self._server.address,
-                hint=self.restart_hint,
+                hint=self._restart_hint(),
             )
         self._restore(last_good)
+
+    def _check_engine(self) -> None:
+        """Return if the engine answers and its release is supported."""
+        self._server.get(self.health_path)
+        if not self._check_version:
+            return
+        version = self._server.get_json(self.version_path).get("version")
+        if not is_at_least(version, self.oldest):
+            oldest = ".".join(map(str, self.oldest))
+            raise ConfigError(
+                f"the engine is {self.product} {version}; the hook needs {oldest}",
+                path=self._server.address,
+                hint=f"pip install '{self.name}>={oldest}'",
+            )
+
+    def _restart_hint(self) -> str:
+        return f"restart the {self.product} server; it is loaded with the newest version before it takes work"
 
     def _check_start(self, target: WeightDirectory) -> None:
         tensors = target.tensors
@@ -276,9 +311,9 @@ class HttpEngineHook(Hook):
             self._resume()
         except LoadFailedError as error:
             raise EngineDeadError(
-                f"the engine cannot go back to {last_good.label}: {error.message}",
+                f"the engine cannot be restored to {last_good.label}: {error.message}",
                 path=self._server.address,
-                hint=self.restart_hint,
+                hint=self._restart_hint(),
             ) from error
         self._touched = self._paused_by_us = False
 

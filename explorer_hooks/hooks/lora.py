@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 
 from explorer_hooks.hook import Hook, HookOptions, HookSettings, Running
 from explorer_hooks.hooks.http_engine import require_files
-from explorer_hooks.hooks.http_settings import PathMap, server_settings
+from explorer_hooks.hooks.http_settings import server_settings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
@@ -47,23 +47,31 @@ _ADAPTERS = frozenset({"running_lora_adapters", "waiting_lora_adapters"})
 class LoraHook(Hook):
     """One vLLM server that serves adapters.
 
+    Settings: `ask_timeout`; `path_map`, HERE:THERE; `name`: the prefix of adapters' names; `keep`: how many adapters
+    stay loaded besides the newest; `drain`: seconds after which an adapter counts as unused if the engine does not
+    say what it uses.
+
     Args:
-        server: Its address.
-        paths: How its paths differ from those of this host.
-        prefix: The prefix of adapters' names.
-        keep: How many adapters stay loaded besides the newest.
-        drain: Seconds after which an adapter counts as unused if the engine does not say what it uses.
+        options: The hook's options.
+
+    Raises:
+        ConfigError: An option is wrong.
     """
 
     name = "lora"
     kinds: ClassVar[frozenset[str]] = frozenset({"lora"})
 
-    def __init__(self, server: HttpClient, paths: PathMap, *, prefix: str, keep: int, drain: float) -> None:
-        self._server = server
-        self._paths = paths
-        self._prefix = prefix
-        self._keep = keep
-        self._drain = drain
+    def __init__(self, options: HookOptions) -> None:
+        settings = HookSettings(self.name, options.settings)
+        self._server, self._paths = server_settings(settings, options, ADDRESS, _MISSING)
+        self._prefix = settings.text("name", "policy")
+        if not _NAME.fullmatch(self._prefix):
+            raise ConfigError(
+                f"name={self._prefix} cannot begin an adapter's name",
+                hint="letters, digits, dot, dash, underscore",
+            )
+        self._keep, self._drain = settings.count("keep", 2), settings.seconds("drain", 600.0)
+        settings.done()
         self._loading: str | None = None
         self._superseded: dict[str, float] = {}
 
@@ -73,16 +81,7 @@ class LoraHook(Hook):
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address, `http://127.0.0.1:8000` without one."""
-        settings = HookSettings(cls.name, options.settings)
-        server, paths = server_settings(settings, options, ADDRESS, _MISSING)
-        prefix = settings.text("name", "policy")
-        if not _NAME.fullmatch(prefix):
-            raise ConfigError(
-                f"name={prefix} cannot begin an adapter's name", hint="letters, digits, dot, dash, underscore"
-            )
-        keep, drain = settings.count("keep", 2), settings.seconds("drain", 600.0)
-        settings.done()
-        return cls(server, paths, prefix=prefix, keep=keep, drain=drain)
+        return cls(options)
 
     def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version: it is the `model` of an OpenAI-compatible request."""
@@ -145,7 +144,7 @@ class LoraHook(Hook):
             self.load(last_good)
         except LoadFailedError as error:
             raise EngineDeadError(
-                f"the engine cannot go back to {last_good.label}: {error.message}",
+                f"the engine cannot be restored to {last_good.label}: {error.message}",
                 path=self._server.address,
                 hint="restart the vLLM server",
             ) from error

@@ -135,7 +135,9 @@ class TransformersHook(Hook):
         try:
             fill()
         except Exception as error:
-            raise LoadFailedError(f"weights were not taken in: {type(error).__name__}: {error}") from error
+            raise LoadFailedError(
+                f"the weights could not be copied in: {type(error).__name__}: {error}"
+            ) from error
         self._serve(label)
 
     def set_label(self, label: str) -> None:
@@ -155,7 +157,7 @@ class TransformersHook(Hook):
         try:
             self._restore(last_good)
         except (LoadFailedError, EngineDeadError) as error:
-            dead = EngineDeadError(f"the model could not be brought back: {error.message}", hint=_DEAD)
+            dead = EngineDeadError(f"the model could not be restored: {error.message}", hint=_DEAD)
             self._label, self._runs = UNKNOWN_LABEL, None
             self._gate.shut_for_good(dead)
             raise dead from error

@@ -12,10 +12,11 @@ from targets import target_of  # noqa: E402
 
 from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.mount import mount_of  # noqa: E402
+from syncd.transports.dtypes import TO_TORCH  # noqa: E402
 from syncd.transports.filesystem import read_file  # noqa: E402
 from syncd.transports.filesystem.load import check_fit, load  # noqa: E402
 from syncd.transports.filesystem.read_file import cached_share  # noqa: E402
-from syncd.transports.filesystem.read_targets import DTYPES, target_tensors  # noqa: E402
+from syncd.transports.filesystem.read_targets import target_tensors  # noqa: E402
 
 
 def noise(*shape, dtype=torch.float32):
@@ -34,7 +35,7 @@ def same(one, other):
 
 def some_weights():
     """Return tensors of all dtypes and odd sizes, empty ones and 0-dim ones among them."""
-    found = {f"kind.{name}": noise(3, 7, dtype=dtype) for name, dtype in DTYPES.items()}
+    found = {f"kind.{name}": noise(3, 7, dtype=dtype) for name, dtype in TO_TORCH.items()}
     found |= {"empty": torch.empty(0, 5), "scalar": torch.tensor(2.5), "byte": noise(1, dtype=torch.int8)}
     return found | {"large": noise(3000, 1001), "half": noise(1500, 999, dtype=torch.bfloat16)}
 

@@ -29,7 +29,8 @@ from syncd.protocol.version import Version
 from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
-from syncd.transports.filesystem.read_targets import DTYPES, target_tensors
+from syncd.transports.dtypes import TO_TORCH
+from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.tensors import TensorMeta, compare, require_fit
 
 BACKEND = GLOO
@@ -191,7 +192,7 @@ class Receiver:
         plan = plan_buckets(offer.tensors, offer.bucket)
         if plan.digest != told.digest:
             raise RefusedError("the round has other tensors than its group")
-        if unknown := [place.name for place in plan.slots if place.dtype not in DTYPES]:
+        if unknown := [place.name for place in plan.slots if place.dtype not in TO_TORCH]:
             raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
         self.check_fit(plan)
         return plan
@@ -216,7 +217,7 @@ class Receiver:
                 checksum.add(bucket)
             found = checksum.text()
         views = {
-            place.name: memory[place.start : place.end].view(DTYPES[place.dtype]).view(place.shape)
+            place.name: memory[place.start : place.end].view(TO_TORCH[place.dtype]).view(place.shape)
             for place in plan.slots
         }
         return views, found

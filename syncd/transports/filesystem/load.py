@@ -16,11 +16,10 @@ import torch
 from syncd.errors import CorruptDataError, LoadFailedError, RefusedError, storage_error
 from syncd.protocol.digest import hasher, name_of
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.safetensors import read_header
+from syncd.protocol.safetensors import ALIGN, read_header
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.read_file import PIECE, OpenFile, ReadPiece, ReadSource, pieces_of
 from syncd.transports.filesystem.read_targets import (
-    ALIGN,
     TargetTensors,
     aligned_memory,
     is_straight,

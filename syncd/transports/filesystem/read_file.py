@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.safetensors import DTYPE_BITS, Header, Tensor, parse_header
-from syncd.transports.filesystem.read_targets import ALIGN, aligned_memory, view
+from syncd.protocol.safetensors import ALIGN, DTYPE_BITS, Header, Tensor, parse_header
+from syncd.transports.filesystem.read_targets import aligned_memory, view
 from syncd.transports.tensors import TensorMeta
 
 PIECE = 1 << 20

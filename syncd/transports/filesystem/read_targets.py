@@ -9,20 +9,9 @@ from typing import NamedTuple
 import torch
 
 from syncd.errors import ConfigError
+from syncd.protocol.safetensors import ALIGN
+from syncd.transports.dtypes import FROM_TORCH, TO_TORCH
 from syncd.transports.tensors import TensorMeta
-
-ALIGN = 4096
-"""What O_DIRECT asks of memory, offsets and lengths on every file system known."""
-
-DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16,
-    "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32, "I64": torch.int64,
-    "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
-}  # fmt: skip
-"""What torch calls each dtype of safetensors that it has."""
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TargetTensors(NamedTuple):
@@ -68,18 +57,18 @@ def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
     Raises:
         ConfigError: A file cannot fill it: it has no memory in this process, or a dtype that safetensors lacks.
     """
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in FROM_TORCH:
         raise ConfigError(
             f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
         )
     if hasattr(tensor, "full_tensor"):
         raise ConfigError(f"tensor {name} is sharded over ranks", hint="give the model of one process")
-    return TensorMeta(_NAMES[tensor.dtype], tuple(tensor.shape))
+    return TensorMeta(FROM_TORCH[tensor.dtype], tuple(tensor.shape))
 
 
 def is_straight(tensor: torch.Tensor, dtype: str) -> bool:
     """Return whether the bytes of a file are the bytes of a tensor, so that they can be read straight into it."""
-    return tensor.device.type == "cpu" and tensor.dtype == DTYPES[dtype] and tensor.is_contiguous()
+    return tensor.device.type == "cpu" and tensor.dtype == TO_TORCH[dtype] and tensor.is_contiguous()
 
 
 def view(tensor: torch.Tensor) -> memoryview:
@@ -109,7 +98,7 @@ def put(tensor: torch.Tensor, dtype: str, start: int, content: torch.Tensor) -> 
     """
     if content.data_ptr() % 8:
         content = content.clone()
-    elements = content.view(DTYPES[dtype])
+    elements = content.view(TO_TORCH[dtype])
     first = start // elements.dtype.itemsize
     if tensor.is_contiguous():
         tensor.view(-1)[first : first + elements.numel()].copy_(elements)

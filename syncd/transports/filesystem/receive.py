@@ -7,10 +7,10 @@ loaded, or crash.
 import contextlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
 from syncd.protocol.disk import MISSING, Disk
@@ -46,19 +46,8 @@ class Verification(StrEnum):
     CONTENT = "content"
 
 
-class ReportEvent(Protocol):
-    """Hears an event: its level, its name, its fields."""
-
-    def __call__(self, level: str, name: str, **fields: Any) -> None:
-        """Report the event."""
-
-
-def _report_nothing(level: str, name: str, **fields: Any) -> None:
-    del level, name, fields
-
-
-def _never() -> bool:
-    return False
+ReportEvent = Callable[..., None]
+"""Hears an event: its level, its name, and its fields as keywords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +63,23 @@ class DirectoryOptions:
 
     kinds: frozenset[str] = frozenset({"weights"})
     verify: Verification = Verification.CONTENT
-    stop: Callable[[], bool] = _never
-    report: ReportEvent = _report_nothing
+    stop: Callable[[], bool] = lambda: False
+    report: ReportEvent = lambda *_, **__: None
+
+
+@contextlib.contextmanager
+def refuse_damage() -> Iterator[None]:
+    """Refuse what is found damaged in the block.
+
+    Raises:
+        RefusedError: The block raised `CorruptDataError`.
+    """
+    try:
+        yield
+    except RefusedError:
+        raise
+    except CorruptDataError as error:
+        raise RefusedError(error.message, path=error.path, hint=error.hint) from None
 
 
 class DirectoryReceiver(WeightReceiver):
@@ -102,7 +106,7 @@ class DirectoryReceiver(WeightReceiver):
         self.close()
         if not isinstance(announcement, Version):
             return None
-        with contextlib.ExitStack() as lease:
+        with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(announcement))
             found = self.find(leased, LoadTimings(self._client.clock))
             if found is None:
@@ -121,7 +125,8 @@ class DirectoryReceiver(WeightReceiver):
 
         Raises:
             TryAgainError: The step was removed, or `stop` returned true.
-            RefusedError: It is damaged, or of a kind that cannot be loaded.
+            RefusedError: It is of a kind that cannot be loaded, or does not match its manifest.
+            CorruptDataError: It is damaged.
             SyncdError: The file system failed.
             OSError: The same.
         """
@@ -129,10 +134,6 @@ class DirectoryReceiver(WeightReceiver):
             return self._find(leased, timings)
         except MISSING as error:
             raise self._missing(leased, error) from None
-        except RefusedError:
-            raise
-        except CorruptDataError as error:
-            raise RefusedError(error.message, path=error.path, hint=error.hint) from None
 
     @abstractmethod
     def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
@@ -170,7 +171,7 @@ class DirectoryReceiver(WeightReceiver):
         try:
             read_manifest(self._disk, self._client.job.step(step))
         except MISSING:
-            return TryAgainError(f"step {step} has gone", hint="go on with the newest version")
+            return TryAgainError(f"step {step} was removed", hint="load the newest version")
         return RefusedError(f"a file of step {step} is missing", path=error.filename)
 
 
@@ -204,7 +205,7 @@ class FilesystemReceiver(DirectoryReceiver):
         disk, path = (self._disk, leased.path) if staged is None else (LocalDisk(), staged.path)
         tensors = read_tensors(disk, path, payload.shards)
         directory = WeightDirectory(version, path, payload.shards, tensors, verified=staged is not None)
-        check = self._content_check(disk, path, payload, _never) if leased.manifest else None
+        check = self._content_check(disk, path, payload, lambda: False) if leased.manifest else None
         if staged is None:
             return FoundDirectory(directory, "files", payload.size, check=check)
         return FoundDirectory(directory, "stage", payload.size, staged.close, check=check)

@@ -1,7 +1,7 @@
 """Stages versions: one copy for all followers of a host, in local memory or on a local disk. Imports no torch.
 
     DIR/<job>.<boot>/<generation>.<step>-<digest>        a whole copy; its users hold a shared lock on
-    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file, whoever copies or removes it an exclusive one
+    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file; a copier or remover holds an exclusive one
     DIR/<job>.<boot>/.<...>.tmp                          an unfinished copy; renamed once it is whole
 
 Locks end with their process: if a copier is killed, the next one takes over, and its unfinished copy is removed.
@@ -13,7 +13,6 @@ import errno
 import hashlib
 import os
 import re
-import stat as stat_module
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from syncd.errors import ConfigError, StorageError
 from syncd.protocol.disk import Clock, Disk, is_temporary, remove_tree, temporary_name
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.memory import is_private, size_of
 from syncd.protocol.mount import mount_of
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord
@@ -211,7 +211,7 @@ class HostStage:
 
     def _progress(self, key: str) -> int:
         """Return the bytes of an unfinished copy."""
-        return sum(_size(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
+        return sum(size_of(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
 
     def _sweep(self, directory: str) -> None:
         names = _names(directory)
@@ -284,21 +284,11 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _size(path: str) -> int:
-    total = 0
-    for place, _, files in os.walk(path):
-        for name in files:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(f"{place}/{name}").st_size
-    return total
-
-
 def _private(path: str) -> None:
     """Create a directory that only this user can use, or check that an existing one is."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat_module.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if not is_private(path):
         raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")
 
 

@@ -57,7 +57,7 @@ def engine(server, monkeypatch):
     monkeypatch.setattr(delivery, "BUCKET", SMALL)
     if server.process.poll() is not None:
         server.start()
-    server.get("POST", "/reset")
+    server.ask("POST", "/reset")
     return server
 
 
