@@ -2,14 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 import structlog
 
 from syncd.errors import NonFiniteError, SyncdError
-from syncd.protocol.rendezvous import TensorInfo
+from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
 from trainer.checkpoints import TrainerState, has_huggingface
@@ -44,6 +44,7 @@ class Trainer:
         self.engine, self.rank0, self._state = engine, rank0, state
         self._context, self._ranks, self._stop = context, context.ranks, stop
         self._config = context.config
+        self._broadcasts = BroadcastControl(context.sync) if context.sync is not None else None
         self._synced = self._saved = self._tried = self._vacated = 0
         self._waiting_since: float | None = None
         self._saved_as_hf = self._in_flight = False
@@ -159,20 +160,18 @@ class Trainer:
 
     def get_weight_sync_info(self) -> tuple[str, int, list[Any]] | None:
         """Return address, port and tensors of the broadcast group that is offered, None if there is none."""
-        sync = self._context.sync
-        return sync.get_weight_sync_info() if sync is not None else None
+        offer = self._broadcasts.offered() if self._broadcasts is not None else None
+        return None if offer is None else (offer.address, offer.port, list(offer.tensors))
 
-    def setup_weight_sync_group(
-        self, master_address: str, master_port: int, state_dict_meta: Sequence[TensorInfo] | None = None
-    ) -> None:
+    def setup_weight_sync_group(self, master_address: str, master_port: int) -> None:
         """Offer a broadcast group to explorers. The sender of transport nccl does this by itself."""
-        if self._context.sync is not None:
-            self._context.sync.setup_weight_sync_group(master_address, master_port, state_dict_meta)
+        if self._broadcasts is not None:
+            self._broadcasts.offer_group(master_address, master_port)
 
     def teardown_weight_sync_group(self, timeout: float | None = None) -> None:
         """Close the broadcast group once explorers have left it, without waiting for those that have ended."""
-        if self._context.sync is not None:
-            self._context.sync.teardown_weight_sync_group(timeout)
+        if self._broadcasts is not None:
+            self._broadcasts.close_group(timeout)
 
     def is_alive(self) -> bool:
         """Return true: this process lives."""

@@ -299,6 +299,15 @@ def more(job, explorer):
             writer.write([rollout(step, group, number) for group in range(2) for number in range(2)])
 
 
+def test_a_broadcast_group_is_offered_and_closed_by_the_names_of_the_seeds(job):
+    with Synchronizer.open(job, "explorer", "e0") as explorer, trainer(small_config(job)) as (made, _):
+        assert made.get_weight_sync_info() is None
+        made.setup_weight_sync_group("127.0.0.1", 4000)
+        assert made.get_weight_sync_info() == explorer.get_weight_sync_info() == ("127.0.0.1", 4000, [])
+        made.teardown_weight_sync_group(timeout=0.05)
+        assert made.get_weight_sync_info() is explorer.get_weight_sync_info() is None
+
+
 @pytest.mark.slow
 def test_the_run_ends_when_all_explorers_have_left(job):
     config = small_config(job, data={"left_grace": 0.5}, trainer={"total_steps": None})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory import memory_job
 
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.documents import decode, encode
 from syncd.protocol.version import (
     MAX_GENERATION,
@@ -17,6 +17,7 @@ from syncd.protocol.version import (
     pair_document,
     pair_from,
     read_version,
+    read_version_or_none,
     version_from,
 )
 
@@ -98,6 +99,18 @@ def test_nonsense_is_refused(changes):
 
 def test_before_the_first_publish_there_is_none():
     assert read_version(memory_job()) is None
+
+
+def test_a_damaged_version_is_none_where_the_caller_reads_again_and_a_newer_protocol_is_refused():
+    job = memory_job()
+    assert read_version_or_none(job) is None
+    job.disk.files[job.version] = b"{"
+    assert read_version_or_none(job) is None
+    job.disk.files[job.version] = encode_version(VERSION)
+    assert read_version_or_none(job) == VERSION
+    job.disk.files[job.version] = json.dumps({**DOCUMENT, "protocol": 99}).encode()
+    with pytest.raises(ProtocolTooNewError):
+        read_version_or_none(job)
 
 
 def test_optional_fields_may_be_missing():
