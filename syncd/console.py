@@ -1,6 +1,6 @@
-"""What every command line of this project shares: lazy verbs, and whatever goes wrong as one line and an exit code.
+"""What all command lines share: verbs that are imported on use, and errors as one line and an exit code.
 
-Nothing but click is imported before a verb is chosen, so that help and completion are instant.
+Before a verb is chosen only click is imported, so that help and completion are fast.
 """
 
 import ast
@@ -30,7 +30,7 @@ _USAGE = 2
 _LAYOUT = "\n\t"
 _MOST = 1 << 53
 _MOST_SECONDS = 1e9
-"""Every number with a fraction is one of seconds."""
+"""The limit of numbers with a fraction: all of them are seconds."""
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "findmnt -T {path}"}
@@ -38,18 +38,11 @@ _HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "
 debug_option = click.option(
     "--debug", is_flag=True, help="Show a traceback when something fails; the same as SYNCD_DEBUG=1."
 )
-"""Read before anything is parsed, by `run`."""
+"""`run` reads it before anything is parsed."""
 
 
-class OwnProcess:
-    """What commands find as `obj` of their context where the process is their own, as `main` starts it."""
-
-    is_child = False
-    """Whether this is a child that a command has made of the process."""
-
-
-class Place(click.Path):
-    """A path that nobody looks at while the command line is read: its mount may not answer."""
+class UncheckedPath(click.Path):
+    """A path that is not accessed while the command line is parsed: its mount may not answer."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
         """Return the path as it was given."""
@@ -57,10 +50,10 @@ class Place(click.Path):
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are chosen.
+    """A group that imports a command when it is chosen.
 
     Args:
-        package: Where the commands are: `<package>.<verb>` has the command, under the same name, `-` as `_`.
+        package: The package of the commands: `<package>.<verb>` has one under its name, with `_` for `-`.
         verbs: Each verb with its line of help.
         others: The group of entry points by which other packages add verbs: name and command.
         **options: As click takes them.
@@ -112,16 +105,16 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or name the nearest one."""
+        """Return the verb, or fail and suggest the closest one."""
         name = args[0]
-        # Looking for verbs of other packages takes longer than anything else here.
+        # Finding the verbs of other packages takes longer than anything else here.
         if (
             name not in self.own
             and name not in self.verbs
             and not name.startswith("-")
             and not ctx.resilient_parsing
         ):
-            import difflib  # noqa: PLC0415 - nobody waits for it who types rightly
+            import difflib  # noqa: PLC0415 - only a misspelt verb needs it
 
             near = difflib.get_close_matches(name, self.verbs, 1)
             ctx.fail(f"there is no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
@@ -129,42 +122,38 @@ class LazyGroup(click.Group):
 
 
 def _first_line(module: str) -> str:
-    """Return what a module's docstring says after its name and a colon, without importing the module."""
+    """Return what follows the colon in the first line of a module's docstring, without importing the module."""
     from importlib.util import find_spec  # noqa: PLC0415
 
     try:
         spec = find_spec(module)
-        source = _parsed(spec.origin) if spec and spec.origin else None
+        with open(spec.origin if spec and spec.origin else os.devnull, "rb") as file:
+            text = ast.get_docstring(ast.parse(file.read())) or ""
     except (ImportError, OSError, SyntaxError):
-        source = None
-    line = (ast.get_docstring(source) or "").partition("\n")[0] if source else ""
-    text = line.partition(": ")[2] or line
-    return text[:1].upper() + text[1:]
-
-
-def _parsed(path: str) -> ast.Module:
-    with open(path, "rb") as file:
-        return ast.parse(file.read())
+        text = ""
+    line = text.partition("\n")[0]
+    line = line.partition(": ")[2] or line
+    return line[:1].upper() + line[1:]
 
 
 def unescape(command: click.Command) -> click.Command:
-    """Return a command whose raw docstring keeps click from wrapping: its mark arrived as two characters."""
+    """Return a command with click's mark against wrapping restored: in a raw docstring it is two characters."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
     return command
 
 
 class Guard:
-    """The callback of a parameter that refuses values that no command can mean, whatever their type lets through.
+    """The callback of a parameter that refuses values that are invalid for every command.
 
     Args:
-        callback: What the parameter called before.
+        callback: The previous callback of the parameter.
     """
 
     def __init__(self, callback: Callable[[click.Context, click.Parameter, Any], Any] | None) -> None:
         self._callback = callback
 
     def __call__(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        """Return the value that the parameter has."""
+        """Return the value of the parameter."""
         for one in value if isinstance(value, tuple) else (value,):
             if problem := _problem(one, is_path=isinstance(param.type, click.Path)):
                 raise click.BadParameter(problem, ctx, param)
@@ -172,7 +161,7 @@ class Guard:
 
 
 def guard(command: click.Command) -> click.Command:
-    """Return a command that refuses hostile values of all its parameters as wrong usage."""
+    """Return a command that refuses invalid values of all its parameters as wrong usage."""
     for param in command.params:
         if not isinstance(param.callback, Guard):
             param.callback = Guard(param.callback)
@@ -180,7 +169,7 @@ def guard(command: click.Command) -> click.Command:
 
 
 def _problem(value: object, *, is_path: bool) -> str:
-    """Return why no command can mean a value, empty where one may."""
+    """Return why a value is invalid for every command, empty if it is not."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} is not a finite number"
     if isinstance(value, float | int) and abs(value) > (_MOST_SECONDS if type(value) is float else _MOST):
@@ -202,21 +191,20 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def run(group: click.Group, program: str, args: Sequence[str], obj: object = None) -> int:
+def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
         group: The commands.
         program: Its name.
         args: What follows the name.
-        obj: What the commands find as `obj` of their context.
     """
     _open_closed_streams()
     try:
-        code = _invoke(group, program, list(args), obj)
+        code = _invoke(group, program, list(args))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read has gone, as `head` does: no error of ours, and the flush at exit must not fail either.
+        # The reader has gone, as `head` does. That is no error, and the flush at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except (KeyboardInterrupt, click.Abort):
@@ -230,9 +218,9 @@ def run(group: click.Group, program: str, args: Sequence[str], obj: object = Non
 
 
 def _open_closed_streams() -> None:
-    """Give this process the streams that it was started without: a command works without anybody to read it.
+    """Open the standard streams that this process was started without, on /dev/null.
 
-    Their numbers are taken too, so that no file of a job is ever opened as the standard output of a child.
+    Their descriptors must be taken, so that no file of a job becomes the standard output of a child process.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
@@ -250,14 +238,14 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _invoke(group: click.Group, program: str, args: list[str], obj: object) -> int:
+def _invoke(group: click.Group, program: str, args: list[str]) -> int:
     complete = f"_{program.upper()}_COMPLETE"
     if instruction := os.environ.get(complete):
         from click.shell_completion import shell_complete  # noqa: PLC0415
 
         return shell_complete(group, {}, program, complete, instruction)
     try:
-        with group.make_context(program, args, obj=obj) as context:
+        with group.make_context(program, args) as context:
             group.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code
@@ -270,13 +258,13 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
 
         traceback.print_exception(error)
     known = _known(error, program, args)
-    tell(known)
+    print_error(known)
     return known.exit_code
 
 
-def tell(error: SyncdError) -> None:
-    """Say what went wrong, on stderr."""
-    # The disk that is full may be the log's own: the exit code must still be the documented one.
+def print_error(error: SyncdError) -> None:
+    """Print an error and its hint to stderr."""
+    # The disk of the log may be full: the exit code must still be the documented one.
     with contextlib.suppress(OSError):
         click.echo(f"error: {plain(str(error), _LAYOUT)}", err=True)
         if error.hint:

@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""A base class for objects that are closed at the end of a `with` block."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -8,11 +8,11 @@ from syncd.errors import SyncdError
 
 
 class Closing(ABC):
-    """Something that is closed on the way out; an error of closing never hides the one that ended the body."""
+    """An object that is closed at the end of a `with` block; an error of `close` never hides that of the block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything that it holds."""
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ code  meaning
 4     timed out
 5     another daemon leads this job, or another trainer trains it
 65    corrupt data
+69    the engine can run neither the new version nor the last good one
 74    I/O
 75    try again: a passing state, nothing was changed
 77    something is too open: `syncd doctor --security`
@@ -20,6 +21,9 @@ code  meaning
 """
 
 from typing import ClassVar
+
+DOCS = "https://github.com/syncd-project/syncd/blob/main/docs"
+"""The address of the documentation, without a slash at the end: messages and `--help` link to its pages."""
 
 
 class SyncdError(Exception):

@@ -1,4 +1,4 @@
-"""Which extra of the package brings a module that is not installed."""
+"""Which extra of the package installs a missing module."""
 
 from collections.abc import Mapping
 
@@ -29,25 +29,25 @@ EXTRAS: Mapping[str, frozenset[str]] = {
     "mlflow": frozenset({"mlflow"}),
     "trackio": frozenset({"trackio"}),
 }
-"""Each extra with the modules that it brings; of several that bring a module, the first here is named."""
+"""Each extra with the modules that it installs; if several install a module, the first one is named."""
 
 _OF_PROGRAM: Mapping[str, tuple[str, ...]] = {
     "trainer": ("trainer",),
     "explorer": ("explorer", "transformers"),
     "syncd": ("explorer", "transformers", "metrics"),
 }
-"""The extras that a program's own verbs need: these are named before others."""
+"""The extras of a program's own verbs, which are named before others."""
 
 
 def extra_of(module: str, program: str) -> str | None:
-    """Return the extra that brings a module, None where none does; a program's own extras come first."""
+    """Return the extra that installs a module, None if none does; a program's own extras come first."""
     root = module.partition(".")[0]
     order = (*_OF_PROGRAM.get(program, ()), *EXTRAS)
     return next((extra for extra in order if root in EXTRAS[extra]), None)
 
 
 def not_installed(error: ModuleNotFoundError, program: str) -> ConfigError | None:
-    """Return what to say of a module that is missing, None where no extra of the package brings it."""
+    """Return the error for a missing module, None if no extra of the package installs it."""
     name = error.name or ""
     extra = extra_of(name, program)
     if extra is None:

@@ -1,4 +1,4 @@
-"""JSON lines that one process appends and anybody reads: a line torn by a kill costs itself and no other."""
+"""JSON lines that one process appends and others read: a line that a kill has torn damages no other line."""
 
 import errno
 import json
@@ -15,15 +15,15 @@ LINE_LIMIT = 1 << 20
 def append(
     path: str, documents: Iterable[Mapping[str, Any]], adopt: Callable[[str], None] | None = None
 ) -> None:
-    """Append documents with one write; a last line that a killed process left torn is ended first.
+    """Append documents with one write; if a killed process left a torn last line, end that line first.
 
-    The file is opened each time: no kept descriptor goes stale on a network mount, and closing is what shows
-    the lines to other hosts.
+    The file is opened each time: a descriptor that is kept open may go stale on a network mount, and closing makes
+    the lines visible to other hosts.
 
     Args:
         path: The file.
-        documents: What is appended.
-        adopt: Given the path of a new file: `Disk.adopt` of the job.
+        documents: The documents to append.
+        adopt: Called with the path of a new file: `Disk.adopt` of the job.
 
     Raises:
         OSError: They could not be written; a part of a line may have been.
@@ -31,15 +31,15 @@ def append(
     data = b"".join(map(_line, documents))
     descriptor = open_append(path, adopt)
     try:
-        mended = b"\n" + data if _is_torn(descriptor) else data
-        if os.write(descriptor, mended) != len(mended):
+        data = b"\n" + data if _is_torn(descriptor) else data
+        if os.write(descriptor, data) != len(data):
             raise OSError(errno.ENOSPC, "only a part was written", path)
     finally:
         os.close(descriptor)
 
 
 def read(path: str) -> Iterator[dict[str, Any] | None]:
-    """Yield the document of each line; None for a line that is none: torn, too long, or somebody else's.
+    """Yield the document of each line; None for a line that is not a document: torn, too long, or foreign.
 
     Raises:
         OSError: The file cannot be read.
@@ -48,7 +48,7 @@ def read(path: str) -> Iterator[dict[str, Any] | None]:
         whole = True
         while line := file.readline(LINE_LIMIT):
             begins, whole = whole, line.endswith(b"\n")
-            # Of a line beyond the limit the first part is no document, and the rest is none of a line's.
+            # The first part of a line beyond the limit is not a document, and the rest is not a line.
             if begins and line.strip():
                 yield _document(line)
 

@@ -1,6 +1,6 @@
-"""Opens files that this process appends to or reads line by line: regular files, never what else may lie there.
+"""Opens regular files to append to or to read; refuses everything else under the same name.
 
-A link would lead elsewhere, a hard link is another's file under our name, and a FIFO or a device may never answer.
+A symbolic link leads elsewhere, a hard link is somebody else's file, and a FIFO or a device may never answer.
 """
 
 import errno
@@ -13,14 +13,14 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_append(path: str, adopt: Callable[[str], None] | None = None) -> int:
-    """Return a descriptor that appends to a file, which is made where it is missing.
+    """Return a descriptor that appends to a file; create the file if it is missing.
 
     Args:
         path: The file.
-        adopt: Given the path of a file that is empty: `Disk.adopt` of the job that it belongs to.
+        adopt: Called with the path of an empty file: `Disk.adopt` of its job.
 
     Raises:
-        OSError: It is no regular file or has a second name, or the file system refuses.
+        OSError: It is not a regular file, has a second name, or the file system refuses.
     """
     descriptor = os.open(path, _APPEND, 0o644)
     try:
@@ -38,7 +38,7 @@ def open_read(path: str) -> int:
     """Return a descriptor that reads a regular file.
 
     Raises:
-        OSError: It is none, or the file system refuses.
+        OSError: It is not a regular file, or the file system refuses.
     """
     descriptor = os.open(path, _READ)
     try:

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import structlog
 
@@ -155,6 +155,23 @@ class Trainer:
             self._in_flight = False
             if self._tolerated(self.engine.wait_for_save):
                 self._failures = 0
+
+    def get_weight_sync_info(self) -> tuple[str, int, list[Any]] | None:
+        """Return address, port and tensors of the broadcast group that is offered, None if there is none."""
+        sync = self._context.sync
+        return sync.get_weight_sync_info() if sync is not None else None
+
+    def setup_weight_sync_group(
+        self, master_address: str, master_port: int, group_name: str = "weights"
+    ) -> None:
+        """Offer a broadcast group to explorers. The sender of transport nccl does this by itself."""
+        if self._context.sync is not None:
+            self._context.sync.setup_weight_sync_group(master_address, master_port, group=group_name)
+
+    def teardown_weight_sync_group(self, timeout: float | None = None) -> None:
+        """Close the broadcast group once explorers have left it, without waiting for those that have ended."""
+        if self._context.sync is not None:
+            self._context.sync.teardown_weight_sync_group(timeout)
 
     def is_alive(self) -> bool:
         """Return true: this process lives."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.errors import ConfigError, StuckError, UsageError
 from syncd.protocol.layout import parse_step_name
-from syncd.stall.calls import IS_IT_UP, STUCK_AFTER
-from syncd.worker_thread import Work
+from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER
+from syncd.stall.worker import WorkerThread
 
 if TYPE_CHECKING:
     from explorer_hooks.follower.follower import FollowOptions, TurnOutcome
@@ -34,7 +34,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 @click.command()
-@click.argument("job", metavar="JOB", type=Place())
+@click.argument("job", metavar="JOB", type=UncheckedPath())
 @click.argument("argv", metavar="[-- ARGV...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--hook", required=True, metavar="NAME[=ADDRESS]", help="What loads versions into the engine.")
 @click.option(
@@ -46,7 +46,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     help="As the hook documents them.",
 )
 @click.option("--name", metavar="ID", help="This explorer's name in the job; host and process otherwise.")
-@click.option("--stage", metavar="DIR", type=Place(), help="One copy a host, shared: /dev/shm/syncd.")
+@click.option("--stage", metavar="DIR", type=UncheckedPath(), help="One copy a host, shared: /dev/shm/syncd.")
 @click.option(
     "--policy",
     metavar="P",
@@ -79,8 +79,10 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     "--wait", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="With --once: for how long."
 )
 @click.option("--stay", is_flag=True, help="Wait for another trainer once one has gone.")
-@click.option("--ready-file", type=Place(), metavar="PATH", help="There while the engine may be given work.")
-@click.option("--state-dir", type=Place(), envvar="SYNCD_STATE_DIR", help="As given to syncd watch.")
+@click.option(
+    "--ready-file", type=UncheckedPath(), metavar="PATH", help="There while the engine may be given work."
+)
+@click.option("--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help="As given to syncd watch.")
 @click.option(
     "--ttl", type=_SECONDS, default=60.0, show_default=True, metavar="S", help="Silence that means dead."
 )
@@ -150,11 +152,11 @@ def _asked(job: str) -> str:
         os.path.isdir(job)
         return os.path.realpath(job)
 
-    looking = Work(look, "look")
+    looking = WorkerThread(look, "look")
     looking.start()
     if not looking.wait(STUCK_AFTER):
         message = f"the mount has not answered for {STUCK_AFTER:g} s; the engine was left as it is"
-        raise StuckError(message, path=os.path.abspath(job), hint=IS_IT_UP)
+        raise StuckError(message, path=os.path.abspath(job), hint=MOUNT_HINT)
     return looking.result()
 
 

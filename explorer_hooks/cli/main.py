@@ -8,6 +8,7 @@ import click
 
 from syncd import console
 from syncd._version import __version__
+from syncd.errors import DOCS
 
 VERBS: Mapping[str, str] = {
     "run": "Explore: tasks in, rollouts and rewards out, following the versions of a job.",
@@ -21,7 +22,7 @@ VERBS: Mapping[str, str] = {
     package="explorer_hooks.cli",
     verbs=VERBS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Keys of the file and exit codes: docs/explorer-run.md.",
+    epilog=f"\b\nKeys of the file and exit codes: {DOCS}/explorer-run.md",
 )
 @click.version_option(__version__, prog_name="explorer")
 @console.debug_option

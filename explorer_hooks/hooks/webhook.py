@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
 from explorer_hooks.http_client import HttpClient, Reply
-from syncd.errors import ConfigError, EngineUnreachableError, RefusedError
+from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
@@ -23,7 +23,7 @@ _LATER = frozenset({408, 425, 429})
 _NO_GET = frozenset({404, 405, 501})
 _ASK_TIMEOUT = 10.0
 _RESTART = "restart the engine"
-_HINT = "docs/hooks.md has a receiver in a few lines"
+_HINT = f"a receiver in a few lines: {DOCS}/hooks.md"
 
 
 class WebhookHook(Hook):

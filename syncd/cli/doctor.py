@@ -1,35 +1,19 @@
-"""`syncd doctor`: is this mount safe, and what to expect of it."""
+"""`syncd doctor`: checks whether a mount is safe for jobs, and how fast it is."""
 
-import contextlib
 import json
-import signal
-import sys
-from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
 
 import click
 
-from syncd.cli.options import state_dir_option
-from syncd.console import Place
+from syncd.cli.options import exit_on_sigterm, state_dir_option
+from syncd.console import UncheckedPath
 from syncd.errors import StorageError, TooOpenError
-from syncd.stall.verbs import Attended
-
-_TERMINATED = 128 + signal.SIGTERM
-
-
-def _never(*_: object) -> None:
-    """Leave the doctor to bounds of its own: it measures how slow a mount is."""
 
 
 @click.command(
-    cls=Attended,
-    verdict=_never,
-    option=False,
-    epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd rests on does not work, "
+    epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd relies on does not work, "
     "77 something is too open (--security).",
 )
-@click.argument("directory", metavar="DIR", type=Place())
+@click.argument("directory", metavar="DIR", type=UncheckedPath())
 @click.option("--peer", is_flag=True, help="Measure together with a second host that runs the same command.")
 @click.option(
     "--wait",
@@ -37,7 +21,7 @@ def _never(*_: object) -> None:
     default=60.0,
     show_default=True,
     metavar="S",
-    help="With --peer: seconds to wait for the second host.",
+    help="With --peer: wait this many seconds for the second host.",
 )
 @click.option(
     "--seconds",
@@ -45,18 +29,18 @@ def _never(*_: object) -> None:
     default=5.0,
     show_default=True,
     metavar="S",
-    help="How long one measurement may take; 40 shows how long NFS caches an absent name.",
+    help="Limit each measurement to this many seconds; 40 shows how long NFS caches an absent name.",
 )
 @click.option(
-    "--security", is_flag=True, help="Report who may do more than need be with the job DIR; changes nothing."
+    "--security", is_flag=True, help="Report permissions of the job DIR that are too open; change nothing."
 )
 @click.option(
     "--token-file",
     "secrets",
     multiple=True,
-    type=Place(),
+    type=UncheckedPath(),
     metavar="FILE",
-    help="With --security: a file that holds a secret.",
+    help="With --security: check this file, which holds a secret, too.",
 )
 @state_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -71,12 +55,12 @@ def doctor(
     state_dir: str | None,
     as_json: bool,
 ) -> None:
-    r"""Find out whether DIR can hold jobs: what its file system gives and how fast.
+    r"""Check whether DIR can hold jobs: which guarantees its file system gives, and how fast it is.
 
-    With --security it says instead who may read and change what around the job DIR, and how to mend it.
+    All probes run in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer), which is removed
+    at the end.
 
-    Everything else happens in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer),
-    which is removed at the end.
+    With --security, find permissions of the job DIR that are too open instead, and print the command that fixes each.
 
     \b
     Examples:
@@ -88,19 +72,18 @@ def doctor(
     if security:
         _secure(directory, state_dir, secrets, as_json=as_json)
         return
-    # Late, so that other commands and --help need not wait for it.
     from syncd.doctor.report import examine  # noqa: PLC0415
 
     if peer:
         click.echo(f"waiting for: syncd doctor {directory} --peer   (on the other host)", err=True)
-    with _terminable():
-        report = examine(directory, seconds, wait if peer else None)
+    exit_on_sigterm()
+    report = examine(directory, seconds, wait if peer else None)
     if as_json:
         click.echo(json.dumps(report.document(), indent=2))
     else:
         from rich.console import Console  # noqa: PLC0415
 
-        from syncd.doctor.render import show  # noqa: PLC0415
+        from syncd.doctor.report import show  # noqa: PLC0415
 
         show(report, Console())
     if report.missed is not None:
@@ -116,17 +99,3 @@ def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, 
     click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
     if report.verdict == "fail":
         click.get_current_context().exit(TooOpenError.exit_code)
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the command as an exception, so that it cleans up behind itself."""
-
-    def end(_: int, __: FrameType | None) -> NoReturn:
-        sys.exit(_TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

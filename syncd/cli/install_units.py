@@ -1,32 +1,258 @@
-"""`syncd install-units`: the units for systemd, with the paths of this installation."""
+"""`syncd install-units`: writes the systemd units of syncd, with the paths of this installation.
 
+The units are data (`systemd/` of the source tree, `share/syncd/systemd` of an installation) and valid as they are if
+`/usr/bin/syncd` and the user `syncd` exist. The first line of each written file holds the digest of the rest, so that
+a later version can replace a file that nobody has changed.
+"""
+
+import importlib.metadata
 import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 
 import click
 
-from syncd.cli import unit_files
-from syncd.cli.unit_files import OWNER, Fate, UnitFile, Wish
-from syncd.console import Place
+from syncd._version import __version__
+from syncd.console import UncheckedPath
 from syncd.errors import StorageError, UsageError, storage_error
+from syncd.protocol.digest import digest_bytes
 from syncd.protocol.local_disk import LocalDisk
+
+OWNER = "syncd"
+"""The user and group that the files name."""
+
+_COMMAND = "/usr/bin/syncd"
+_WITNESS = "syncd@.service"
+_FIRST_LINE = re.compile(r"# Written by syncd install-units \S+, digest (\S+)\.\n")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?")
+_PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
+_PLACES = {
+    "syncd@.service": "systemd/system",
+    "syncd-follow@.service": "systemd/system",
+    "sysusers.d/syncd.conf": "sysusers.d",
+    "tmpfiles.d/syncd.conf": "tmpfiles.d",
+    "syncd.env.example": "syncd",
+}
+_USER_PLACES = {
+    "syncd-user@.service": "systemd/user",
+    "syncd-follow-user@.service": "systemd/user",
+    "syncd.env.example": "syncd",
+}
+
+
+class FileState(StrEnum):
+    """What a written file is, compared with the one that exists."""
+
+    NEW = "new"
+    SAME = "unchanged"
+    UPDATED = "updated"
+    CHANGED = "changed by hand"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRequest:
+    """What the units are written for.
+
+    Args:
+        user: For a user's service manager instead of the system's.
+        command: The words that start syncd.
+        owner: User of daemons and followers, and group unless it is the user's first; the system's files only.
+        engines: Names of further engines on this host, each with a follower's unit of its own.
+    """
+
+    user: bool
+    command: tuple[str, ...]
+    owner: tuple[str, str | None] = (OWNER, OWNER)
+    engines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFile:
+    """A file to write.
+
+    Args:
+        path: Where, absolute.
+        text: What is in it.
+    """
+
+    path: str
+    text: str
+
+    def state(self) -> FileState:
+        """Return how the file that exists differs.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        try:
+            there = Path(self.path).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return FileState.NEW
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        if there == self.text:
+            return FileState.SAME
+        return FileState.UPDATED if _is_as_written(there) else FileState.CHANGED
+
+
+def this_command() -> tuple[str, ...]:
+    """Return the command that starts this installation, whatever PATH and the current directory are."""
+    return (sys.executable, "-P", "-m", "syncd")
+
+
+def unit_files(request: UnitRequest, base: str) -> list[UnitFile]:
+    """Return the files to write below a directory such as /etc.
+
+    Raises:
+        StorageError: This installation lacks the files.
+        UsageError: A name cannot be one of a user, group or engine.
+    """
+    for name in (*request.owner, *request.engines):
+        if name is not None and not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} cannot be the name of a user, group or engine")
+    source = source_directory()
+    return [
+        UnitFile(
+            f"{base}/{place}/{os.path.basename(target)}", _signed(rendered(_read(source, name), request))
+        )
+        for name, place in _names(request)
+        for target in _targets(name, request.engines)
+    ]
+
+
+def source_directory() -> str:
+    """Return where the unit files are: in the source tree that this runs from, or where the installation put them.
+
+    Raises:
+        StorageError: They are missing.
+    """
+    beside = Path(__file__).parents[2] / "systemd"
+    if (beside / _WITNESS).is_file():
+        return str(beside)
+    try:
+        installed = importlib.metadata.files("syncd") or []
+    except importlib.metadata.PackageNotFoundError:
+        installed = []
+    for file in installed:
+        if file.name == _WITNESS and os.path.isfile(path := os.path.abspath(file.locate())):
+            return os.path.dirname(path)
+    raise StorageError(
+        "this installation lacks its systemd units",
+        path=beside,
+        hint="pip install --force-reinstall syncd",
+    )
+
+
+def rendered(text: str, request: UnitRequest) -> str:
+    """Return a file with the command and the user of a request."""
+    user, group = request.owner
+    text = text.replace(_COMMAND, " ".join(map(quoted, request.command)))
+    runs_as = f"User={user}\n" + (f"Group={group}\n" if group else "")
+    text = text.replace(f"User={OWNER}\nGroup={OWNER}\n", runs_as)
+    return re.sub(rf"(?m)^(d \S+ +\d+) {OWNER} {OWNER} ", rf"\1 {user} {group or '-'} ", text)
+
+
+def quoted(word: str) -> str:
+    """Return a word as ExecStart= reads it back."""
+    word = word.replace("%", "%%").replace("$", "$$")
+    if _PLAIN.fullmatch(word.replace("%%", "").replace("$$", "")):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def closed_directory(path: str) -> str | None:
+    """Return the first directory on the way to a file that only its owner or group can enter, None if all can."""
+    for directory in reversed(Path(os.path.realpath(path)).parents):
+        if not directory.stat().st_mode & 0o001:
+            return str(directory)
+    return None
+
+
+def next_commands(request: UnitRequest) -> list[str]:
+    """Return the commands to run once the files are written."""
+    if request.user:
+        unit = '"syncd-user@$(systemd-escape -p /ckpt/job).service"'
+        return [
+            "systemctl --user daemon-reload",
+            f"systemctl --user enable --now {unit}",
+            "loginctl enable-linger",
+        ]
+    users = ["systemd-sysusers"] if request.owner[0] == OWNER else []
+    unit = '"syncd@$(systemd-escape -p /ckpt/job).service"'
+    return [
+        *users,
+        "systemd-tmpfiles --create",
+        "systemctl daemon-reload",
+        f"systemctl enable --now {unit}",
+    ]
+
+
+def again(request: UnitRequest) -> str:
+    """Return the command line that repeats the request, for a hint."""
+    return shlex.join([*request.command, "install-units", *(["--user"] if request.user else [])])
+
+
+def _names(request: UnitRequest) -> list[tuple[str, str]]:
+    places = _USER_PLACES if request.user else _PLACES
+    return [
+        (name, place)
+        for name, place in places.items()
+        if request.owner[0] == OWNER or not name.startswith("sysusers.d")
+    ]
+
+
+def _targets(name: str, engines: tuple[str, ...]) -> list[str]:
+    more = [name.replace("@", f"-{engine}@") for engine in engines] if "-follow" in name else []
+    return [name, *more]
+
+
+def _read(directory: str, name: str) -> str:
+    try:
+        return Path(directory, name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, f"{directory}/{name}") from error
+
+
+def _signed(text: str) -> str:
+    return f"# Written by syncd install-units {__version__}, digest {digest_bytes(text.encode())}.\n{text}"
+
+
+def _is_as_written(text: str) -> bool:
+    first = _FIRST_LINE.match(text)
+    return first is not None and first[1] == digest_bytes(text[first.end() :].encode())
 
 
 @click.command("install-units")
-@click.option("--user", is_flag=True, help="For your own service manager, without root.")
-@click.option("--dir", "base", type=Place(), help="Write below this instead of /etc or ~/.config.")
+@click.option("--user", is_flag=True, help="Write units for your own service manager, without root.")
 @click.option(
-    "--run-as", metavar="USER[:GROUP]", help=f"Whom daemons and followers run as ({OWNER}, who is made)."
+    "--dir", "base", type=UncheckedPath(), help="Write below this directory instead of /etc or ~/.config."
 )
-@click.option("--engine", "engines", multiple=True, metavar="NAME", help="A further follower of this host.")
-@click.option("--force", is_flag=True, help="Replace what was changed by hand.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
+@click.option(
+    "--run-as",
+    metavar="USER[:GROUP]",
+    help=f"Run daemons and followers as this user ({OWNER}, which is created).",
+)
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="NAME",
+    help="Write a unit for a further follower.",
+)
+@click.option("--force", is_flag=True, help="Replace files that were changed by hand.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 def install_units(
     user: bool, base: str | None, run_as: str | None, engines: tuple[str, ...], force: bool, dry_run: bool
 ) -> None:
-    r"""Write the systemd units of syncd with the paths of this installation, and say what to run next.
+    r"""Write the systemd units of syncd with the paths of this installation, and print what to run next.
 
-    Files that are as they should be stay; those that an earlier version wrote are replaced; those that somebody
-    has changed since stay and end this with 2, unless --force is given.
+    Replaces files that an earlier version wrote. If somebody has changed a file since, it writes nothing and exits 2,
+    unless --force is given.
 
     \b
     Examples:
@@ -35,18 +261,18 @@ def install_units(
       syncd install-units --user
     """
     if user and run_as:
-        raise UsageError("--run-as is for the system's units", hint="your own run as you")
-    wish = Wish(user, unit_files.this_command(), _owner(run_as), engines)
-    files = unit_files.wished(wish, os.path.abspath(base or _default_base(user=user)))
-    fates = [(file, file.fate()) for file in files]
+        raise UsageError("--run-as is for the system's units", hint="leave it out: your own units run as you")
+    request = UnitRequest(user, this_command(), _owner(run_as), engines)
+    files = unit_files(request, os.path.abspath(base or _default_base(user=user)))
+    states = [(file, file.state()) for file in files]
     if not force and not dry_run:
-        _refuse_changed([file.path for file, fate in fates if fate is Fate.CHANGED])
-    for file, fate in fates:
-        if fate is not Fate.SAME and not dry_run:
-            _write(file, wish)
-        click.echo(_said(file, fate, force=force, dry_run=dry_run))
-    _warn_if_closed(wish)
-    click.echo("\n".join(["next:", *(f"  {command}" for command in unit_files.next_commands(wish))]))
+        _refuse_changed([file.path for file, state in states if state is FileState.CHANGED])
+    for file, state in states:
+        if state is not FileState.SAME and not dry_run:
+            _write(file, request)
+        click.echo(_line(file, state, force=force, dry_run=dry_run))
+    _warn_if_closed(request)
+    click.echo("\n".join(["next:", *(f"  {command}" for command in next_commands(request))]))
 
 
 def _owner(text: str | None) -> tuple[str, str | None]:
@@ -69,30 +295,30 @@ def _refuse_changed(paths: list[str]) -> None:
         )
 
 
-def _said(file: UnitFile, fate: Fate, *, force: bool, dry_run: bool) -> str:
-    text = str(fate)
-    if fate is Fate.CHANGED:
+def _line(file: UnitFile, state: FileState, *, force: bool, dry_run: bool) -> str:
+    text = str(state)
+    if state is FileState.CHANGED:
         text = "replaced" if force else "changed by hand, stays without --force"
-    return f"{file.path}: {f'{text} (not written)' if dry_run and fate is not Fate.SAME else text}"
+    return f"{file.path}: {f'{text} (not written)' if dry_run and state is not FileState.SAME else text}"
 
 
-def _write(file: UnitFile, wish: Wish) -> None:
+def _write(file: UnitFile, request: UnitRequest) -> None:
     try:
         os.makedirs(os.path.dirname(file.path), exist_ok=True)
         LocalDisk().replace(file.path, file.text.encode())
         # Whatever the umask: the service manager complains of units that not everybody can read.
         os.chmod(file.path, 0o644)
     except PermissionError as error:
-        hint = None if wish.user else f"sudo {unit_files.again(wish)}, or --user for your own"
-        raise StorageError("may not be written", path=file.path, hint=hint) from error
+        hint = None if request.user else f"sudo {again(request)}, or --user for your own"
+        raise StorageError("permission denied", path=file.path, hint=hint) from error
     except OSError as error:
         raise storage_error(error, file.path) from error
 
 
-def _warn_if_closed(wish: Wish) -> None:
-    """Say it now if the service could not even start this Python."""
-    closed = None if wish.user else unit_files.closed_directory(wish.command[0])
+def _warn_if_closed(request: UnitRequest) -> None:
+    """Warn if the service could not start this Python."""
+    closed = None if request.user else closed_directory(request.command[0])
     if closed:
         click.echo(
-            f"warning: user {wish.owner[0]} may be unable to enter {closed}, where Python is", err=True
+            f"warning: user {request.owner[0]} may be unable to enter {closed}, where Python is", err=True
         )

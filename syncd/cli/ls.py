@@ -1,26 +1,26 @@
-"""`syncd ls`: the steps of a job, and why each is kept."""
+"""`syncd ls`: lists the steps of a job and the rule that keeps each."""
 
 from typing import Any
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
-from syncd.cli.policies import policy_options, read_config
+from syncd.cli.daemon_options import policy_options, read_config
+from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
 from syncd.errors import plain
 from syncd.protocol.local_disk import SystemClock
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 
-@click.command(cls=Attended)
+@click.command(cls=MountVerb)
 @job_argument
 @policy_options
 @state_dir_option
 @json_option
 def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
-    r"""List the steps of JOB: state, shards there and expected, bytes, readers, and the rule that keeps each.
+    r"""List the steps of JOB: state, shards present and expected, bytes, readers, and the rule that keeps each.
 
-    The policy is that of the [daemon] table of --config or JOB/config.toml, with these options on top: what a
-    daemon that was started with other options keeps may differ.
+    The policy comes from the [daemon] table of --config or JOB/config.toml; these options override it. A daemon that
+    was started with other options may keep other steps.
 
     \b
     Examples:
@@ -31,20 +31,18 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     # Late, so that --help need not wait for it.
     from syncd.daemon.policy import policy_of  # noqa: PLC0415
     from syncd.daemon.retention import decide  # noqa: PLC0415
-    from syncd.views import json  # noqa: PLC0415
-    from syncd.views.listing import listing  # noqa: PLC0415
-    from syncd.views.look import Looker  # noqa: PLC0415
+    from syncd.views.data import listing  # noqa: PLC0415
+    from syncd.views.job_view import JobViewer  # noqa: PLC0415
 
     place = open_job(job, state_dir)
     rules = policy_of(read_config(place, policy))
-    look = Looker(place, SystemClock()).look()
-    document = listing(look, decide(look.scanned, rules), rules)
+    view = JobViewer(place, SystemClock()).read()
+    document = listing(view, decide(view.scanned, rules), rules)
     if as_json:
-        click.echo(json.text(document))
+        print_json(document)
     elif not document["steps"]:
         click.echo(f"no steps in {plain(place.root)}")
     else:
-        from syncd.cli.status import console  # noqa: PLC0415
         from syncd.views import table  # noqa: PLC0415
 
-        console().print(table.steps(document))
+        table.console().print(table.steps(document))

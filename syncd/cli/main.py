@@ -1,6 +1,5 @@
 """The entry point of `syncd`."""
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -9,23 +8,24 @@ import click
 
 from syncd import console
 from syncd._version import __version__
+from syncd.errors import DOCS
 
 VERBS: Mapping[str, str] = {
-    "watch": "Run the daemon: notice new steps, publish versions, prune.",
+    "watch": "Run the daemon: detect new steps, publish versions, prune.",
     "status": "Show what is published, who follows it, and what is wrong.",
     "serve": "Serve one live page about a job.",
-    "ls": "List the steps of a job and why each is kept.",
+    "ls": "List the steps of a job and the rule that keeps each.",
     "verify": "Check a step: structure, sizes, headers, or every byte.",
     "wait": "Wait for a version that is newer than a given one.",
-    "publish": "Make a directory of safetensors a step.",
-    "pin": "Keep a step for good.",
-    "unpin": "Leave a pinned step to retention again.",
-    "prune": "Remove what retention does not keep, once.",
-    "rollback": "Send explorers back to a good step.",
-    "doctor": "Find out whether a directory can hold jobs.",
-    "install-units": "Write the systemd units with this installation's paths.",
+    "publish": "Publish a directory of safetensors as a step.",
+    "pin": "Keep a step until it is unpinned.",
+    "unpin": "Remove the pin of a step.",
+    "prune": "Remove the steps that retention does not keep, once.",
+    "rollback": "Roll explorers back to a step.",
+    "doctor": "Check whether a directory can hold jobs, and how fast it is.",
+    "install-units": "Write systemd units for this installation.",
 }
-"""Each verb with its line of help. `syncd.cli.<verb>` has the command, under the same name, `-` as `_`."""
+"""Each verb with its line of help. The command is in `syncd.cli.<verb>` under the same name, with `_` for `-`."""
 
 _COMPLETE = "_SYNCD_COMPLETE"
 
@@ -43,7 +43,7 @@ def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) 
     verbs=VERBS,
     others="syncd.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes and every command: docs/cli.md.",
+    epilog=f"\b\nExit codes and every command: {DOCS}/cli.md",
 )
 @click.version_option(__version__, prog_name="syncd")
 @console.debug_option
@@ -53,7 +53,7 @@ def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) 
     expose_value=False,
     is_eager=True,
     callback=_show_completion,
-    help="Print what sets up completion in a shell.",
+    help="Print the completion script of a shell.",
 )
 def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
     r"""Sync weights from a trainer to explorers over a shared file system.
@@ -68,20 +68,13 @@ def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    process = console.OwnProcess()
-    code = run(sys.argv[1:], process)
-    if process.is_child:
-        # Its parent tidies up. What both share would be copied page by page, only to be thrown away.
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    sys.exit(run(sys.argv[1:]))
 
 
-def run(args: Sequence[str], obj: object = None) -> int:
+def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
         args: What follows `syncd`.
-        obj: a `console.OwnProcess` where the process is the command's own.
     """
-    return console.run(syncd, "syncd", args, obj)
+    return console.run(syncd, "syncd", args)

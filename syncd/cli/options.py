@@ -2,41 +2,61 @@
 
 import math
 import os
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.errors import JobMissingError, UsageError
 from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.owner import check_owner, is_own
-from syncd.stall.calls import InHand, attended
-from syncd.stall.verbs import noted
+from syncd.stall.calls import PendingCalls, tracked
+from syncd.stall.verbs import pending_calls
+
+SCHEMA_VERSION = 1
+"""Grows when a documented field changes its meaning or goes; new fields may come without."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def job_argument(command: F) -> F:
-    """Add the argument JOB, the job directory; `open_job` looks at it."""
-    return click.argument("job", metavar="JOB", type=Place())(command)
+    """Add the argument JOB, the job directory; `open_job` checks it."""
+    return click.argument("job", metavar="JOB", type=UncheckedPath())(command)
 
 
 def state_dir_option(command: F) -> F:
     """Add `--state-dir`."""
-    text = "Where the daemon's files are, when the job directory is not its to write; JOB/.syncd otherwise."
-    return click.option("--state-dir", type=Place(), envvar="SYNCD_STATE_DIR", help=text)(command)
+    text = "Directory of the daemon's files if it does not write to the job directory; default: JOB/.syncd."
+    return click.option("--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help=text)(command)
 
 
 def json_option(command: F) -> F:
     """Add `--json` as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/json.md).")(
-        command
-    )
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Return a document as one line of JSON; docs/json.md is the contract."""
+    import json  # noqa: PLC0415 - most commands print none
+
+    return json.dumps({"schema_version": SCHEMA_VERSION, **document}, allow_nan=False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document as one line of JSON."""
+    click.echo(json_text(document))
+
+
+def exit_on_sigterm() -> None:
+    """Exit on SIGTERM through `sys.exit`, so that the command cleans up and restores the terminal."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def timeout_option(default: float) -> Callable[[F], F]:
-    """Return what adds `--timeout` with a default in seconds."""
+    """Return a decorator that adds `--timeout` with a default in seconds."""
     kind = click.FloatRange(min=0)
     return click.option(
         "--timeout",
@@ -45,43 +65,43 @@ def timeout_option(default: float) -> Callable[[F], F]:
         default=default,
         show_default=True,
         metavar="S",
-        help="Seconds.",
+        help="Give up after this many seconds.",
     )
 
 
-def open_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> Job:
-    """Return the job; what is asked of its file system is noted.
+def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
+    """Return the job; its calls to the file system are noted.
 
     Args:
         job: The job directory, as it was given.
         state_dir: The state directory, as it was given.
-        in_hand: Where that is noted; by default where the command notes it.
+        calls: Where they are noted; by default where the verb that runs notes its calls.
 
     Raises:
         JobMissingError: There is no such directory.
         UsageError: It is empty, or it is a step.
     """
-    noting = in_hand or noted()
+    noting = calls or pending_calls()
     place = find_job(job, state_dir, noting)
     with noting("stat", place.root):
         is_there = os.path.isdir(place.root)
     if not is_there:
         hint = f"findmnt -T {job}, or for a new one: mkdir -p {job}"
-        raise JobMissingError("there is no job directory", path=job, hint=hint)
+        raise JobMissingError("the job directory does not exist", path=job, hint=hint)
     return place
 
 
-def find_job(job: str, state_dir: str | None, in_hand: InHand | None = None) -> Job:
-    """Return the job, which need not be there yet.
+def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
+    """Return the job, whose directory need not exist yet.
 
     Raises:
         UsageError: It is empty, or it is a step.
         ConfigError: The state directory belongs to another job.
     """
-    noting = in_hand or noted()
+    noting = calls or pending_calls()
     with noting("find", os.path.abspath(job)):
         check_job(job)
-        place = attended(Job.at(job, state_dir), noting)
+        place = tracked(Job.at(job, state_dir), noting)
     if not is_own(place):
         check_owner(place)
     return place
@@ -102,5 +122,5 @@ def check_job(value: str) -> None:
 
 def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
     if not math.isfinite(value):
-        raise click.BadParameter("every wait has an end")
+        raise click.BadParameter("must be finite")
     return value

@@ -1,4 +1,4 @@
-"""`syncd pin`: keep a step for good."""
+"""`syncd pin`: keeps a step until it is unpinned."""
 
 import time
 
@@ -10,16 +10,16 @@ from syncd.protocol.disk import exists
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Pin, write_pin
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 
-@click.command(cls=Attended, acts="step {step} is pinned")
+@click.command(cls=MountVerb, changes="step {step} is pinned")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
-@click.option("--reason", default="", help="Why, for those who wonder later.")
+@click.option("--reason", default="", help="Record why.")
 @state_dir_option
 def pin(job: str, step: int, reason: str, state_dir: str | None) -> None:
-    r"""Keep STEP of JOB whatever the retention policy says, until `syncd unpin`.
+    r"""Keep STEP of JOB regardless of the retention policy, until `syncd unpin`.
 
     \b
     Example:
@@ -28,10 +28,10 @@ def pin(job: str, step: int, reason: str, state_dir: str | None) -> None:
     place = open_job(job, state_dir)
     where = _directory(place, step)
     write_pin(place, Pin(step, reason, time.time()))
-    # Retention asks for pins before and after it takes a step: a step that is still here now stays.
+    # Retention reads pins before and after it removes a step: a step that still exists now stays.
     if not exists(place.disk, f"{place.root}/{where}"):
         raise TryAgainError(
-            f"step {step} was being removed while it was pinned",
+            f"step {step} was removed while it was being pinned",
             path=place.root,
             hint=f"syncd ls {place.root}",
         )

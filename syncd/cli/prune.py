@@ -1,34 +1,35 @@
-"""`syncd prune`: what retention removes, and why; once, without a daemon."""
+"""`syncd prune`: removes what retention does not keep, once, without a daemon."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
-from syncd.cli.policies import policy_options, read_config
+from syncd.cli.daemon_options import policy_options, read_config
+from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
 from syncd.daemon.retention import Decision
 from syncd.errors import plain
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.mount import mount_of
-from syncd.stall.verbs import Attended, noted
+from syncd.stall.verbs import MountVerb, pending_calls
 
 
-@click.command(cls=Attended, acts="anything was removed")
+@click.command(cls=MountVerb, changes="anything was removed")
 @job_argument
 @click.option(
-    "--dry-run", is_flag=True, help="Only print what would be removed and kept, with the rule that decides."
+    "--dry-run",
+    is_flag=True,
+    help="Print which steps would be removed and kept, by which rule; remove nothing.",
 )
 @policy_options
 @state_dir_option
 @json_option
 def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **policy: Any) -> None:
-    r"""Remove what the retention policy does not keep, once; a running daemon does this by itself.
+    r"""Remove the steps that the retention policy does not keep, once; a running daemon prunes by itself.
 
-    The policy is that of the [daemon] table of the job's config.toml, or --config, with these options on top. Whoever
-    has published a presence counts as alive here: one look cannot tell.
+    The policy comes from the [daemon] table of --config or JOB/config.toml; these options override it. Every
+    explorer that has a presence file counts as alive, because one reading cannot tell.
 
     \b
     Examples:
@@ -42,18 +43,18 @@ def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **polic
     if not dry_run:
         once(place, {**policy, **_grace(place), "log_level": "warning"}, empty_trash=True)
     if as_json:
-        click.echo(json.dumps(_document(decisions, dry_run=dry_run)))
+        print_json(_document(decisions, dry_run=dry_run))
     else:
         _show(decisions)
 
 
 def _grace(job: Job) -> dict[str, float]:
-    """Return how long removed steps stay readable: on a network mount a late reader may still see them."""
-    with noted()("find", job.root):
+    """Return the grace of removed steps: none, except on a network mount, where a late reader may still need them."""
+    with pending_calls()("find", job.root):
         mount = mount_of(job.root)
     if not mount.is_network:
         return {"trash_grace": 0.0}
-    click.echo(f"removed steps stay readable on {mount.type} for a while: waiting for that", err=True)
+    click.echo(f"waiting: on {mount.type} removed steps stay readable for the trash grace", err=True)
     return {}
 
 
@@ -68,7 +69,7 @@ def _decide(job: Job, policy: dict[str, Any]) -> tuple[Decision, ...]:
 
 def _document(decisions: Iterable[Decision], *, dry_run: bool) -> dict[str, Any]:
     steps = [{"step": d.step, "keep": d.keep, "rule": d.rule, "detail": d.detail} for d in decisions]
-    return {"schema_version": 1, "dry_run": dry_run, "decisions": steps}
+    return {"dry_run": dry_run, "decisions": steps}
 
 
 def _show(decisions: Iterable[Decision]) -> None:

@@ -1,34 +1,40 @@
-"""`syncd rollback`: explorers go back to a good step, as a new generation."""
+"""`syncd rollback`: rolls explorers back to a step, as a new generation."""
 
-import json
 import time
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option, timeout_option
+from syncd.cli.options import (
+    job_argument,
+    json_option,
+    open_job,
+    print_json,
+    state_dir_option,
+    timeout_option,
+)
 from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
 from syncd.protocol.step import StepState
 from syncd.protocol.version import Version, read_version
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 _POLL = 0.05
 
 
-@click.command(cls=Attended, acts="explorers go back to step {step}")
+@click.command(cls=MountVerb, changes="explorers roll back to step {step}")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
-@click.option("--reason", default="", help="Why, for those who read the events later.")
+@click.option("--reason", default="", help="Record why; it is shown in the events.")
 @timeout_option(30.0)
 @state_dir_option
 @json_option
 def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | None, as_json: bool) -> None:
-    r"""Make explorers go back to STEP of JOB, as a new generation.
+    r"""Roll explorers back to STEP of JOB, as a new generation.
 
-    Nothing newer is published until the trainer announces another step: by its marker or tracker, or, in a job
-    that has neither, by completing one. With no daemon running, this command does the work itself.
+    Nothing newer is published until the trainer announces another step: by its marker or tracker or, in a job
+    without either, by completing one. If no daemon runs, this command publishes the version itself.
 
     \b
     Example:
@@ -36,8 +42,8 @@ def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | 
     """
     version = _rollback(open_job(job, state_dir), step, reason, timeout)
     if as_json:
-        document = {"schema_version": 1, "generation": version.generation, "step": version.step}
-        click.echo(json.dumps({**document, "path": version.path, "published_at": version.published_at}))
+        document = {"generation": version.generation, "step": version.step}
+        print_json({**document, "path": version.path, "published_at": version.published_at})
     else:
         click.echo(f"published: generation {version.generation}, step {version.step}")
 
@@ -71,17 +77,21 @@ def _wait(job: Job, request: Request, timeout: float) -> Version:
         if (version := read_version(job)) and version.request == request.identity:
             return version
         if request not in read_requests(job):
-            raise TryAgainError("the daemon refused", path=job.root, hint=f"tail -3 {job.events}")
+            raise TryAgainError(
+                "the daemon refused the rollback", path=job.root, hint=f"tail -3 {job.events}"
+            )
         if candidate.holder() is None:
-            _do_it_here(job)
+            _publish_here(job)
         else:
             time.sleep(_POLL)
     raise TimedOutError(
-        f"the daemon did not answer within {timeout} s", path=job.root, hint=f"syncd status {job.root}"
+        f"timed out after {timeout:g} s waiting for the daemon",
+        path=job.root,
+        hint=f"syncd status {job.root}",
     )
 
 
-def _do_it_here(job: Job) -> None:
+def _publish_here(job: Job) -> None:
     from syncd.cli.watch import once  # noqa: PLC0415
 
     once(job, {"prune": False, "log_level": "warning"})

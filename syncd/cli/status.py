@@ -1,38 +1,42 @@
-"""`syncd status`: what is published, who follows it, and what is wrong; with or without a daemon."""
+"""`syncd status`: shows what is published, who follows it, and what is wrong; with or without a daemon."""
 
 import contextlib
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
+from syncd.cli.options import (
+    exit_on_sigterm,
+    job_argument,
+    json_option,
+    open_job,
+    print_json,
+    state_dir_option,
+)
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
 from syncd.protocol.local_disk import SystemClock
-from syncd.stall.calls import STUCK_AFTER, InHand
+from syncd.stall.calls import STUCK_AFTER, PendingCalls
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from syncd.views.look import Looker
+    from syncd.views.job_view import JobViewer
 
-_TERMINATED = 128 + signal.SIGTERM
-_WIDE = 160
 _OTHER_LINES = 16
 
 
 @click.command()
 @job_argument
-@click.option("--watch", is_flag=True, help="Go on showing, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.2, 3600),
     default=1.0,
     show_default=True,
     metavar="S",
-    help="With --watch: seconds between two looks.",
+    help="With --watch: refresh after this many seconds.",
 )
 @click.option(
     "--look",
@@ -40,19 +44,24 @@ _OTHER_LINES = 16
     default=0.0,
     show_default=True,
     metavar="S",
-    help="Seconds to watch heartbeats at most, to tell who lives; 6 are enough for the living.",
+    help="Watch heartbeats for up to this many seconds, to tell who is alive; 6 are enough.",
 )
 @click.option(
-    "--check", is_flag=True, help="For monitoring: one line, exit 3 when the newest version is too old."
+    "--check", is_flag=True, help="For monitoring: print one line; exit 3 when the newest version is too old."
 )
-@click.option("--max-age", type=click.FloatRange(min=0), metavar="S", help="With --check: seconds.")
+@click.option(
+    "--max-age",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="With --check: the greatest age that is OK.",
+)
 @click.option(
     "--patience",
     type=click.FloatRange(0.1, 600),
     default=STUCK_AFTER,
     show_default=True,
     metavar="S",
-    help="Seconds that one operation on the mount may take before what is known elsewhere is shown.",
+    help="When one operation takes longer than this many seconds, show what a daemon of this host reported last.",
 )
 @state_dir_option
 @json_option
@@ -70,11 +79,11 @@ def status(
 ) -> None:
     r"""Show what JOB has published, who follows it, what is being written, and what is wrong.
 
-    Works without a daemon and without the right to write. One look cannot tell who lives, because clocks of
-    two hosts are never compared for that: it shows the age of the last heartbeat by its writer's own clock.
-    --look and --watch see heartbeats change.
+    Works without a daemon and without write permission. One reading cannot tell who is alive, because clocks of
+    different hosts are never compared: it shows the age of each heartbeat by its writer's clock. --look and --watch
+    see whether heartbeats change.
 
-    A mount that does not answer is not waited for: what a daemon of this host said at last is shown, exit 74.
+    If the mount does not answer, show what a daemon of this host reported last, and exit 74.
 
     \b
     Examples:
@@ -87,17 +96,17 @@ def status(
         raise UsageError(
             "--max-age belongs to --check", hint=f"syncd status {job} --check --max-age {max_age:g}"
         )
-    sight = _Sight(job, state_dir, patience)
+    source = _StatusSource(job, state_dir, patience)
     if check:
-        _check(sight, max_age)
+        _check(source, max_age)
     elif watch:
-        _watch(sight, interval, as_json=as_json)
+        _watch(source, interval, as_json=as_json)
     else:
-        _show(sight, look, as_json=as_json)
+        _show(source, look, as_json=as_json)
 
 
-class _Sight:
-    """Looks at a job whose mount may not answer.
+class _StatusSource:
+    """Reads the status of a job whose mount may not answer.
 
     Args:
         job: The job directory, as it was given.
@@ -106,140 +115,129 @@ class _Sight:
     """
 
     def __init__(self, job: str, state_dir: str | None, patience: float) -> None:
-        from syncd.stall.views import Attended  # noqa: PLC0415
+        from syncd.stall.worker import StallGuard  # noqa: PLC0415
 
         self.job, self._state_dir = job, state_dir
         self.clock = SystemClock()
-        self._in_hand = InHand(self.clock)
-        self._attended = Attended(self._in_hand, self.clock, patience)
-        self._looker: Looker | None = None
+        self._calls = PendingCalls(self.clock)
+        self._guard = StallGuard(self._calls, self.clock, patience)
+        self._viewer: JobViewer | None = None
 
-    def look(self, settle: float = 0.0) -> dict[str, Any]:
-        """Return the document of one look.
+    def read(self, seconds: float = 0.0) -> dict[str, Any]:
+        """Return the status document.
 
         Args:
-            settle: Seconds to watch heartbeats at most.
+            seconds: Seconds to watch heartbeats at most.
 
         Raises:
             StuckError: The mount does not answer.
         """
         from syncd.views import data  # noqa: PLC0415
 
-        return data.status(self._attended(lambda: self._open().settle(settle)))
+        return data.status(self._guard(lambda: self._open().read_until_known(seconds)))
 
     def known(self) -> dict[str, Any]:
-        """Return what is known without asking the mount."""
+        """Return what the daemons of this host reported last, without asking the mount."""
         from syncd.stall import hostfile  # noqa: PLC0415
         from syncd.views import data  # noqa: PLC0415
 
         return data.known(hostfile.find(self.job), os.path.abspath(self.job), self.clock.time())
 
-    def _open(self) -> "Looker":
-        from syncd.views.look import Looker  # noqa: PLC0415
+    def _open(self) -> "JobViewer":
+        from syncd.views.job_view import JobViewer  # noqa: PLC0415
 
-        if self._looker is None:
-            place = open_job(self.job, self._state_dir, self._in_hand)
-            with self._in_hand("find", place.root):
-                self._looker = Looker(place, self.clock)
-        return self._looker
+        if self._viewer is None:
+            place = open_job(self.job, self._state_dir, self._calls)
+            with self._calls("find", place.root):
+                self._viewer = JobViewer(place, self.clock)
+        return self._viewer
 
 
-def _show(sight: _Sight, seconds: float, *, as_json: bool) -> None:
+def _show(source: _StatusSource, seconds: float, *, as_json: bool) -> None:
     try:
-        document = sight.look(seconds)
+        document = source.read(seconds)
     except StuckError:
-        _show_known(sight, as_json=as_json)
+        _show_known(source, as_json=as_json)
         raise
     _print(document, "status", as_json=as_json)
 
 
-def _show_known(sight: _Sight, *, as_json: bool) -> None:
-    _print(sight.known(), "known", as_json=as_json)
+def _show_known(source: _StatusSource, *, as_json: bool) -> None:
+    _print(source.known(), "known", as_json=as_json)
 
 
 def _print(document: dict[str, Any], kind: Literal["status", "known"], *, as_json: bool) -> None:
     if as_json:
-        from syncd.views import json  # noqa: PLC0415
-
-        click.echo(json.text(document))
+        print_json(document)
     else:
         from syncd.views import table  # noqa: PLC0415
 
-        console().print(table.status(document) if kind == "status" else table.known(document))
+        table.console().print(table.status(document) if kind == "status" else table.known(document))
 
 
-def console() -> "Console":
-    """Return where tables are printed: nothing in them is markup, and pipes are not cut to 80 columns."""
-    from rich.console import Console  # noqa: PLC0415
-
-    width = None if sys.stdout.isatty() else _WIDE
-    return Console(markup=False, highlight=False, emoji=False, width=width)
-
-
-def _watch(sight: _Sight, interval: float, *, as_json: bool) -> None:
-    # The terminal must be put right again, whoever ends this.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+def _watch(source: _StatusSource, interval: float, *, as_json: bool) -> None:
+    exit_on_sigterm()
     try:
         if as_json:
-            _watch_json(sight, interval)
+            _watch_json(source, interval)
         else:
-            _watch_table(sight, interval)
+            _watch_table(source, interval)
     except KeyboardInterrupt:
         return
 
 
-def _watch_json(sight: _Sight, interval: float) -> None:
-    from syncd.views import json  # noqa: PLC0415
-
+def _watch_json(source: _StatusSource, interval: float) -> None:
     while True:
         try:
-            document = sight.look()
+            document = source.read()
         except StuckError:
-            document = sight.known()
-        click.echo(json.text(document))
-        sight.clock.sleep(interval)
+            document = source.known()
+        print_json(document)
+        source.clock.sleep(interval)
 
 
-def _watch_table(sight: _Sight, interval: float) -> None:
+def _watch_table(source: _StatusSource, interval: float) -> None:
     from rich.live import Live  # noqa: PLC0415
 
-    _look_first(sight)
-    where = console()
+    from syncd.views import table  # noqa: PLC0415
+
+    _check_job(source)
+    where = table.console()
     if not where.is_terminal:
         while True:
-            where.print(_frame(sight, where))
-            sight.clock.sleep(interval)
+            where.print(_frame(source, where))
+            source.clock.sleep(interval)
     with Live(console=where, auto_refresh=False, screen=False) as live:
         while True:
-            live.update(_frame(sight, where), refresh=True)
-            sight.clock.sleep(interval)
+            live.update(_frame(source, where), refresh=True)
+            source.clock.sleep(interval)
 
 
-def _look_first(sight: _Sight) -> None:
-    """Say at once that there is no such job; a mount that does not answer may yet do so."""
+def _check_job(source: _StatusSource) -> None:
+    """Raise at once if there is no such job; a mount that does not answer is shown instead."""
     with contextlib.suppress(StuckError):
-        sight.look()
+        source.read()
 
 
-def _frame(sight: _Sight, where: "Console") -> "RenderableType":
-    """Return what is to be seen now: a job that has gone for a while does not end the view."""
+def _frame(source: _StatusSource, where: "Console") -> "RenderableType":
+    """Return what to show now; a job that is away for a while does not end the view."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     from syncd.views import table  # noqa: PLC0415
 
     try:
-        return table.status(sight.look(), max(where.height - _OTHER_LINES, 3))
+        return table.status(source.read(), max(where.height - _OTHER_LINES, 3))
     except StuckError as error:
-        return Group(table.known(sight.known()), Text(f"error: {error}", "bold red"))
+        return Group(table.known(source.known()), Text(f"error: {error}", "bold red"))
     except SyncdError as error:
         return Text(f"error: {error}", "bold red")
 
 
-def _check(sight: _Sight, max_age: float | None) -> None:
+def _check(source: _StatusSource, max_age: float | None) -> None:
     """Print one line in the form of monitoring plug-ins: SYNCD STATE - text | name=value ..."""
     try:
-        document = sight.look()
+        document = source.read()
     except SyncdError as error:
         click.echo(f"SYNCD ERROR - {error}")
         sys.exit(error.exit_code)

@@ -1,18 +1,18 @@
-"""`syncd unpin`: leave a pinned step to retention again."""
+"""`syncd unpin`: removes the pin of a step."""
 
 import click
 
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.protocol.request import remove_pin
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 
-@click.command(cls=Attended, acts="step {step} is still pinned")
+@click.command(cls=MountVerb, changes="step {step} is still pinned")
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @state_dir_option
 def unpin(job: str, step: int, state_dir: str | None) -> None:
-    r"""Leave STEP of JOB to retention again; doing it twice is no error.
+    r"""Remove the pin of STEP of JOB, so that retention decides again; a step without a pin is no error.
 
     \b
     Example:

@@ -1,17 +1,17 @@
-"""`syncd verify`: is a step what it must be?"""
+"""`syncd verify`: checks the files of a step."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, state_dir_option
+from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
 from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.step import StepState
 from syncd.protocol.version import Version
-from syncd.stall.verbs import Attended
+from syncd.stall.verbs import MountVerb
 
 if TYPE_CHECKING:
     from syncd.daemon.snapshot import Snapshot
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
-    """What was found of one step."""
+class _Check:
+    """The result of checking one step."""
 
     step: "Step"
     level: str
     problems: list[str]
 
 
-@click.command(cls=Attended)
+@click.command(cls=MountVerb)
 @job_argument
 @click.argument("step", required=False, type=click.IntRange(min=0))
-@click.option("--deep", is_flag=True, help="Read every byte and compare it with the digest of its file.")
+@click.option("--deep", is_flag=True, help="Read every byte, and compare each file with its digest.")
 @state_dir_option
 @json_option
 def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_json: bool) -> None:
-    r"""Check STEP of JOB, the newest version unless given: manifest, sizes, headers; with --deep every byte.
+    r"""Check STEP of JOB, by default the newest version: manifest, sizes and headers; with --deep every byte.
 
-    Prints one line for each file that is not what it must be, and exits 65 then; so it does where a published
-    step has lost files or bytes. Steps that others wrote have no digests: their structure and headers are checked.
+    Prints one line for each wrong file and exits 65; a published step that has lost files or bytes is wrong too.
+    Steps that other frameworks wrote have no digests: only their structure and headers are checked.
 
     \b
     Examples:
@@ -46,9 +46,7 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
     """
     found = _verify(open_job(job, state_dir), step, deep=deep)
     if as_json:
-        from syncd.views import json  # noqa: PLC0415
-
-        click.echo(json.text(_document(found)))
+        print_json(_document(found))
     else:
         _show(found)
     if found.problems:
@@ -56,18 +54,18 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
         raise CorruptDataError(f"step {found.step.step} is damaged", path=found.step.directory, hint=hint)
 
 
-def _verify(job: Job, number: int | None, *, deep: bool) -> _Finding:
+def _verify(job: Job, number: int | None, *, deep: bool) -> _Check:
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())
     step = _chosen(job, snapshot, number)
     level = "content" if deep and step.is_native and step.kind != "remote" else "header"
     if step.state is StepState.FILLING:
-        return _Finding(step, level, [_loss(job, step, snapshot.version)])
+        return _Check(step, level, [_loss(job, step, snapshot.version)])
     problems = _problems(job, step, level)
     if number is None and snapshot.version is not None:
         problems += _differences(step, snapshot.version)
-    return _Finding(step, level, problems)
+    return _Check(step, level, problems)
 
 
 def _chosen(job: Job, snapshot: "Snapshot", number: int | None) -> "Step":
@@ -80,13 +78,13 @@ def _chosen(job: Job, snapshot: "Snapshot", number: int | None) -> "Step":
         number = snapshot.version.step
     if number not in snapshot.steps:
         if _is_published(number, snapshot.version):
-            raise CorruptDataError(f"step {number} is published and not there", path=job.root, hint=hint)
+            raise CorruptDataError(f"step {number} is published but does not exist", path=job.root, hint=hint)
         raise UsageError(f"there is no step {number}", path=job.root, hint=hint)
     return snapshot.steps[number]
 
 
 def _is_published(step: int, version: Version | None) -> bool:
-    """Say whether a step must be complete, because it is the newest version or the one before.
+    """Return whether a step must be complete, because it is the newest version or the one before.
 
     After a rewind the version before is a later step, which the trainer may be writing again.
     """
@@ -103,7 +101,7 @@ def _loss(job: Job, step: "Step", version: Version | None) -> str:
         NotReadyError: The step is not published: what is missing may still come.
     """
     if _is_published(step.step, version):
-        return f"{step.directory}: it is published and no longer complete: {step.problem}"
+        return f"{step.directory}: it is published but no longer complete: {step.problem}"
     raise NotReadyError(f"step {step.step} is not complete: {step.problem}", hint=f"syncd ls {job.root}")
 
 
@@ -116,7 +114,7 @@ def _problems(job: Job, step: "Step", level: str) -> list[str]:
 
 
 def _missing(job: Job, step: "Step") -> list[str]:
-    """Return every file that is wrong: a look names the first one only."""
+    """Return every file that is wrong; the scanner names only the first."""
     from syncd.protocol.disk import MISSING  # noqa: PLC0415
     from syncd.protocol.manifest import missing_files, read_manifest  # noqa: PLC0415
 
@@ -130,10 +128,10 @@ def _missing(job: Job, step: "Step") -> list[str]:
 def _differences(step: "Step", version: Version) -> list[str]:
     if step.digest == version.digest:
         return []
-    return [f"{step.directory}: its digest is not the published one; it was written again"]
+    return [f"{step.directory}: its digest differs from the published one: the step was written again"]
 
 
-def _document(found: _Finding) -> dict[str, object]:
+def _document(found: _Check) -> dict[str, object]:
     step = found.step
     return {
         "step": step.step,
@@ -146,7 +144,7 @@ def _document(found: _Finding) -> dict[str, object]:
     }
 
 
-def _show(found: _Finding) -> None:
+def _show(found: _Check) -> None:
     for problem in found.problems:
         click.echo(plain(problem))
     if not found.problems:
@@ -154,7 +152,7 @@ def _show(found: _Finding) -> None:
         what = (
             "every byte matches its digest"
             if found.level == "content"
-            else "structure, sizes and headers are good"
+            else "structure, sizes and headers are correct"
         )
         click.echo(
             f"step {step.step}: {what} ({step.present} of {step.expected}, {step.size} bytes, {step.layout})"

@@ -1,56 +1,79 @@
 """`syncd wait`: until there is a newer version, for shell scripts."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from syncd.cli.options import find_job, job_argument, json_option, state_dir_option, timeout_option
+from syncd.cli.options import (
+    find_job,
+    job_argument,
+    json_option,
+    print_json,
+    state_dir_option,
+    timeout_option,
+)
 from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
 from syncd.protocol.layout import MAX_STEP, Job
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.version import Pair, Version, read_version
-from syncd.stall.calls import IS_IT_UP
-from syncd.stall.verbs import Attended, Seen
+from syncd.protocol.version import Version, read_version
+from syncd.stall.calls import MOUNT_HINT
+from syncd.stall.verbs import MountVerb, stalled
+from syncd.stall.worker import CallWait
 
 _POLL = 0.25
 _PAIR = re.compile(r"(?:(\d{1,16})\.)?(\d{1,16})", re.ASCII)
 
-Newer = Callable[[Version], bool]
+
+@dataclass(frozen=True, slots=True)
+class NewerThan:
+    """What `--newer-than` asks for.
+
+    Args:
+        generation: The generation, None where only a step was given.
+        step: The step.
+    """
+
+    generation: int | None
+    step: int
+
+    def __str__(self) -> str:
+        if self.generation is None:
+            return f"a step newer than {self.step}"
+        return f"a version newer than {self.generation}.{self.step}"
+
+    def is_met_by(self, version: Version) -> bool:
+        """Return whether a version is newer."""
+        if self.generation is None:
+            return version.step > self.step
+        return version.pair > (self.generation, self.step)
 
 
-Than = tuple[int | None, int] | None
-"""(generation, step), the generation None where only a step was given; None for nothing."""
-
-
-def _parse(_: click.Context, __: click.Parameter, value: str | None) -> Than:
+def _parse(_: click.Context, __: click.Parameter, value: str | None) -> NewerThan | None:
     if value is None:
         return None
     match = _PAIR.fullmatch(value)
     if match is None or int(match[2]) > MAX_STEP:
         raise click.BadParameter(f"{value!r} is neither a step nor GENERATION.STEP, such as 120 or 2.120")
-    return (int(match[1]) if match[1] else None), int(match[2])
+    return NewerThan(int(match[1]) if match[1] else None, int(match[2]))
 
 
-def _late(given: Mapping[str, Any], seen: Seen) -> TimedOutError | None:
-    """Return what a wait ends with once its time is up: until then a mount that does not answer may come back."""
-    if seen.elapsed < given["timeout"]:
+def _late(given: Mapping[str, Any], wait: CallWait) -> TimedOutError | None:
+    """Return the error of a wait whose time is up; until then a mount that does not answer may come back."""
+    if wait.elapsed < given["timeout"]:
         return None
-    return TimedOutError(
-        f"{_named(given['newer_than'])} did not come within {given['timeout']:g} s ({seen})",
-        path=seen.call.path,
-        hint=IS_IT_UP,
-    )
+    return _timed_out(given["newer_than"], given["timeout"], stalled(wait), wait.call.path, MOUNT_HINT)
 
 
-@click.command(cls=Attended, verdict=_late)
+@click.command(cls=MountVerb, on_stall=_late)
 @job_argument
 @click.option(
     "--newer-than",
     callback=_parse,
     metavar="V",
-    help="A step, or GENERATION.STEP as this command prints it; any version will do without it.",
+    help="Wait for more than this step, or GENERATION.STEP as this command prints it; default: any version.",
 )
 @timeout_option(3600.0)
 @click.option(
@@ -59,14 +82,14 @@ def _late(given: Mapping[str, Any], seen: Seen) -> TimedOutError | None:
     type=click.Choice(["version", "step", "path"]),
     default="version",
     show_default=True,
-    help="What is printed: GENERATION.STEP, the step, or the directory to load.",
+    help="Print GENERATION.STEP, the step, or the directory to load.",
 )
 @state_dir_option
 @json_option
 def wait(
     job: str,
     *,
-    newer_than: Than,
+    newer_than: NewerThan | None,
     timeout: float,
     shown: str,
     state_dir: str | None,
@@ -74,8 +97,8 @@ def wait(
 ) -> None:
     r"""Wait until JOB has a version newer than V, and print it; exit 4 when the time is up.
 
-    GENERATION.STEP grows, too, when the trainer goes back to an earlier step; a step alone does not: give
-    back what this command printed. Jobs whose trainer or daemon has not started yet are waited for as well.
+    To wait for the next version, pass what this command printed last: GENERATION.STEP grows even when the trainer
+    rolls back to an earlier step, a step alone does not. The job need not exist yet.
 
     \b
     Example:
@@ -85,23 +108,20 @@ def wait(
       done
     """
     place = find_job(job, state_dir)
-    version = wait_for(place, _newer(newer_than), timeout, _named(newer_than))
+    version = wait_for(place, newer_than, timeout)
     if as_json:
-        from syncd.views import json  # noqa: PLC0415
-
-        click.echo(json.text(_document(place.root, version)))
+        print_json(_document(place.root, version))
     else:
         click.echo(_text(place.root, version, shown))
 
 
-def wait_for(job: Job, newer: Newer, timeout: float, wanted: str = "a version") -> Version:
-    """Return the first version found that is newer.
+def wait_for(job: Job, than: NewerThan | None, timeout: float) -> Version:
+    """Return the first version that is newer.
 
     Args:
         job: The job, which need not exist yet.
-        newer: Says whether a version will do.
-        timeout: Seconds to wait at most; one look is always taken.
-        wanted: What is waited for, for people to read.
+        than: What it must be newer than; None: any version will do.
+        timeout: Seconds to wait at most; the job is read once at least.
 
     Raises:
         TimedOutError: There was none in time.
@@ -109,22 +129,18 @@ def wait_for(job: Job, newer: Newer, timeout: float, wanted: str = "a version") 
     clock = SystemClock()
     ends = clock.monotonic() + timeout
     while True:
-        version, why = _look(job)
-        if version is not None and newer(version):
+        version, reason = _read(job)
+        if version is not None and (than is None or than.is_met_by(version)):
             return version
         left = ends - clock.monotonic()
         if left <= 0:
-            found = f"there is {version.generation}.{version.step}" if version else why
-            raise TimedOutError(
-                f"{wanted} did not come within {timeout:g} s ({found})",
-                path=job.root,
-                hint=f"syncd status {job.root}",
-            )
+            current = f"current: {_current(version, than)}" if version else reason
+            raise _timed_out(than, timeout, current, job.root, f"syncd status {job.root}")
         clock.sleep(min(_POLL, left))
 
 
-def _look(job: Job) -> tuple[Version | None, str]:
-    """Return the version, or why there is none; what passes or will be mended is no reason to give up."""
+def _read(job: Job) -> tuple[Version | None, str]:
+    """Return the version, or why there is none; an error that may pass does not end the wait."""
     try:
         job.disk.refresh(job.state)
         return read_version(job), "nothing is published yet"
@@ -136,23 +152,15 @@ def _look(job: Job) -> tuple[Version | None, str]:
         return None, str(error)
 
 
-def _newer(than: Than) -> Newer:
-    if than is None:
-        return lambda _: True
-    generation, step = than
-    if generation is None:
-        return lambda version: version.step > step
-    pair: Pair = (generation, step)
-    return lambda version: version.pair > pair
+def _timed_out(than: NewerThan | None, timeout: float, why: str, path: str, hint: str) -> TimedOutError:
+    wanted = "a version" if than is None else str(than)
+    return TimedOutError(f"timed out after {timeout:g} s waiting for {wanted} ({why})", path=path, hint=hint)
 
 
-def _named(than: Than) -> str:
-    if than is None:
-        return "a version"
-    generation, step = than
-    return (
-        f"a version newer than {step}" if generation is None else f"a version newer than {generation}.{step}"
-    )
+def _current(version: Version, than: NewerThan | None) -> str:
+    """Return the current version in the form in which the wait was asked for."""
+    pair = f"{version.generation}.{version.step}"
+    return pair if than is None or than.generation is not None else f"step {version.step}, version {pair}"
 
 
 def _uri(version: Version) -> str:

@@ -1,4 +1,4 @@
-"""`syncd watch`: the daemon."""
+"""`syncd watch`: runs the daemon."""
 
 import os
 import sys
@@ -7,33 +7,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from syncd.cli.daemon_options import daemon_options, read_config, with_policy
 from syncd.cli.options import job_argument, open_job, state_dir_option
-from syncd.cli.policies import daemon_options, read_config, with_policy
 from syncd.config import DaemonConfig
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
-from syncd.stall.calls import STUCK_AFTER, Attend, InHand, attended, unattended
-from syncd.stall.verbs import Attended, noted
+from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked, untracked
+from syncd.stall.verbs import MountVerb, pending_calls
 
 if TYPE_CHECKING:
     from syncd.observe.events import Observers
 
 
-def _is_once(given: Mapping[str, Any]) -> bool:
-    return bool(given["only_once"])
-
-
-@click.command(cls=Attended, acts="anything was published or removed", option=False, when=_is_once)
+@click.command(cls=MountVerb, changes="anything was published or removed", only="only_once")
 @job_argument
-@click.option("--once", "only_once", is_flag=True, help="Publish, prune and end; exit 5 when a daemon leads.")
+@click.option(
+    "--once", "only_once", is_flag=True, help="Publish, prune and exit; exit 5 if a daemon leads the job."
+)
 @daemon_options
 @state_dir_option
 def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> None:
-    r"""Watch JOB: notice new steps, verify them, publish versions to explorers, and prune.
+    r"""Watch JOB: detect new steps, verify them, publish versions to explorers, and prune.
 
-    One daemon leads a job; a second one stands by and takes over. SIGTERM finishes the step in hand and exits 0,
-    or 74 when the mount does not answer; SIGHUP reads the configuration again. Settings come from the [daemon]
-    table of --config or JOB/config.toml.
+    One daemon leads a job; a second one stands by and takes over if the leader dies. On SIGTERM the daemon finishes
+    the current step and exits 0, or 74 if the mount does not answer. On SIGHUP it reads the configuration again.
+    Settings come from the [daemon] table of --config or JOB/config.toml.
 
     \b
     Examples:
@@ -53,18 +51,18 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
 
     Args:
         job: The job.
-        given: What overrides the configuration.
-        empty_trash: Wait until what was removed is deleted.
+        given: Options that override the configuration.
+        empty_trash: Wait until removed steps are deleted.
 
     Raises:
-        LockHeldError: A daemon leads it.
+        LockHeldError: A daemon leads the job.
     """
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
-    config, in_hand = read_config(job, given), noted()
-    job = attended(with_policy(job, config), in_hand)
-    with _observers(job, config, in_hand).all as observers:
+    config, calls = read_config(job, given), pending_calls()
+    job = tracked(with_policy(job, config), calls)
+    with _observers(job, config, calls).all as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
 
@@ -77,38 +75,38 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd.observe import names  # noqa: PLC0415
     from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
     from syncd.stall import hostfile  # noqa: PLC0415
-    from syncd.stall.views import Attended as Bounded  # noqa: PLC0415
+    from syncd.stall.worker import StallGuard  # noqa: PLC0415
 
     clock, background = SystemClock(), Background()
-    in_hand = InHand(clock)
-    # Nobody attends to it yet, and without its configuration it cannot be told how: a dead mount ends it.
-    bounded = Bounded(in_hand, clock, STUCK_AFTER)
-    place = bounded(lambda: open_job(name, state_dir, in_hand))
+    calls = PendingCalls(clock)
+    # Until the daemon runs, nothing reports a mount that does not answer: it ends this command.
+    bounded = StallGuard(calls, clock, STUCK_AFTER)
+    place = bounded(lambda: open_job(name, state_dir, calls))
 
     def load() -> DaemonConfig:
-        with in_hand("read", f"{place.root}/config.toml"):
+        with calls("read", f"{place.root}/config.toml"):
             return read_config(place, given)
 
     config = bounded(load)
-    job = attended(with_policy(place, config), in_hand)
-    heard = _observers(job, config, in_hand)
+    job = tracked(with_policy(place, config), calls)
+    heard = _observers(job, config, calls)
     with heard.all as observers:
         daemon = Daemon(job, config, clock, observers, background)
         daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = hostfile.Writer(job.root, os.path.abspath(name))
-        attendance = Attendance(clock, in_hand, heard.aside, keeper, watchdog_interval())
+        attendance = Attendance(clock, calls, heard.aside, keeper, watchdog_interval())
         run(daemon, clock, Notifier(), load, attendance, background)
 
 
-class _Heard(NamedTuple):
-    """What hears the daemon, and the part of it that has nothing on the job's mount."""
+class _DaemonObservers(NamedTuple):
+    """The observers of the daemon, and those of them that write nothing to the job's mount."""
 
     all: "Observers"
     aside: "Observers"
 
 
-def _observers(job: Job, config: DaemonConfig, attend: Attend = unattended) -> _Heard:
-    """Return what hears the daemon: the log on stderr, the job's journal, and metrics where they are asked for."""
+def _observers(job: Job, config: DaemonConfig, attend: TrackCall = untracked) -> _DaemonObservers:
+    """Return the observers of the daemon: the log on stderr, the job's journal, and metrics if configured."""
     from syncd.observe import log  # noqa: PLC0415
     from syncd.observe.events import Observer, Observers  # noqa: PLC0415
     from syncd.observe.journal import Journal  # noqa: PLC0415
@@ -127,4 +125,4 @@ def _observers(job: Job, config: DaemonConfig, attend: Attend = unattended) -> _
         )
     aside = Observers(*heard)
     journal = Journal(job.events, config.events_bytes, adopt=job.disk.adopt, attend=attend)
-    return _Heard(Observers(aside, journal), aside)
+    return _DaemonObservers(Observers(aside, journal), aside)

@@ -16,7 +16,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.protocol.obstacle import Obstacle
-from syncd.worker_thread import Work
+from syncd.stall.worker import WorkerThread
 
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
@@ -95,7 +95,7 @@ def run(
     told, woken = Pipe(), Pipe()
     signals = Signals(told, woken)
     loop = _Loop(daemon, clock, notifier, load, attendance, signals)
-    worker = Work(lambda: loop.run(woken, background), "daemon", told.ring)
+    worker = WorkerThread(lambda: loop.run(woken, background), "daemon", told.ring)
     notifier.ready("starting")
     worker.start()
     _attend(daemon, clock, notifier, attendance, worker, signals, told)
@@ -108,13 +108,13 @@ def _attend(
     clock: Clock,
     notifier: Notifier,
     attendance: Attendance,
-    worker: Work[None],
+    worker: WorkerThread[None],
     signals: Signals,
     told: Pipe,
 ) -> None:
     """Report until the work has ended, or must be left where it stands."""
     asked: float | None = None
-    while worker.goes_on:
+    while worker.is_running:
         told.wait(attendance.every)
         stuck = attendance.look(daemon, status_line(daemon))
         if signals.stop and asked is None:

@@ -27,7 +27,7 @@ from watchdog.observers.inotify_c import InotifyConstants
 
 from syncd.protocol.layout import MARKER, TRACKER
 from syncd.protocol.mount import Mount, mount_of
-from syncd.stall.calls import Attend, unattended
+from syncd.stall.calls import TrackCall, untracked
 
 Mode = Literal["events", "polling"]
 
@@ -106,7 +106,7 @@ class Watcher:
         pipe: Pipe,
         mode: Mode | None = None,
         on_rebuilt: Callable[[], None] = lambda: None,
-        attend: Attend = unattended,
+        attend: TrackCall = untracked,
     ) -> None:
         self._root, self._pipe, self._on_rebuilt, self._attend = root, pipe, on_rebuilt, attend
         self._observer: BaseObserver | None = None

@@ -16,7 +16,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.mount import MountState, MountTrouble, mount_trouble
 from syncd.protocol.process import host_name
 from syncd.protocol.version import pair_document
-from syncd.stall.calls import IS_IT_UP, STUCK_AFTER, Call, InHand
+from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, DiskCall, PendingCalls
 
 Document = dict[str, Any]
 
@@ -49,7 +49,7 @@ class Stuck:
         seconds: For how long it has been in hand.
     """
 
-    call: Call
+    call: DiskCall
     at: float
     seconds: float
 
@@ -66,7 +66,7 @@ class Past:
         seconds: How long it took, as far as that was seen.
     """
 
-    call: Call
+    call: DiskCall
     seconds: float
 
     def __str__(self) -> str:
@@ -93,7 +93,12 @@ class Attendance:
     """
 
     def __init__(
-        self, clock: Clock, in_hand: InHand, aside: Observer, keeper: Keeper, watchdog: float | None = None
+        self,
+        clock: Clock,
+        in_hand: PendingCalls,
+        aside: Observer,
+        keeper: Keeper,
+        watchdog: float | None = None,
     ) -> None:
         self.in_hand = in_hand
         self._clock, self._aside, self._keeper = clock, aside, keeper
@@ -144,7 +149,7 @@ class Attendance:
                 f"stopped while an operation stands in the kernel for {seconds:.0f} s ({call.what}); "
                 "the lead was not released",
                 path=call.path,
-                hint=IS_IT_UP,
+                hint=MOUNT_HINT,
             )
 
     def close(self) -> None:

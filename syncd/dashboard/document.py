@@ -1,20 +1,25 @@
-"""What the page is given: the documents of `status --json` and `ls --json`, cut to what a page can show.
+"""The data of the page: the documents of `status --json` and `ls --json`, cut to what a page can show.
 
 docs/dashboard.md documents every field. A job directory may hold anything: lists, texts and numbers are bounded here.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from syncd._version import __version__
 from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision
-from syncd.dashboard.watching import Known
+from syncd.daemon.retention import Decision, decide
+from syncd.dashboard.poller import PollResult
+from syncd.errors import ConfigError, StorageError
 from syncd.observe import names
+from syncd.observe.journal import read_events
+from syncd.protocol.disk import Clock
+from syncd.protocol.layout import Job
 from syncd.views import data
-from syncd.views.listing import listing
-from syncd.views.look import Look
+from syncd.views.data import listing
+from syncd.views.job_view import JobView, JobViewer
 
 Document = dict[str, Any]
 
@@ -23,6 +28,9 @@ MOST_ROWS = 200
 
 MOST_EVENTS = 30
 MOST_TEXT = 500
+_MOST_READ = 200
+"""Newest events of the journal, from which those to show are taken."""
+
 _MOST_FIELDS = 100
 _WORST = {"dead": 0, "unknown": 1, "alive": 2, "left": 3}
 _QUIET = frozenset(
@@ -37,18 +45,58 @@ _QUIET = frozenset(
 )
 
 
-def found(
-    look: Look, decisions: Sequence[Decision], policy: Policy, events: Iterable[Mapping[str, Any]]
-) -> Document:
-    """Return what one look has found.
+class PageReader:
+    """Reads a job for the page. Opening the job is part of it, because its mount may not answer.
 
     Args:
-        look: The look.
-        decisions: What retention decides of each step.
-        policy: By which policy.
-        events: The newest of the daemon's journal, oldest first.
+        open_job: Returns the job, or raises why it cannot.
+        rules: Returns the policy by which its daemon prunes.
+        clock: This host's clock.
     """
-    status, steps = data.status(look), listing(look, decisions, policy)
+
+    def __init__(self, open_job: Callable[[], Job], rules: Callable[[Job], Policy], clock: Clock) -> None:
+        self._open, self._rules, self._clock = open_job, rules, clock
+        self._job: Job | None = None
+        self._policy: Policy | None = None
+        self._policy_problem = ""
+
+    def __call__(self) -> dict[str, Any]:
+        """Read the job once, and return the data of the page.
+
+        Raises:
+            SyncdError: The job is not there, cannot be read, or at the first view its configuration is wrong.
+        """
+        if self._job is None:
+            self._job = self._open()
+            self._looker = JobViewer(self._job, self._clock)
+        view, policy = self._looker.read(), self._read_policy(self._job)
+        if self._policy_problem:
+            view = replace(view, problems={**view.problems, "config": self._policy_problem})
+        return found(view, decide(view.scanned, policy), policy, read_events(self._job.events, _MOST_READ))
+
+    def _read_policy(self, job: Job) -> Policy:
+        """Return the policy; if it has become unreadable, show that as a problem and keep the last one."""
+        try:
+            self._policy, self._policy_problem = self._rules(job), ""
+        except (ConfigError, StorageError) as error:
+            if self._policy is None:
+                raise
+            self._policy_problem = str(error)
+        return self._policy
+
+
+def found(
+    view: JobView, decisions: Sequence[Decision], policy: Policy, events: Iterable[Mapping[str, Any]]
+) -> Document:
+    """Return the data of one view of the job.
+
+    Args:
+        view: The view of the job.
+        decisions: What retention decides for each step.
+        policy: The policy by which it decides.
+        events: The newest events of the daemon's journal, oldest first.
+    """
+    status, steps = data.status(view), listing(view, decisions, policy)
     left_out = {
         "steps": _beyond(steps["steps"]),
         "explorers": _beyond(status["explorers"]),
@@ -59,19 +107,19 @@ def found(
         "status": {**status, "explorers": _worst(status["explorers"])},
         "ls": {**steps, "steps": steps["steps"][::-1]},
         "rules": _rules(steps["steps"]),
-        "events": _told(events),
+        "events": _decisive(events),
         "left_out": left_out,
     }
     bounded: Document = _bounded(document)
     return bounded
 
 
-def answer(known: Known, every: float) -> Document:
-    """Return what the page is given now.
+def answer(known: PollResult, every: float) -> Document:
+    """Return the document that the page gets now.
 
     Args:
-        known: What is known.
-        every: Seconds after which it is worth asking again.
+        known: The result of the latest poll.
+        every: Seconds after which the page should ask again.
     """
     serving = {
         "syncd": __version__,
@@ -89,13 +137,13 @@ def answer(known: Known, every: float) -> Document:
 
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:
-    """Return those that need to be seen, as many as are shown, in an order that stands still while they work."""
+    """Return the explorers to show, dead ones first, in an order that does not change while they work."""
     shown = sorted(explorers, key=_attention)[:MOST_ROWS]
     return sorted(shown, key=lambda explorer: (_WORST[explorer["heart"]] != 0, explorer["id"]))
 
 
 def _attention(explorer: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Return what sorts those first that need to be seen first."""
+    """Return a sort key that puts explorers in trouble first."""
     return _WORST[explorer["heart"]], -(explorer["lag"] or 0), explorer["id"]
 
 
@@ -104,7 +152,7 @@ def _beyond(rows: Sequence[object]) -> int:
 
 
 def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
-    """Return how many steps, and bytes, each rule keeps or removes; of all steps, shown or not."""
+    """Return how many steps and bytes each rule keeps or removes, counting the steps that are not shown too."""
     sums: dict[tuple[bool, str], Document] = {}
     for row in rows:
         key = (row["keep"], row["rule"])
@@ -114,14 +162,14 @@ def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
     return sorted(sums.values(), key=lambda total: (not total["keep"], -total["bytes"], total["rule"]))
 
 
-def _told(events: Iterable[Mapping[str, Any]]) -> list[Document]:
-    """Return the newest events that say what was decided, newest first; only what is documented of them."""
-    told = [_plain(event) for event in events if _is_told(event)]
-    return told[: -MOST_EVENTS - 1 : -1]
+def _decisive(events: Iterable[Mapping[str, Any]]) -> list[Document]:
+    """Return the newest events that report a decision, newest first, with their documented fields."""
+    shown = [_plain(event) for event in events if _is_decisive(event)]
+    return shown[: -MOST_EVENTS - 1 : -1]
 
 
-def _is_told(event: Mapping[str, Any]) -> bool:
-    """Say whether it is worth a line: why each step stays is said beside the step."""
+def _is_decisive(event: Mapping[str, Any]) -> bool:
+    """Return whether an event is worth a line of the page."""
     return event["event"] in names.EVENTS - _QUIET and event.get("level") != "debug"
 
 

@@ -31,14 +31,14 @@ def address_of(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether only this host reaches an address."""
+    """Return whether only this host reaches an address."""
     found = ipaddress.ip_address(address)
     mapped = getattr(found, "ipv4_mapped", None)
     return (mapped or found).is_loopback
 
 
 def may_ask(header: str | None, *, loopback: bool, names: Collection[str]) -> bool:
-    """Say whether a request with this `Host` is answered.
+    """Return whether a request with this `Host` is answered.
 
     Args:
         header: The header as it came, None without one.

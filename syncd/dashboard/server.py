@@ -1,25 +1,48 @@
-"""HTTP for a few viewers: GET and HEAD only, and every connection has its end."""
+"""The HTTP server of the page: its files and its data, for a few viewers, by GET and HEAD only."""
 
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from socketserver import TCPServer
 from typing import Any
 
 from syncd.dashboard.hosts import is_loopback, may_ask
-from syncd.dashboard.pages import HEADERS, Site
 from syncd.errors import ConfigError
+
+_PLACE, _FIRST = "static", "page.html"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+DATA = "/data.json"
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Sent with every answer: the page loads only these files, and no other page can read them."""
 
 MOST_CONNECTIONS = 32
 IDLE_LIMIT = 10.0
-"""Seconds that a connection may stand still."""
+"""Seconds that a connection may be idle."""
 
 LIMIT = 20.0
-"""Seconds that a connection may last: whoever sends one byte after the other is cut off, too."""
+"""Seconds that a connection may last: a client that sends byte by byte is cut off too."""
 
 _METHODS = ("GET", "HEAD")
 _BUSY = (
@@ -27,23 +50,58 @@ _BUSY = (
 )
 
 
-class Server(ThreadingHTTPServer):
+@dataclass(frozen=True, slots=True)
+class PageContent:
+    """A body and its media type."""
+
+    body: bytes
+    type: str
+
+
+class Site:
+    """Everything that the server can be asked for.
+
+    Args:
+        data: Returns the JSON text of `DATA`.
+    """
+
+    def __init__(self, data: Callable[[], str]) -> None:
+        self._data = data
+        self._files = _static()
+
+    def at(self, path: str) -> PageContent | None:
+        """Return what is at a path, None where there is nothing."""
+        if path == DATA:
+            return PageContent(self._data().encode("ascii"), "application/json")
+        return self._files.get(path)
+
+
+def _static() -> dict[str, PageContent]:
+    """Return the page's own files by path."""
+    found = {
+        item.name: PageContent(item.read_bytes(), _TYPES[item.name.rpartition(".")[2]])
+        for item in (files(__package__) / _PLACE).iterdir()
+    }
+    return {"/": found.pop(_FIRST), **{f"/{name}": content for name, content in found.items()}}
+
+
+class PageServer(ThreadingHTTPServer):
     """Answers from one thread a connection, a bounded number at a time.
 
     Args:
         address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
-        site: What there is.
-        names: Names by which it may be asked for besides localhost, lower case.
+        site: Its pages.
+        names: Names, in lower case, that it answers to besides localhost.
         limit: Seconds that a connection may last.
 
     Raises:
-        ConfigError: The address cannot be had.
+        ConfigError: It cannot listen on the address.
     """
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = MOST_CONNECTIONS  # fewer, and who comes with others waits for a second packet
+    request_queue_size = MOST_CONNECTIONS  # with fewer, concurrent clients wait for a second packet
 
     def __init__(
         self, address: str, port: int, site: Site, names: Collection[str] = (), limit: float = LIMIT
@@ -54,11 +112,12 @@ class Server(ThreadingHTTPServer):
         self._open: dict[Any, float] = {}
         self._counting = threading.Lock()
         try:
-            super().__init__((address, port), Handler)
+            super().__init__((address, port), PageHandler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"no page on {address}, port {port} ({reason})", hint="another --port, or 0 for a free one"
+                f"cannot listen on {address}, port {port} ({reason})",
+                hint="another --port, or 0 for a free one",
             ) from error
 
     def server_bind(self) -> None:
@@ -96,13 +155,13 @@ class Server(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: whoever asked has gone, or has sent what is no request."""
+        """Log nothing: the client has gone, or has sent no valid request."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class PageHandler(BaseHTTPRequestHandler):
     """Answers one request."""
 
-    server: Server
+    server: PageServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_LIMIT
 
@@ -121,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def parse_request(self) -> bool:
-        """Refuse what is not to be answered before anything else looks at it."""
+        """Refuse what must not be answered, before anything else reads it."""
         if not super().parse_request():
             return False
         wrong = self._why_not()
@@ -166,7 +225,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def serve_in_background(server: Server) -> Callable[[], None]:
+def serve_in_background(server: PageServer) -> Callable[[], None]:
     """Serve from a thread and return what ends it."""
     threading.Thread(target=server.serve_forever, name="serve", daemon=True).start()
 

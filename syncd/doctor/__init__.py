@@ -1,6 +1,5 @@
-"""Is this mount safe? Probes of one directory, alone or together with a second host.
+"""`syncd doctor`: checks whether a mount is safe for jobs, from one host or together with a second one.
 
-`finding` has the words and `probe` how one is run; `syncing`, `names`, `files`, `locks`, `events` and
-`system` are the probes; `peer` finds the second host and `between` measures with it; `expect` says what
-follows, `report` puts it all together and `render` shows it.
+`probe` defines what a probe is and how it runs; `system`, `names`, `files` and `events` have the probes; `peer` finds
+the second host and `between` measures with it; `expect` derives settings, and `report` runs and shows everything.
 """

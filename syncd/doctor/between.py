@@ -1,10 +1,11 @@
 """Measurements between two hosts without synchronised clocks: one asks, the other answers, then they swap.
 
-What a question and its answer take together is measured on one clock; one way is taken to be half of it. What
-the partner needs to see a change is the time until its answer, less one way of the answer.
+A question and its answer are timed together, on one clock; one way counts as half of that. The time until the partner
+sees a change is the time until its answer, minus one way.
 """
 
 import contextlib
+import dataclasses
 import os
 import socket
 import time
@@ -13,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncd.doctor.events import Listener, listening
-from syncd.doctor.finding import errno_name, percentile
-from syncd.doctor.locks import Kind, attempt, held
-from syncd.doctor.peer import END, Line
+from syncd.doctor.names import Kind, lock_held, try_lock
+from syncd.doctor.peer import END, PeerLink
+from syncd.doctor.probe import errno_name, percentile
 from syncd.protocol.documents import Fields
 
 ROUNDS = 40
@@ -33,13 +34,13 @@ class Direction:
 
     Args:
         bound_s: How long each single measurement was allowed to take.
-        rounds: Questions that were asked and answered, each found by a tick.
-        round_trip_p50_ms: Of a replaced file and the answer to it, writing and syncing both included.
+        rounds: Questions that were asked and answered; a tick finds each.
+        round_trip_p50_ms: Time to replace a file and get the answer, including writing and syncing both.
         round_trip_p99_ms: The same.
         round_trip_max_ms: The same.
-        write_p50_ms: How much of the way there it took to write and sync the file.
-        stat_ms: Until a stat alone shows that a file was replaced; None: not within the bound.
-        new_name_ms: Until a name is found that was asked for before it existed; None: not within the bound.
+        write_p50_ms: The part of it that writing and syncing the file took.
+        stat_ms: Time until a stat alone shows a replaced file; None: not within the bound.
+        new_name_ms: Time until a name is found that was looked up before it existed; None: not within the bound.
         events: Whether a change raises an event on the other host.
         flock: What a flock that one host holds does to the other: `excludes`, `both acquire` or an errno.
         lockf: The same for lockf.
@@ -60,12 +61,12 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What two hosts found out about each other.
+    """What two hosts measured together.
 
     Args:
         host: The other host.
-        outward: How the other host sees what this one does.
-        inward: How this host sees what the other one does.
+        outward: How the other host sees the changes of this one.
+        inward: How this host sees the changes of the other one.
     """
 
     host: str
@@ -81,7 +82,7 @@ class Peer:
         return max(self.outward.round_trip_p99_ms, self.inward.round_trip_p99_ms)
 
 
-def converse(end: Line, seconds: float) -> Peer:
+def converse(end: PeerLink, seconds: float) -> Peer:
     """Measure both ways with the partner of a line.
 
     Raises:
@@ -97,8 +98,8 @@ def converse(end: Line, seconds: float) -> Peer:
     return Peer(host, outward, inward)
 
 
-def lead(end: Line, seconds: float) -> Direction:
-    """Ask: make changes, and measure how soon the partner answers that it saw them."""
+def lead(end: PeerLink, seconds: float) -> Direction:
+    """Make changes, and measure how soon the partner answers that it saw them."""
     trips, writes = round_trips(end, seconds)
     one_way = percentile(trips, 50) / 2
     found = Direction(
@@ -118,19 +119,19 @@ def lead(end: Line, seconds: float) -> Direction:
     return found
 
 
-def round_trips(end: Line, seconds: float) -> tuple[list[float], list[float]]:
-    """Return how long each of some questions took to be answered, and how much of that it took to ask it."""
+def round_trips(end: PeerLink, seconds: float) -> tuple[list[float], list[float]]:
+    """Return the seconds until each question was answered, and those that asking it took."""
     until, trips, writes = time.monotonic() + seconds, list[float](), list[float]()
     while len(trips) < ROUNDS and (time.monotonic() < until or not trips):
         began = time.monotonic()
         end.ask("ping", seconds + _MARGIN)
         trips.append(time.monotonic() - began)
         writes.append(end.wrote)
-    # The first one finds caches cold and the partner still busy with settling in.
+    # During the first one caches are cold and the partner may still be starting.
     return trips[1:] or trips, writes
 
 
-def stat_lag(end: Line, seconds: float, one_way: float) -> float | None:
+def stat_lag(end: PeerLink, seconds: float, one_way: float) -> float | None:
     """Return the median milliseconds until the partner's stat alone shows a replaced file."""
     until, lags = time.monotonic() + seconds, list[float]()
     while len(lags) < _STATS and (left := until - time.monotonic()) > 0:
@@ -143,44 +144,44 @@ def stat_lag(end: Line, seconds: float, one_way: float) -> float | None:
     return _ms(percentile(lags, 50)) if lags else None
 
 
-def new_name_lag(end: Line, seconds: float, one_way: float) -> float | None:
-    """Return the milliseconds until the partner finds a name for which it asked before it was there."""
+def new_name_lag(end: PeerLink, seconds: float, one_way: float) -> float | None:
+    """Return the milliseconds until the partner finds a name that it looked up before it existed."""
     end.ask("name-before", _MARGIN)
     os.close(os.open(f"{end.own}/names/new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     lag = _lag_of(end, "name-after", seconds, one_way)
     return None if lag is None else _ms(lag)
 
 
-def _lag_of(end: Line, topic: str, seconds: float, one_way: float) -> float | None:
+def _lag_of(end: PeerLink, topic: str, seconds: float, one_way: float) -> float | None:
     began = time.monotonic()
     seen = end.ask(topic, seconds + _MARGIN, {"seconds": seconds}).flag("seen")
     return max(0.0, time.monotonic() - began - one_way) if seen else None
 
 
-def raises_events(end: Line) -> bool:
-    """Say whether a file that is replaced here raises an event there."""
+def raises_events(end: PeerLink) -> bool:
+    """Return whether a file that is replaced here raises an event there."""
     if not end.ask("watch", _MARGIN).flag("armed"):
         return False
     end.disk.replace(f"{end.own}/events/word", b"x")
     return end.ask("watched", _MARGIN).flag("seen")
 
 
-def lock_scope(end: Line, kind: Kind) -> str:
-    """Return what becomes of a lock that the partner tries while this host holds it.
+def lock_scope(end: PeerLink, kind: Kind) -> str:
+    """Return how a lock ends that the partner tries while this host holds it.
 
-    Each kind has its own file: NFS makes one kind of lock of both, and lets go of the first one when it likes.
+    Each kind has its own file: NFS makes one kind of both, and may release the first.
     """
     try:
-        with held(f"{end.own}/locks/{kind}", kind):
+        with lock_held(f"{end.own}/locks/{kind}", kind):
             return end.ask("lock", _MARGIN, {"kind": kind}).text("became")
     except OSError as error:
         return errno_name(error)
 
 
-def serve(end: Line) -> tuple[Direction, str]:
+def serve(end: PeerLink) -> tuple[Direction, str]:
     """Answer until the partner has no more questions; return what it found, and its name."""
     with contextlib.ExitStack() as stack:
-        witness = Witness(end.other, stack)
+        witness = PeerObserver(end.other, stack)
         while (question := end.asked(_MARGIN)).text("topic") != END:
             end.answer(witness.answer(question.text("topic"), question.record("value")))
         end.answer({})
@@ -188,12 +189,12 @@ def serve(end: Line) -> tuple[Direction, str]:
     return direction_from(value.record("found")), value.text("host")
 
 
-class Witness:
-    """Looks at what the partner does, in the ways that programs do.
+class PeerObserver:
+    """Observes the changes of the partner in the ways in which programs do.
 
     Args:
         other: The partner's directory.
-        stack: Ends what is still watched at the end.
+        stack: Closes what it still watches at the end.
     """
 
     def __init__(self, other: str, stack: contextlib.ExitStack) -> None:
@@ -202,7 +203,7 @@ class Witness:
         self._listener: Listener | None = None
 
     def answer(self, topic: str, value: Fields) -> Value:
-        """Return the answer to a question; to one that is not known, that nothing was seen."""
+        """Return the answer to a question; to an unknown one, that nothing was seen."""
         answers: dict[str, Callable[[Fields], Value]] = {
             "stat-before": self._stat_before,
             "stat-after": lambda value: self._wait(value, lambda: self._stat() != self._before),
@@ -246,28 +247,21 @@ class Witness:
 
     def _lock(self, value: Fields) -> Value:
         kind: Kind = "flock" if value.text("kind") == "flock" else "lockf"
-        return {"became": attempt(f"{self._other}/locks/{kind}", kind)}
+        return {"became": try_lock(f"{self._other}/locks/{kind}", kind)}
 
 
 def direction_from(fields: Fields) -> Direction:
-    """Return what the partner found, from its words."""
+    """Return what the partner found, from its message."""
+    readers: dict[Any, Callable[[str], Any]] = {
+        float: fields.number,
+        int: fields.integer,
+        bool: fields.flag,
+        str: fields.text,
+        float | None: lambda key: None if fields.document.get(key) is None else fields.number(key),
+    }
     return Direction(
-        bound_s=fields.number("bound_s"),
-        rounds=fields.integer("rounds"),
-        round_trip_p50_ms=fields.number("round_trip_p50_ms"),
-        round_trip_p99_ms=fields.number("round_trip_p99_ms"),
-        round_trip_max_ms=fields.number("round_trip_max_ms"),
-        write_p50_ms=fields.number("write_p50_ms"),
-        stat_ms=_optional(fields, "stat_ms"),
-        new_name_ms=_optional(fields, "new_name_ms"),
-        events=fields.flag("events"),
-        flock=fields.text("flock"),
-        lockf=fields.text("lockf"),
+        **{field.name: readers[field.type](field.name) for field in dataclasses.fields(Direction)}
     )
-
-
-def _optional(fields: Fields, key: str) -> float | None:
-    return None if fields.document.get(key) is None else fields.number(key)
 
 
 def _ms(seconds: float) -> float:

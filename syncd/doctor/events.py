@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
-from syncd.doctor.finding import Answer, errno_name, milliseconds, ok, percentile, warn
-from syncd.doctor.probe import Place, probe
+from syncd.doctor.probe import Finding, ProbeTarget, errno_name, milliseconds, ok, percentile, probe, warn
 
 PATIENCE = 1.0
 """Seconds in which an event must come."""
@@ -19,7 +18,7 @@ _ROUNDS = 5
 
 
 class Listener(FileSystemEventHandler):
-    """Wakes whoever waits when a change of one path is reported.
+    """Wakes a waiting thread when a change of one path is reported.
 
     Args:
         path: The file that is watched.
@@ -34,7 +33,7 @@ class Listener(FileSystemEventHandler):
             self._heard.set()
 
     def arm(self) -> None:
-        """Forget what was heard."""
+        """Forget earlier changes."""
         self._heard.clear()
 
     def wait(self, seconds: float = PATIENCE) -> bool:
@@ -60,8 +59,8 @@ def listening(path: str) -> Iterator[Listener]:
 
 
 @probe("events")
-def local_events(place: Place) -> Answer:
-    """Whether this host's own changes raise events here. Those of other hosts need a peer to find out."""
+def local_events(place: ProbeTarget) -> Finding:
+    """Whether changes of this host raise events here; only a second host can tell whether its own do."""
     try:
         delays = event_delays(place, f"{place.scratch}/file")
     except OSError as error:
@@ -77,7 +76,7 @@ def local_events(place: Place) -> Answer:
     return ok(f"p50 {milliseconds(middle)} after a change{scope}", figures)
 
 
-def event_delays(place: Place, path: str) -> list[float]:
+def event_delays(place: ProbeTarget, path: str) -> list[float]:
     """Return the seconds from each change to its event, for those that raised one."""
     place.disk.replace(path, b"0")
     with listening(path) as listener:

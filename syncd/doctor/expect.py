@@ -1,10 +1,10 @@
-"""What follows from the findings: how soon a new version is seen here, and what to set."""
+"""What follows from the findings: how soon a host sees a new version, and which settings to use."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syncd.doctor.between import Peer
-from syncd.doctor.finding import Finding
+from syncd.doctor.probe import Finding
 from syncd.protocol.mount import Mount
 
 POLL = 0.25
@@ -20,15 +20,15 @@ _COHERENT = ("lustre", "gpfs", "ocfs2", "gfs2", "wekafs")
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
-    """What to expect of this mount and what to set.
+class Expectation:
+    """What to expect of this mount, and which settings to use.
 
     Args:
         wake: `inotify` or `poll`.
         latency_p50_ms: Half of all new versions are seen within this.
         latency_p99_ms: Nearly all are.
         poll: Recommended seconds between two ticks.
-        attribute_cache: Seconds for which this host may believe what is no longer so.
+        attribute_cache: Seconds for which this host may see old attributes.
         trash_grace: Recommended seconds between moving a step to the trash and removing it.
         advice: Mount options to consider, and why.
     """
@@ -42,15 +42,15 @@ class Expect:
     advice: tuple[str, ...]
 
 
-def expect(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expect:
-    """Return what follows for the daemon and the explorers on this mount."""
+def expectation(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expectation:
+    """Return what the daemon and the explorers can expect on this mount."""
     woken = wakes(mount, findings, peer)
     one_way = (peer.slowest_p50_ms / 2, peer.slowest_p99_ms / 2) if peer else _ASSUMED
     poll = max(POLL, round(one_way[0] / 500, 2))
     cache = attribute_cache(mount)
-    # Ticks come evenly, a version at any time between two of them.
+    # Ticks come at equal intervals, a version at any time between two of them.
     latency = event_latency(findings) if woken else (poll * 500 + one_way[0], poll * 1000 + one_way[1])
-    return Expect(
+    return Expectation(
         wake="inotify" if woken else "poll",
         latency_p50_ms=round(latency[0], 1),
         latency_p99_ms=round(latency[1], 1),
@@ -62,7 +62,7 @@ def expect(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expe
 
 
 def wakes(mount: Mount, findings: Iterable[Finding], peer: Peer | None) -> bool:
-    """Say whether a change made by whoever writes here raises an event on this host."""
+    """Return whether a change made by whoever writes here raises an event on this host."""
     here = any(finding.name == "events" and finding.verdict == "ok" for finding in findings)
     return here and not mount.is_network and (peer is None or peer.inward.events)
 
@@ -74,7 +74,7 @@ def event_latency(findings: Iterable[Finding]) -> tuple[float, float]:
 
 
 def attribute_cache(mount: Mount) -> float:
-    """Return for how many seconds this host may go on believing an old attribute or an absence."""
+    """Return for how many seconds this host may see an old attribute, or miss a new name."""
     if not mount.is_network or mount.type in _COHERENT or mount.option("noac") is not None:
         return 0.0
     stated = [seconds(mount.option(name)) for name in ("actimeo", "acregmax", "acdirmax")]
@@ -101,7 +101,7 @@ def _advice(mount: Mount, cache: float) -> list[str]:
     advice = ["noac is not needed: a tick lists and opens, which asks the server (close-to-open)"]
     if mount.option("lookupcache") is None:
         advice.append(
-            "lookupcache=positive shows new names at once to programs that poll for them; syncd needs it not"
+            "lookupcache=positive shows new names at once to programs that poll for them; syncd does not need it"
         )
     if cache > 10:  # noqa: PLR2004 - shorter is already chosen by someone
         advice.append(f"actimeo=3 would let trash_grace be {_GRACE + 3:g} s instead of {cache + _GRACE:g} s")

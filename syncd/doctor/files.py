@@ -1,15 +1,27 @@
-"""Probes of single files: direct and uncached writes, times, permissions."""
+"""Probes of files: replacing one under a reader, making it durable, direct writes, times, permissions."""
 
 import contextlib
+import errno
 import itertools
 import mmap
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from syncd.doctor.finding import Answer, errno_name, milliseconds, ok, warn
-from syncd.doctor.probe import Place, probe
+from syncd.doctor.probe import (
+    Finding,
+    ProbeTarget,
+    errno_name,
+    fail,
+    milliseconds,
+    ok,
+    percentile,
+    probe,
+    warn,
+)
 
 _BLOCK = 4096
 _DONTCACHE = 0x80
@@ -18,7 +30,7 @@ _SKEW = 60.0
 
 
 @probe("direct-io")
-def direct_io(place: Place) -> Answer:
+def direct_io(place: ProbeTarget) -> Finding:
     """O_DIRECT writes big shards without filling the page cache."""
     with _aligned() as block:
         try:
@@ -31,7 +43,7 @@ def direct_io(place: Place) -> Answer:
 
 
 @probe("uncached-io")
-def uncached_io(place: Place) -> Answer:
+def uncached_io(place: ProbeTarget) -> Finding:
     """RWF_DONTCACHE is the second choice for big shards; kernels from 6.14 have it for some file systems."""
     with _aligned() as block:
         try:
@@ -57,7 +69,7 @@ def _write(path: str, block: mmap.mmap, *, flags: int = 0, uncached: int = 0) ->
 
 
 @probe("clock")
-def clock(place: Place) -> Answer:
+def clock(place: ProbeTarget) -> Finding:
     """How fine the times of files are, how far from this host's clock; syncd compares neither."""
     before = time.time()
     times = [_mtime(f"{place.scratch}/{number}") for number in range(_TIMES)]
@@ -82,7 +94,7 @@ def _mtime(path: str) -> int:
 
 
 @probe("permissions")
-def permissions(place: Place) -> Answer:
+def permissions(place: ProbeTarget) -> Finding:
     """Whether hosts that run as other users of the group can read what is published here."""
     place.disk.replace(f"{place.scratch}/file", b"x")
     os.mkdir(f"{place.scratch}/directory")
@@ -96,3 +108,124 @@ def permissions(place: Place) -> Answer:
     if not file.st_mode & stat.S_IRGRP or not directory.st_mode & stat.S_IXGRP:
         return warn(f"{detail}: the group cannot read them", "umask 022 (or UMask=0022 in the unit)")
     return ok(detail)
+
+
+_SIZE = 256 << 10
+_SAMPLES = 50
+_SLOW = 0.5
+_HASTE = 1.0
+"""Seconds of a local measurement, at most: the point is shown by then."""
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What a reader found while a file was replaced under it.
+
+    Args:
+        reads: Whole contents.
+        partial: Contents that were cut or mixed.
+        missing: Times the name was not there.
+        stale: Times the server no longer knew the file that the name led to (ESTALE).
+    """
+
+    reads: int = 0
+    partial: int = 0
+    missing: int = 0
+    stale: int = 0
+
+    def read(self, path: str) -> None:
+        """Read the file once."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                data = file.read()
+        except FileNotFoundError:
+            self.missing += 1
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            self.stale += 1
+        else:
+            self.reads += 1
+            self.partial += data != data[:1] * _SIZE
+
+
+@probe("replace", essential=True)
+def replace_under_reader(place: ProbeTarget) -> Finding:
+    """A file replaced by a rename is always one of its contents: never missing, never a part."""
+    path = f"{place.scratch}/file"
+    place.disk.replace(path, b"\0" * _SIZE)
+    counts, over = ReadCounts(), threading.Event()
+    reader = threading.Thread(target=_read_until, args=(path, counts, over), daemon=True)
+    reader.start()
+    try:
+        replaced = _replace_for(place, path, min(place.seconds, _HASTE))
+    finally:
+        over.set()
+        reader.join(5)
+    return judge_reads(counts, replaced)
+
+
+def judge_reads(counts: ReadCounts, replaced: int) -> Finding:
+    """Return what a reader's experience means."""
+    detail = f"{replaced} replaced, {counts.reads} reads, {counts.stale} ESTALE"
+    if counts.partial or counts.missing:
+        detail += f"; {counts.partial} partial, {counts.missing} missing"
+        return fail(detail, "use another file system for jobs")
+    return ok(detail, {"reads": counts.reads, "estale": counts.stale})
+
+
+def _read_until(path: str, counts: ReadCounts, over: threading.Event) -> None:
+    while not over.is_set():
+        counts.read(path)
+
+
+def _replace_for(place: ProbeTarget, path: str, seconds: float) -> int:
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        count += 1
+        place.disk.replace(path, bytes([count % 256]) * _SIZE)
+    return count
+
+
+@probe("fsync", essential=True)
+def file_fsync(place: ProbeTarget) -> Finding:
+    """How long it takes to make a small file durable: each publish takes a few of these."""
+    end, samples = time.monotonic() + min(place.seconds, _HASTE), list[float]()
+    while len(samples) < _SAMPLES and (time.monotonic() < end or not samples):
+        samples.append(_fsync_once(f"{place.scratch}/{len(samples)}"))
+    middle, tail = percentile(samples, 50), percentile(samples, 99)
+    figures = {"p50_ms": round(middle * 1000, 3), "p99_ms": round(tail * 1000, 3)}
+    detail = f"p50 {milliseconds(middle)}, p99 {milliseconds(tail)} of {len(samples)}"
+    if middle > _SLOW:
+        return warn(detail, "each publish takes several of these: look at the load of the server", figures)
+    return ok(detail, figures)
+
+
+def _fsync_once(path: str) -> float:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, b"x" * 4096)
+        began = time.monotonic()
+        os.fsync(descriptor)
+        return time.monotonic() - began
+    finally:
+        os.close(descriptor)
+
+
+@probe("fsync-directory", essential=True)
+def directory_fsync(place: ProbeTarget) -> Finding:
+    """Names survive a power cut once their directory is synced."""
+    descriptor = os.open(place.scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        began = time.monotonic()
+        os.fsync(descriptor)
+        return ok(milliseconds(time.monotonic() - began))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+        return warn(
+            f"not supported ({errno_name(error)}): only the file system decides when a rename is durable",
+            "a step may vanish whole in a power cut, never in part",
+        )
+    finally:
+        os.close(descriptor)

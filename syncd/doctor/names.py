@@ -1,13 +1,19 @@
-"""Probes of names: what renames and removals of directories do. The term lock and retention rest on these."""
+"""Probes of what only one of two processes may get: names, by rename, rmdir and O_EXCL, and locks.
+
+Leadership and retention rest on names. syncd uses no locks; they are probed because others in the directory may.
+"""
 
 import contextlib
 import errno
+import fcntl
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Literal
 
-from syncd.doctor.finding import Answer, errno_name, fail, ok
-from syncd.doctor.probe import Place, probe
+from syncd.doctor.probe import Finding, ProbeTarget, errno_name, fail, ok, probe
 
 _CLAIMS = 20
 _FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -16,21 +22,17 @@ _UNFIT = "do not let two daemons run here, and use another file system for jobs"
 
 
 @probe("rename-over-full", essential=True)
-def rename_over_full(place: Place) -> Answer:
+def rename_over_full(place: ProbeTarget) -> Finding:
     """A directory renamed over a full one must fail: a term that is taken stays taken."""
-    full_directory(f"{place.scratch}/claim")
-    full_directory(f"{place.scratch}/term")
-    try:
-        os.rename(f"{place.scratch}/claim", f"{place.scratch}/term")
-    except OSError as error:
-        if error.errno in _FULL:
-            return ok(f"refused ({errno_name(error)})")
-        raise
-    return fail("a directory replaced a full one: two daemons could lead", _UNFIT)
+    claim, term = f"{place.scratch}/claim", f"{place.scratch}/term"
+    full_directory(claim)
+    full_directory(term)
+    refusal = _refusal(lambda: os.rename(claim, term), _FULL)
+    return _refused(refusal, "a directory replaced a full one: two daemons could lead")
 
 
 @probe("claim-race", essential=True)
-def claim_race(place: Place) -> Answer:
+def claim_race(place: ProbeTarget) -> Finding:
     """Of two that claim the same term at once exactly one wins."""
     wins = [_race(f"{place.scratch}/{number}") for number in range(_CLAIMS)]
     if all(win == 1 for win in wins):
@@ -58,7 +60,7 @@ def _race(directory: str) -> int:
 
 
 @probe("rename-to-trash", essential=True)
-def rename_to_trash(place: Place) -> Answer:
+def rename_to_trash(place: ProbeTarget) -> Finding:
     """A full directory moves into another directory by one rename, and never onto what is there already."""
     trash, step = f"{place.scratch}/trash", f"{place.scratch}/step"
     os.mkdir(trash)
@@ -67,30 +69,22 @@ def rename_to_trash(place: Place) -> Answer:
     if os.path.lexists(step) or os.listdir(f"{trash}/step") != ["file"]:
         return fail("a directory that was moved is not whole", _UNFIT)
     full_directory(step)
-    try:
-        os.rename(step, f"{trash}/step")
-    except OSError as error:
-        if error.errno in _FULL:
-            return ok("one rename; an entry of the trash is never replaced")
-        raise
+    if _refusal(lambda: os.rename(step, f"{trash}/step"), _FULL):
+        return ok("one rename; an entry of the trash is never replaced")
     return fail("an entry of the trash was replaced", _UNFIT)
 
 
 @probe("rmdir-full", essential=True)
-def rmdir_full(place: Place) -> Answer:
+def rmdir_full(place: ProbeTarget) -> Finding:
     """A full directory cannot be removed: a leader is fenced only once its directory is empty and gone."""
     full_directory(f"{place.scratch}/full")
-    try:
-        os.rmdir(f"{place.scratch}/full")
-    except OSError as error:
-        if error.errno in _FULL:
-            return ok(f"refused ({errno_name(error)})")
-        raise
-    return fail("a full directory was removed", _UNFIT)
+    return _refused(
+        _refusal(lambda: os.rmdir(f"{place.scratch}/full"), _FULL), "a full directory was removed"
+    )
 
 
 @probe("create-in-removed", essential=True)
-def create_in_removed(place: Place) -> Answer:
+def create_in_removed(place: ProbeTarget) -> Finding:
     """Nothing can be created in a removed directory: this fences a deposed leader."""
     removed = f"{place.scratch}/removed"
     os.mkdir(removed)
@@ -99,41 +93,41 @@ def create_in_removed(place: Place) -> Answer:
     try:
         os.rmdir(removed)
         attempts = (
-            _refused(lambda: _create(f"{removed}/file")),
-            _refused(lambda: _create("file", descriptor)),
-            _refused(lambda: os.rename(f"{place.scratch}/staged", f"{removed}/file")),
+            _refusal(lambda: _create(f"{removed}/file"), _GONE),
+            _refusal(lambda: _create("file", descriptor), _GONE),
+            _refusal(lambda: os.rename(f"{place.scratch}/staged", f"{removed}/file"), _GONE),
         )
     finally:
         os.close(descriptor)
-    if all(attempts):
-        return ok(f"refused ({', '.join(dict.fromkeys(attempts))})")
-    return fail("a file was created in a removed directory", _UNFIT)
+    refusal = ", ".join(dict.fromkeys(attempts)) if all(attempts) else ""
+    return _refused(refusal, "a file was created in a removed directory")
 
 
-def _refused(attempt: Callable[[], None]) -> str:
-    """Return why an attempt was refused, the empty string if it was not."""
+@probe("exclusive-create", essential=True)
+def exclusive_create(place: ProbeTarget) -> Finding:
+    """Of two creations of one name the second fails: temporary files are nobody else's."""
+    _create(f"{place.scratch}/file")
+    refusal = _refusal(lambda: _create(f"{place.scratch}/file"), frozenset({errno.EEXIST}))
+    return _refused(refusal, "O_EXCL created a file that exists")
+
+
+def _refusal(attempt: Callable[[], None], numbers: frozenset[int]) -> str:
+    """Return the error with which an attempt was refused, empty if it succeeded; raise any other error."""
     try:
         attempt()
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in numbers:
             return errno_name(error)
         raise
     return ""
 
 
-@probe("exclusive-create", essential=True)
-def exclusive_create(place: Place) -> Answer:
-    """Of two creations of one name the second fails: temporary files are nobody else's."""
-    _create(f"{place.scratch}/file")
-    try:
-        _create(f"{place.scratch}/file")
-    except FileExistsError:
-        return ok("refused (EEXIST)")
-    return fail("O_EXCL created a file that was there", _UNFIT)
+def _refused(refusal: str, otherwise: str) -> Finding:
+    return ok(f"refused ({refusal})") if refusal else fail(otherwise, _UNFIT)
 
 
 @probe("hard-links")
-def hard_links(place: Place) -> Answer:
+def hard_links(place: ProbeTarget) -> Finding:
     """Hard links promote a sync step to a full one without a copy."""
     _create(f"{place.scratch}/one")
     os.link(f"{place.scratch}/one", f"{place.scratch}/two")
@@ -149,3 +143,67 @@ def full_directory(path: str) -> None:
 
 def _create(path: str, directory: int | None = None) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory))
+
+
+Kind = Literal["flock", "lockf"]
+KINDS: tuple[Kind, ...] = ("flock", "lockf")
+EXCLUDED = "excludes"
+ACQUIRED = "both acquire"
+
+_CALLS: dict[Kind, Callable[[int, int], None]] = {"flock": fcntl.flock, "lockf": fcntl.lockf}
+_LIMIT = 20
+
+
+@contextlib.contextmanager
+def lock_held(path: str, kind: Kind) -> Iterator[None]:
+    """Hold an exclusive lock.
+
+    Raises:
+        OSError: It cannot be locked; `BlockingIOError` if another process holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _CALLS[kind](descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(path: str, kind: Kind) -> str:
+    """Try a lock that another process holds; return `excludes`, `both acquire` or the name of an error."""
+    try:
+        with lock_held(path, kind):
+            return ACQUIRED
+    except BlockingIOError:
+        return EXCLUDED
+    except OSError as error:
+        return errno_name(error)
+
+
+@probe("locks")
+def local_locks(place: ProbeTarget) -> Finding:
+    """Whether flock and lockf exclude between processes of this host."""
+    words = [f"{kind} {_between_processes(f'{place.scratch}/{kind}', kind)}" for kind in KINDS]
+    return ok(f"on this host: {', '.join(words)} (syncd uses neither)")
+
+
+def _between_processes(path: str, kind: Kind) -> str:
+    try:
+        with lock_held(path, kind):
+            return _other_process(path, kind)
+    except OSError as error:
+        return errno_name(error)
+
+
+def _other_process(path: str, kind: Kind) -> str:
+    code = "import sys; from syncd.doctor.names import try_lock; print(try_lock(sys.argv[1], sys.argv[2]))"
+    command = [sys.executable, "-c", code, path, kind]
+    # The same modules must be found there, from wherever this process has them.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter, and no shell
+            command, capture_output=True, text=True, timeout=_LIMIT, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return "no answer"
+    return done.stdout.strip() or "not known"

@@ -1,9 +1,9 @@
-"""Finding a second host through the directory, and talking to it through files.
+"""Finds a second host through the directory, and exchanges messages with it through files.
 
-Each of the two has a directory of its own below `.syncd-doctor-peer/`, prepared elsewhere and renamed into
-place. A host writes below its own only, and what it polls is the other's: on NFSv3 one that writes into the
-directory it polls misses what others do there. It listens as the daemon does: it opens and closes the parent
-directory, then opens, reads and closes the file (docs/protocol.md, "Visibility").
+Each host has its own directory below `.syncd-doctor-peer/`, prepared elsewhere and renamed into place. A host writes
+only below its own directory and polls that of the other: on NFSv3 a host that writes into the directory it polls
+misses what others do there. It polls as the daemon does: it opens and closes the parent directory, then opens, reads
+and closes the file (docs/protocol.md, "Visibility").
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from syncd.protocol.documents import Fields, decode, encode
 from syncd.protocol.local_disk import LocalDisk
 
 MEETING = ".syncd-doctor-peer"
-"""The directory where two hosts meet, below the one that is examined."""
+"""The directory in which two hosts meet, below the one that is examined."""
 
 ROOMS = ("say", "stat", "names", "events", "locks")
-"""What each host has below its own directory: one for talking, the others are what is measured."""
+"""The directories of each host: one for messages, the others are measured."""
 
 END = "end"
 """The topic of the last question."""
@@ -37,8 +37,8 @@ _FAREWELL = 5.0
 Accept = Callable[[Fields], bool]
 
 
-class Line:
-    """One host's end of the conversation.
+class PeerLink:
+    """One host's end of the exchange.
 
     Args:
         meeting: The directory where the hosts meet.
@@ -65,18 +65,18 @@ class Line:
 
     @property
     def leads(self) -> bool:
-        """Say whether this host asks first."""
+        """Return whether this host asks first."""
         return self.identity < self.partner
 
     def say(self, topic: str, number: int, value: dict[str, Any] | None = None) -> None:
-        """Replace what this host says, and note how long that took."""
+        """Replace the message of this host, and note how long that took."""
         began = time.monotonic()
         document = {"partner": self.partner, "topic": topic, "number": number, "value": value or {}}
         self.disk.replace(f"{self.own}/say/word", encode(document))
         self.wrote = time.monotonic() - began
 
     def listen(self, identity: str) -> Fields | None:
-        """Look once at what a host says, as the daemon looks at a marker."""
+        """Return the message of a host, read as the daemon reads a marker; None if it cannot be read."""
         room = f"{self.meeting}/{identity}/say"
         try:
             self.disk.refresh(room)
@@ -85,7 +85,7 @@ class Line:
             return None
 
     def hear(self, accept: Accept, seconds: float) -> Fields:
-        """Listen to the partner until it says what is waited for.
+        """Wait for a message of the partner that is accepted, and return it.
 
         Raises:
             TimedOutError: It did not in time.
@@ -108,31 +108,31 @@ class Line:
         return self.hear(lambda word: _is(word, number, "answer"), seconds).record("value")
 
     def finish(self, seconds: float, value: dict[str, Any]) -> None:
-        """Say that there are no more questions, and wait until the partner knows, or asks its own already."""
+        """Send the last question, and wait until the partner has answered it or asks its own."""
         self.number += 1
         number = self.number
         self.say(END, number, value)
         self.hear(lambda word: _is(word, number, "answer") or _is(word, number + 1), seconds)
 
     def asked(self, seconds: float) -> Fields:
-        """Wait for the partner's next question."""
+        """Wait for the next question of the partner, and return it."""
         number = self.number + 1
         question = self.hear(lambda word: _is(word, number), seconds)
         self.number = number
         return question
 
     def answer(self, value: dict[str, Any]) -> None:
-        """Answer the question that was asked last."""
+        """Answer the last question."""
         self.say("answer", self.number, value)
 
     def find(self, seconds: float) -> Self:
-        """Wait for another host, and agree with it to be partners.
+        """Wait for another host and make it the partner.
 
         Raises:
-            TimedOutError: None came in time.
+            TimedOutError: No host came in time.
         """
         end, known, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
-        # The last change of this host in the directory that it polls now lies safely behind.
+        # From here on this host changes nothing in the directory that it polls.
         time.sleep(_SETTLE)
         while True:
             met = self._meet(known)
@@ -143,11 +143,13 @@ class Line:
             if met:
                 return self
             if now > end:
-                raise TimedOutError(f"no peer came within {seconds:g} s", path=self.meeting)
+                raise TimedOutError(
+                    f"timed out after {seconds:g} s waiting for a second host", path=self.meeting
+                )
             time.sleep(_SETTLE)
 
     def _meet(self, known: dict[str, int]) -> bool:
-        """Look at who is there; who names this host as its partner is met, who only beats is a candidate."""
+        """Return whether another host names this one as its partner; one whose number grows is a candidate."""
         living = ""
         for identity in sorted(self._present() - {self.identity}):
             word = self.listen(identity)
@@ -157,14 +159,14 @@ class Line:
                 self.partner = identity
                 return True
             number = word.integer("number")
-            # What another run left behind does not beat.
+            # The number of a directory that an earlier run left does not grow.
             if known.setdefault(identity, number) != number:
                 living = living or identity
         self.partner = living
         return False
 
     def leave(self) -> None:
-        """Wait for the partner to have heard the last word: it is gone then."""
+        """Wait until the partner has read the last message: its directory is gone then."""
         end = time.monotonic() + _FAREWELL
         while time.monotonic() < end and self.partner in self._present():
             time.sleep(_SETTLE)
@@ -174,22 +176,22 @@ class Line:
 
 
 def _checked(word: Fields) -> Fields:
-    """Return a word that has all that a word must have."""
+    """Return a message with all required fields."""
     word.text("partner"), word.text("topic"), word.integer("number")
     return word
 
 
 def _is(word: Fields, number: int, topic: str | None = None) -> bool:
-    """Say whether a word is the numbered one of a topic; without a topic, the numbered question."""
+    """Return whether a message has a number and a topic; without a topic, whether it is the question of a number."""
     said = word.text("topic")
     wanted = said == topic if topic else said not in ("answer", "hello")
     return wanted and word.integer("number") == number
 
 
 @contextlib.contextmanager
-def line(directory: str, scratch: str) -> Iterator[Line]:
-    """Open this host's end in a directory, and take away every trace of it at the end."""
-    end = Line(f"{directory}/{MEETING}")
+def open_link(directory: str, scratch: str) -> Iterator[PeerLink]:
+    """Open this host's end in a directory, and remove everything it wrote at the end."""
+    end = PeerLink(f"{directory}/{MEETING}")
     try:
         _settle_in(end, f"{scratch}/peer")
         yield end
@@ -199,7 +201,7 @@ def line(directory: str, scratch: str) -> Iterator[Line]:
             os.rmdir(end.meeting)
 
 
-def _settle_in(end: Line, prepared: str) -> None:
+def _settle_in(end: PeerLink, prepared: str) -> None:
     for room in ROOMS:
         os.makedirs(f"{prepared}/{room}")
         with open(f"{prepared}/{room}/word", "wb") as file:
@@ -210,6 +212,6 @@ def _settle_in(end: Line, prepared: str) -> None:
         try:
             os.rename(prepared, end.own)
         except FileNotFoundError:
-            # Two others have just left and removed the empty meeting place.
+            # Two other hosts have just left and removed the empty directory.
             continue
         return

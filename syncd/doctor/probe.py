@@ -1,4 +1,4 @@
-"""How a probe is run: in a directory of its own, for a bounded time, with its errors turned into findings."""
+"""What a probe is and how it runs: in its own directory, for a bounded time, with its errors as findings."""
 
 import contextlib
 import errno
@@ -6,22 +6,75 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
-from syncd.doctor.finding import Answer, Finding, Verdict, errno_name, finding
 from syncd.errors import TimedOutError
 from syncd.protocol.disk import MISSING, Disk, remove_tree
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
-from syncd.worker_thread import Work
+from syncd.stall.worker import WorkerThread
+
+Verdict = Literal["ok", "warn", "fail", "skip"]
+
+Figures = Mapping[str, float]
+
+_GRAVITY: tuple[Verdict, ...] = ("fail", "warn")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one probe found.
+
+    Args:
+        name: The probe; empty until `Probe` fills it in.
+        verdict: `fail` only for what syncd relies on; `warn` for what costs speed or comfort.
+        detail: What was seen, with figures.
+        advice: The command or option that fixes it; empty if there is none.
+        figures: The figures in `detail`, by name, for programs.
+    """
+
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+    figures: Figures = field(default_factory=dict)
+
+
+def ok(detail: str, figures: Figures | None = None) -> Finding:
+    """Return a finding that nothing is wrong."""
+    return Finding("", "ok", detail, "", figures or {})
+
+
+def warn(detail: str, advice: str = "", figures: Figures | None = None) -> Finding:
+    """Return a finding that syncd works, but slower or less comfortably."""
+    return Finding("", "warn", detail, advice, figures or {})
+
+
+def fail(detail: str, advice: str = "", figures: Figures | None = None) -> Finding:
+    """Return a finding that something that syncd relies on does not work."""
+    return Finding("", "fail", detail, advice, figures or {})
+
+
+def skip(detail: str) -> Finding:
+    """Return a finding that the probe could not run."""
+    return Finding("", "skip", detail)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """Return the verdict of all: the worst of them, `ok` where nothing was found."""
+    found = {finding.verdict for finding in findings}
+    return next((verdict for verdict in _GRAVITY if verdict in found), "ok")
+
+
+T = TypeVar("T")
 
 SCRATCH = ".syncd-doctor-"
 """What the names of scratch directories begin with; a random part follows."""
 
 STUCK = 30.0
-"""Seconds after which an operation is taken to be stuck on the mount."""
+"""Seconds after which an operation on the mount counts as stuck."""
 
 _ADVICE = {
     errno.ENOSPC: "free some space: df -h {0}; df -i {0}",
@@ -35,15 +88,13 @@ _ADVICE = {
 _SWEEPS = 50
 _SWEEP_PAUSE = 0.1
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProbeTarget:
     """Where a probe works.
 
     Args:
-        directory: The directory that is examined, absolute; nothing is written into it itself.
+        directory: The directory that is examined, absolute; nothing is written to it directly.
         scratch: A directory below it that is the probe's own.
         mount: The mount that holds it.
         seconds: How long one measurement may take.
@@ -61,52 +112,51 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One question to a file system.
+    """One test of a file system.
 
     Args:
         name: What its finding is called.
-        essential: Whether syncd rests on it: an error is a failure then, otherwise a warning.
-        body: Asks it.
+        essential: Whether syncd relies on it: then an error is a failure, otherwise a warning.
+        body: Runs it.
     """
 
     name: str
     essential: bool
-    body: Callable[[Place], Answer]
+    body: Callable[[ProbeTarget], Finding]
 
-    def __call__(self, place: Place) -> Finding:
-        """Ask, in a new directory below the place's scratch directory."""
+    def __call__(self, place: ProbeTarget) -> Finding:
+        """Run it in a new directory below the scratch directory of the target."""
         scratch = f"{place.scratch}/{self.name}"
         try:
             os.mkdir(scratch)
-            answer = self.body(replace(place, scratch=scratch))
+            return replace(self.body(replace(place, scratch=scratch)), name=self.name)
         except OSError as error:
             return self.failed(place, error)
-        return finding(self.name, answer)
 
-    def failed(self, place: Place, error: OSError) -> Finding:
+    def failed(self, place: ProbeTarget, error: OSError) -> Finding:
         """Return the finding for an error that the probe did not expect."""
         detail = f"{errno_name(error)}: {error.strerror or error}"
         verdict: Verdict = "fail" if self.essential else "warn"
         return Finding(self.name, verdict, detail, advice_for(error, place.directory))
 
 
-def probe(name: str, *, essential: bool = False) -> Callable[[Callable[[Place], Answer]], Probe]:
-    """Make a probe of a function."""
+def probe(name: str, *, essential: bool = False) -> Callable[[Callable[[ProbeTarget], Finding]], Probe]:
+    """Return a decorator that makes a function a probe."""
     return lambda body: Probe(name, essential, body)
 
 
 def advice_for(error: OSError, directory: str) -> str:
-    """Return what to do about an error."""
+    """Return what to do about an error, empty if nothing is known."""
     return _ADVICE.get(error.errno or 0, "").format(shlex.quote(directory))
 
 
 def bounded(work: Callable[[], T], seconds: float) -> T:
-    """Do something that a dead server may never finish.
+    """Return the result of work that a dead server may never finish.
 
     Raises:
         TimedOutError: It has not finished; its thread is left behind and ends with the process.
     """
-    begun = Work(work, "syncd-doctor")
+    begun = WorkerThread(work, "syncd-doctor")
     begun.start()
     if not begun.wait(seconds):
         raise TimedOutError(f"no answer from the file system in {seconds:g} s")
@@ -115,7 +165,7 @@ def bounded(work: Callable[[], T], seconds: float) -> T:
 
 @contextlib.contextmanager
 def scratch_directory(directory: str) -> Iterator[str]:
-    """Make a directory of a random name below `directory`, and remove it whatever happens."""
+    """Create a directory with a random name below `directory`, and remove it at the end."""
     path = f"{directory}/{SCRATCH}{uuid.uuid4().hex[:12]}"
     bounded(lambda: os.mkdir(path), STUCK)
     try:
@@ -126,7 +176,7 @@ def scratch_directory(directory: str) -> Iterator[str]:
 
 
 def sweep(path: str) -> bool:
-    """Remove a tree in which an interrupted probe may still be writing; say whether it is gone.
+    """Remove a tree to which an interrupted probe may still write; return whether it is gone.
 
     NFS keeps a removed file that is still open as `.nfs*`, so a directory may be full for a moment longer.
     """
@@ -141,3 +191,27 @@ def sweep(path: str) -> bool:
             return False
         time.sleep(_SWEEP_PAUSE)
     return False
+
+
+def errno_name(error: OSError) -> str:
+    """Return the symbol of an error, as in `ENOSPC`."""
+    if error.errno == errno.EOPNOTSUPP:
+        # Python names this number ENOTSUP; manual pages and strace name it so.
+        return "EOPNOTSUPP"
+    return errno.errorcode.get(error.errno or 0, type(error).__name__)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a duration as people read it: 0.21 ms, 3.4 ms, 120 ms, 29.8 s."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    value = seconds * 1000
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"  # noqa: PLR2004 - two digits are enough
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """Return the value below which `percent` of all lie, 0 for none: the nearest rank, never interpolated."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]

@@ -1,17 +1,32 @@
-"""All probes of one directory, and what they come to."""
+"""The report of `syncd doctor`: runs all probes of one directory, and shows what they found."""
 
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from syncd.doctor import events, files, locks, names, syncing, system
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from syncd.doctor import events, files, names, system
 from syncd.doctor.between import Direction, Peer, converse
-from syncd.doctor.expect import Expect, expect
-from syncd.doctor.finding import Finding, Verdict, errno_name, finding, milliseconds, worst
-from syncd.doctor.peer import line
-from syncd.doctor.probe import STUCK, Place, Probe, advice_for, bounded, scratch_directory
+from syncd.doctor.expect import Expectation, expectation
+from syncd.doctor.peer import open_link
+from syncd.doctor.probe import (
+    STUCK,
+    Finding,
+    Probe,
+    ProbeTarget,
+    Verdict,
+    advice_for,
+    bounded,
+    errno_name,
+    milliseconds,
+    scratch_directory,
+    worst,
+)
 from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.documents import PROTOCOL
 from syncd.protocol.mount import Mount, mount_of
@@ -20,10 +35,10 @@ SCHEMA = 1
 """Version of the JSON output: grows when a field changes its meaning or goes."""
 
 PROBES: tuple[Probe, ...] = (
-    system.path, system.space, files.permissions, syncing.replace_under_reader, names.rename_over_full,
+    system.path, system.space, files.permissions, files.replace_under_reader, names.rename_over_full,
     names.claim_race, names.rename_to_trash, names.rmdir_full, names.create_in_removed,
-    names.exclusive_create, syncing.file_fsync, syncing.directory_fsync, names.hard_links,
-    files.direct_io, files.uncached_io, events.local_events, locks.local_locks, files.clock,
+    names.exclusive_create, files.file_fsync, files.directory_fsync, names.hard_links,
+    files.direct_io, files.uncached_io, events.local_events, names.local_locks, files.clock,
 )  # fmt: skip
 
 _LATE = 1000.0
@@ -33,21 +48,21 @@ Ways = tuple[tuple[str, Direction], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What the doctor says of a directory.
+class DoctorReport:
+    """What the doctor found about a directory.
 
     Args:
         directory: The directory, absolute.
         findings: One for each probe.
         peer: What two hosts measured together, if they did.
-        expect: What follows.
-        missed: Why there is no peer although one was waited for.
+        expect: What to expect and which settings to use.
+        missed: Why there is no peer, if one was waited for.
     """
 
     directory: str
     findings: tuple[Finding, ...]
     peer: Peer | None
-    expect: Expect
+    expect: Expectation
     missed: SyncdError | None = None
 
     @property
@@ -55,7 +70,7 @@ class Report:
         return worst(self.findings)
 
     def document(self) -> dict[str, Any]:
-        """Return the report as the JSON output has it."""
+        """Return the document of `--json`."""
         return {
             "schema_version": SCHEMA,
             "protocol": PROTOCOL,
@@ -67,16 +82,16 @@ class Report:
         }
 
 
-def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> Report:
-    """Examine a directory, with a second host if `wait` says how many seconds to wait for one.
+def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> DoctorReport:
+    """Examine a directory, together with a second host if `wait` is the seconds to wait for one.
 
     Raises:
-        JobMissingError: It is not there, or its server does not answer.
+        JobMissingError: It does not exist, or its server does not answer.
     """
     directory, mount = _find(directory)
     try:
         with scratch_directory(directory) as scratch:
-            place = Place(directory, scratch, mount, seconds)
+            place = ProbeTarget(directory, scratch, mount, seconds)
             findings = [system.writable(None, directory), *probe_all((system.mount, *PROBES), place)]
             peer, missed = (None, None) if wait is None else _with_peer(place, wait)
         findings += _left_behind(scratch)
@@ -85,11 +100,11 @@ def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> 
     except TimedOutError as error:
         raise JobMissingError("the file system does not answer", path=directory, hint=_STUCK) from error
     findings += peer_findings(peer) if peer else []
-    return Report(directory, tuple(findings), peer, expect(mount, findings, peer), missed)
+    return DoctorReport(directory, tuple(findings), peer, expectation(mount, findings, peer), missed)
 
 
 def _left_behind(scratch: str) -> list[Finding]:
-    # A file that a stuck probe still has open keeps its directory full on NFS until this process ends.
+    # On NFS a file that a stuck probe still has open keeps its directory until this process ends.
     if not bounded(lambda: os.path.lexists(scratch), STUCK):
         return []
     return [Finding("scratch", "warn", f"not removed yet: {scratch}", f"rm -r {shlex.quote(scratch)}")]
@@ -107,8 +122,8 @@ def _find(directory: str) -> tuple[str, Mount]:
     return found, mount
 
 
-def probe_all(probes: tuple[Probe, ...], place: Place) -> Iterator[Finding]:
-    """Ask one after another; once the file system no longer answers what is essential, ask nothing more."""
+def probe_all(probes: tuple[Probe, ...], place: ProbeTarget) -> Iterator[Finding]:
+    """Run one probe after another; once an essential one gets no answer, skip the rest."""
     stuck = False
     for probe in probes:
         if stuck:
@@ -121,51 +136,51 @@ def probe_all(probes: tuple[Probe, ...], place: Place) -> Iterator[Finding]:
             yield Finding(probe.name, "fail" if stuck else "warn", error.message, _STUCK)
 
 
-def _ask(probe: Probe, place: Place) -> Finding:
+def _ask(probe: Probe, place: ProbeTarget) -> Finding:
     return bounded(lambda: probe(place), STUCK + place.seconds)
 
 
 def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:
-    place = Place(directory, directory, mount)
+    place = ProbeTarget(directory, directory, mount)
     seen = system.mount.body(place)
-    skipped = [Finding(probe.name, "skip", "nothing can be made here") for probe in PROBES]
-    return [finding("mount", seen), system.writable(error, directory), *skipped]
+    skipped = [Finding(probe.name, "skip", "cannot write here") for probe in PROBES]
+    return [replace(seen, name="mount"), system.writable(error, directory), *skipped]
 
 
-def _with_peer(place: Place, wait: float) -> tuple[Peer | None, SyncdError | None]:
+def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError | None]:
     try:
-        with line(place.directory, place.scratch) as end:
+        with open_link(place.directory, place.scratch) as end:
             return converse(end.find(wait), place.seconds), None
     except TimedOutError as error:
         error.hint = f"at the same time on the other host: syncd doctor {shlex.quote(place.directory)} --peer"
         return None, error
     except OSError as error:
-        broken = f"the conversation with the peer broke ({errno_name(error)})"
+        broken = f"the exchange with the second host failed ({errno_name(error)})"
         return None, StorageError(
             broken, path=place.directory, hint=advice_for(error, place.directory) or None
         )
 
 
 def peer_findings(peer: Peer) -> list[Finding]:
-    """Return what two hosts measured as findings. Only the tick is one that syncd rests on."""
+    """Return what two hosts measured as findings. syncd relies only on the tick."""
     ways = (("this host's", peer.outward), (f"{peer.host}'s", peer.inward))
     late = max(direction.round_trip_max_ms for _, direction in ways) / 2 > _LATE
     advice = "the server or the network stalls: look at their load" if late else ""
-    words: dict[str, Callable[[Direction], str]] = {
+    texts: dict[str, Callable[[Direction], str]] = {
         "peer-stat": lambda way: _within(way.stat_ms, way.bound_s),
         "peer-new-name": lambda way: _within(way.new_name_ms, way.bound_s),
         "peer-events": lambda way: "raise events" if way.events else "none in 1 s",
         "peer-locks": lambda way: f"flock {way.flock}, lockf {way.lockf}",
     }
     tick = Finding("peer-tick", "warn" if late else "ok", _both(ways, _tick), advice)
-    return [tick, *(Finding(name, "ok", _both(ways, word)) for name, word in words.items())]
+    return [tick, *(Finding(name, "ok", _both(ways, word)) for name, word in texts.items())]
 
 
 def _both(ways: Ways, words: Callable[[Direction], str]) -> str:
-    told = [words(direction) for _, direction in ways]
-    if told[0] == told[1]:
-        return f"both ways: {told[0]}"
-    return "; ".join(f"{whose} changes: {text}" for (whose, _), text in zip(ways, told, strict=True))
+    shown = [words(direction) for _, direction in ways]
+    if shown[0] == shown[1]:
+        return f"both ways: {shown[0]}"
+    return "; ".join(f"{whose} changes: {text}" for (whose, _), text in zip(ways, shown, strict=True))
 
 
 def _tick(way: Direction) -> str:
@@ -176,3 +191,53 @@ def _tick(way: Direction) -> str:
 
 def _within(lag_ms: float | None, bound: float) -> str:
     return f"not within {bound:g} s" if lag_ms is None else milliseconds(lag_ms / 1000)
+
+
+_COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_VERDICTS = {
+    "ok": "fit for syncd jobs",
+    "warn": "fit for syncd jobs, with warnings",
+    "fail": "not fit for syncd jobs",
+}
+
+
+def show(report: DoctorReport, console: Console) -> None:
+    """Print a report: the findings, what to expect, the verdict."""
+    console.print(_table(report.findings))
+    console.print()
+    for label, text in expectations(report.expect):
+        console.print(f"[bold]{label:<16}[/] {escape(text)}", soft_wrap=True)
+    console.print()
+    console.print(verdict_line(report), style=_COLORS[report.verdict], markup=False, soft_wrap=True)
+
+
+def _table(findings: tuple[Finding, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("probe", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for one in findings:
+        advice = f"\n[bold]-> {escape(one.advice)}[/]" if one.advice else ""
+        color = _COLORS[one.verdict]
+        table.add_row(one.name, f"[{color}]{one.verdict}[/]", escape(one.detail) + advice)
+    return table
+
+
+def expectations(expect: Expectation) -> list[tuple[str, str]]:
+    """Return what to expect and which settings to use, as labelled lines."""
+    means = "events (inotify)" if expect.wake == "inotify" else f"a tick each {expect.poll:g} s"
+    latency = f"{expect.latency_p50_ms:g} ms (p50), {expect.latency_p99_ms:g} ms (p99)"
+    settings = f"poll = {expect.poll:g}, trash_grace = {expect.trash_grace:g}"
+    cache = f"this host may see attributes that are up to {expect.attribute_cache:g} s old"
+    return [
+        ("expect", f"a new version is seen {latency} after publishing began, by {means}"),
+        ("set", f"{settings} ({cache})"),
+        *(("mount options", text) for text in expect.advice),
+    ]
+
+
+def verdict_line(report: DoctorReport) -> str:
+    """Return the verdict in one line, with the probes that decided it."""
+    names = ", ".join(finding.name for finding in report.findings if finding.verdict == report.verdict)
+    because = f" ({names})" if report.verdict in ("warn", "fail") else ""
+    return f"{report.directory}: {_VERDICTS[report.verdict]}{because}"

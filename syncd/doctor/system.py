@@ -1,10 +1,18 @@
-"""Probes of the mount and its room, which need no more than a look."""
+"""Probes of the mount, the path, free space and write permission."""
 
 import os
 from shlex import quote
 
-from syncd.doctor.finding import Answer, Finding, errno_name, fail, ok, warn
-from syncd.doctor.probe import Place, advice_for, probe
+from syncd.doctor.probe import (
+    Finding,
+    ProbeTarget,
+    advice_for,
+    errno_name,
+    fail,
+    ok,
+    probe,
+    warn,
+)
 from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
 
 _TIGHT = 0.05
@@ -25,7 +33,7 @@ _TYPES = {
 
 
 @probe("mount", essential=True)
-def mount(place: Place) -> Answer:
+def mount(place: ProbeTarget) -> Finding:
     """Which file system it is, and options that hurt."""
     found = place.mount
     where = f"{found.type} {found.source} on {found.point} ({','.join(found.options)})"
@@ -44,7 +52,7 @@ def _complaints(found: Mount) -> list[str]:
 
 
 @probe("path")
-def path(place: Place) -> Answer:
+def path(place: ProbeTarget) -> Finding:
     """Whether the path itself will trouble shells and tools."""
     directory = place.directory
     if not directory.isprintable() or any(letter.isspace() for letter in directory):
@@ -54,7 +62,7 @@ def path(place: Place) -> Answer:
 
 
 @probe("space", essential=True)
-def space(place: Place) -> Answer:
+def space(place: ProbeTarget) -> Finding:
     """Free bytes and names, and whether the quota lets one megabyte through."""
     with open(f"{place.scratch}/file", "xb") as file:
         file.write(b"\0" * _WRITE)
@@ -63,8 +71,8 @@ def space(place: Place) -> Answer:
     return judge_space(os.statvfs(place.scratch), place.directory)
 
 
-def judge_space(found: os.statvfs_result, directory: str) -> Answer:
-    """Return what the free room of a file system means."""
+def judge_space(found: os.statvfs_result, directory: str) -> Finding:
+    """Return what the free space of a file system means."""
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     # Many network and copy-on-write file systems do not count names: zero of zero.
     names = f"{found.f_favail:,} names" if found.f_files else "names not counted"
@@ -81,7 +89,7 @@ def _gigabytes(count: float) -> str:
 
 
 def writable(error: OSError | None, directory: str) -> Finding:
-    """Return whether anything can be made here at all."""
+    """Return whether this user can write here."""
     if error is None:
         return Finding("writable", "ok", f"by user {os.geteuid()}")
     advice = advice_for(error, directory) or f"ls -ld {quote(directory)}"

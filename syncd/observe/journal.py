@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.safe_open import open_append, open_read
-from syncd.stall.calls import Attend, unattended
+from syncd.stall.calls import TrackCall, untracked
 
 KEEP = 3
 """Rotated files beside the current one: `events.jsonl.1` is the newest of them."""
@@ -48,7 +48,7 @@ class Journal:
         max_bytes: int = MAX_BYTES,
         keep: int = KEEP,
         adopt: Callable[[str], None] | None = None,
-        attend: Attend = unattended,
+        attend: TrackCall = untracked,
     ) -> None:
         self._path, self._max_bytes, self._keep, self._adopt = path, max_bytes, keep, adopt
         self._attend = attend

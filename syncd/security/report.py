@@ -1,4 +1,4 @@
-"""The report of `syncd doctor --security`: as one document, and for people."""
+"""The report of `syncd doctor --security`, as a JSON document and as lines of text."""
 
 import os
 from collections.abc import Iterable
@@ -8,32 +8,32 @@ from typing import Any
 from syncd.doctor.probe import STUCK, bounded
 from syncd.errors import JobMissingError, TimedOutError, plain
 from syncd.protocol.documents import PROTOCOL
-from syncd.security.judge import Finding, judge, verdict
-from syncd.security.look import look
+from syncd.security.collect import collect
+from syncd.security.rules import AccessFinding, judge, verdict
 
 SCHEMA = 1
 """Version of the JSON output: grows when a field changes its meaning or goes."""
 
 _VERDICTS = {
-    "ok": "nothing is more open than it need be",
-    "warn": "more open than it need be",
+    "ok": "no permission is too open",
+    "warn": "more open than needed",
     "fail": "too open",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What is too open around a job.
+class AccessReport:
+    """Which permissions around a job are too open.
 
     Args:
         directory: The job directory, absolute.
         permissions: The policy of its configuration.
-        findings: What was found, the gravest first.
+        findings: The findings, the most severe first.
     """
 
     directory: str
     permissions: str
-    findings: tuple[Finding, ...]
+    findings: tuple[AccessFinding, ...]
 
     @property
     def verdict(self) -> str:
@@ -51,31 +51,31 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Return the report for people."""
-        told = [text for finding in self.findings for text in _told(finding)]
+        """Return the report as lines of text."""
+        found = [text for finding in self.findings for text in _lines(finding)]
         return [
-            *told,
+            *found,
             f"{plain(self.directory)}: {_VERDICTS[self.verdict]} (permissions = {self.permissions!r})",
         ]
 
 
-def _told(finding: Finding) -> list[str]:
+def _lines(finding: AccessFinding) -> list[str]:
     first = f"{finding.severity:<4}  {finding.name:<16}  {plain(finding.where)}: {plain(finding.what)}"
     return [first, *([f"      -> {plain(finding.mend)}"] if finding.mend else [])]
 
 
-def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> Report:
-    """Look at a job and judge it; nothing is changed.
+def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessReport:
+    """Check the permissions of a job; change nothing.
 
     Raises:
-        JobMissingError: It is not there, or its server does not answer.
+        JobMissingError: It does not exist, or its server does not answer.
     """
     try:
         if not bounded(lambda: os.path.isdir(directory), STUCK):
             raise JobMissingError("no such directory", path=directory, hint=f"ls -ld {directory}")
-        seen = bounded(lambda: look(directory, state_dir, secrets), STUCK)
+        snapshot = bounded(lambda: collect(directory, state_dir, secrets), STUCK)
     except TimedOutError as error:
         raise JobMissingError(
             "the file system does not answer", path=directory, hint="dmesg | tail"
         ) from error
-    return Report(seen.directory, seen.permissions, judge(seen))
+    return AccessReport(snapshot.directory, snapshot.permissions, judge(snapshot))

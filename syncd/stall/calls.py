@@ -1,7 +1,7 @@
-"""What this process asks of the file system right now, so that another thread can say what does not come back.
+"""The calls to the file system that have not returned yet, noted so that another thread can report them.
 
-A call to a dead server stands in the kernel for as long as the server is away: the thread that made it can say
-nothing any more, not even that a signal came. Calls are therefore noted before they are made.
+A call to a server that is away waits in the kernel: the thread that made it can report nothing, not even that a
+signal came. Each call is therefore noted before it is made.
 """
 
 import threading
@@ -14,31 +14,31 @@ from syncd.protocol.disk import DOCUMENT_LIMIT, Clock, Data, DirectoryEntry, Dis
 from syncd.protocol.layout import Job
 
 STUCK_AFTER = 10.0
-"""Seconds after which a call that has not come back is said to be stuck: slower than any mount that works."""
+"""Seconds after which a call counts as stuck: longer than any call takes on a mount that works."""
 
 SLOWEST = 16 << 20
-"""Bytes a second at which what was written becomes durable at least: a sync of many takes long, and is not stuck."""
+"""The lowest rate, in bytes a second, at which a sync makes data durable: a large sync is slow, not stuck."""
 
 CHANGING = frozenset({"write", "sync", "rename", "mkdir", "rmdir", "unlink", "chmod"})
-"""The calls after which something may be otherwise than before."""
+"""The calls that change something."""
 
-IS_IT_UP = "findmnt; dmesg | tail  # is its server up?"
-"""What to do about a call that does not come back, without asking the mount itself."""
+MOUNT_HINT = "findmnt; dmesg | tail  # is its server up?"
+"""What to run when a call does not return; neither command asks the mount."""
 
-Attend = Callable[[str, str], AbstractContextManager[None]]
-"""Notes a call, by what it does and the path, while it is made."""
+TrackCall = Callable[[str, str], AbstractContextManager[None]]
+"""Notes a call, by what it does and its path, while it is made."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call that has not come back.
+class DiskCall:
+    """One call that has not returned.
 
     Args:
         what: What it does: the name of the method of `Disk`.
         path: To which path.
-        since: When it was made, on the clock of `InHand`.
+        since: When it was made, on the clock of `PendingCalls`.
         allowance: Seconds that it may take beyond what others may.
     """
 
@@ -51,136 +51,152 @@ class Call:
         return f"{self.what} {self.path}"
 
 
-class InHand:
-    """The calls in hand, one a thread at most.
+class PendingCalls:
+    """The calls that have not returned, at most one for each thread.
 
     Args:
         clock: This host's clock.
+
+    Attributes:
+        may_have_changed: Whether a call that changes something was begun.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, DiskCall] = {}
+        self._cancellation: BaseException | None = None
+        self._cancelled = set[int]()
+        self.may_have_changed = False
 
     @contextmanager
     def __call__(self, what: str, path: str) -> Iterator[None]:
-        """Note a call of this thread until it has come back."""
-        within = self.begin(what, path)
+        """Note a call of this thread until it returns."""
+        outer = self.begin(what, path)
         try:
             yield
         finally:
-            self.end(within)
+            self.end(outer)
 
-    def begin(self, what: str, path: str) -> Call | None:
-        """Note a call of this thread, and return the one that it is a part of."""
-        within = self._calls.get(threading.get_ident())
+    def begin(self, what: str, path: str) -> DiskCall | None:
+        """Note a call of this thread, and return the call that it is a part of."""
+        outer = self._calls.get(threading.get_ident())
         self.renew(what, path)
-        return within
+        return outer
 
     def renew(self, what: str, path: str, allowance: float = 0.0) -> None:
-        """Note a further part of a call in the place of the one before: there was progress."""
-        self._put(Call(what, path, self._clock.monotonic(), allowance))
+        """Note the next part of a call in place of the previous one: the call makes progress."""
+        thread = threading.get_ident()
+        if self._cancellation is not None and thread not in self._cancelled:
+            self._cancelled.add(thread)
+            raise self._cancellation
+        self.may_have_changed = self.may_have_changed or what in CHANGING
+        self._calls[thread] = DiskCall(what, path, self._clock.monotonic(), allowance)
 
-    def end(self, within: Call | None) -> None:
-        """Take note that it has come back."""
-        self._put(within)
+    def end(self, outer: DiskCall | None) -> None:
+        """Note that a call has returned.
 
-    def oldest(self, thread: int | None = None) -> Call | None:
-        """Return the call that has been in hand for longest, of one thread or of all; None without one."""
+        Args:
+            outer: The call that it was a part of, as `begin` returned it.
+        """
+        if outer is None:
+            self._calls.pop(threading.get_ident(), None)
+        else:
+            self._calls[threading.get_ident()] = outer
+
+    def cancel(self, error: BaseException) -> None:
+        """Raise an error at the next call of each thread, once: what cleans up after it may call the disk again."""
+        self._cancellation = error
+
+    def oldest(self, thread: int | None = None) -> DiskCall | None:
+        """Return the call that has been pending for longest, of one thread or of all; None without one."""
         calls = dict(self._calls)  # one step of the interpreter: other threads note theirs meanwhile
         mine = calls.values() if thread is None else [calls[thread]] if thread in calls else []
         return min(mine, key=lambda call: call.since, default=None)
 
-    def age(self, call: Call) -> float:
-        """Return for how many seconds a call has been in hand."""
+    def age(self, call: DiskCall) -> float:
+        """Return for how many seconds a call has been pending."""
         return self._clock.monotonic() - call.since
 
-    def _put(self, call: Call | None) -> None:
-        if call is None:
-            self._calls.pop(threading.get_ident(), None)
-        else:
-            self._calls[threading.get_ident()] = call
 
-
-def unattended(_what: str, _path: str) -> AbstractContextManager[None]:
+def untracked(_what: str, _path: str) -> AbstractContextManager[None]:
     """Note nothing."""
     return nullcontext()
 
 
-class AttendedDisk:
-    """A disk whose calls are noted while they are made.
+class TrackedDisk:
+    """A disk that notes each call while it is made.
 
     Args:
         disk: The disk.
-        in_hand: Where they are noted.
+        calls: Where it notes them.
     """
 
-    def __init__(self, disk: Disk, in_hand: InHand) -> None:
-        self._disk, self._in_hand = disk, in_hand
+    def __init__(self, disk: Disk, calls: PendingCalls) -> None:
+        self._disk, self._calls = disk, calls
 
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
-        return self._attend("read", path, lambda: self._disk.read(path, limit))
+        return self._track("read", path, lambda: self._disk.read(path, limit))
 
     def read_at(self, path: str, offset: int, length: int) -> bytes:
-        return self._attend("read", path, lambda: self._disk.read_at(path, offset, length))
+        return self._track("read", path, lambda: self._disk.read_at(path, offset, length))
 
     def stat(self, path: str) -> FileStat:
-        return self._attend("stat", path, lambda: self._disk.stat(path))
+        return self._track("stat", path, lambda: self._disk.stat(path))
 
     def born(self, path: str) -> int:
-        return self._attend("stat", path, lambda: self._disk.born(path))
+        return self._track("stat", path, lambda: self._disk.born(path))
 
     def list(self, path: str) -> list[DirectoryEntry]:
-        return self._attend("list", path, lambda: self._disk.list(path))
+        return self._track("list", path, lambda: self._disk.list(path))
 
     def refresh(self, path: str) -> None:
-        self._attend("open", path, lambda: self._disk.refresh(path))
+        self._track("open", path, lambda: self._disk.refresh(path))
 
     def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         noted = data if isinstance(data, bytes) else self._noted(path, data)
-        self._attend("write", path, lambda: self._disk.replace(path, noted, via=via, private=private))
+        self._track("write", path, lambda: self._disk.replace(path, noted, via=via, private=private))
 
     def rename(self, source: str, target: str) -> None:
-        self._attend("rename", source, lambda: self._disk.rename(source, target))
+        self._track("rename", source, lambda: self._disk.rename(source, target))
 
     def make_directory(self, path: str) -> None:
-        self._attend("mkdir", path, lambda: self._disk.make_directory(path))
+        self._track("mkdir", path, lambda: self._disk.make_directory(path))
 
     def remove_directory(self, path: str) -> None:
-        self._attend("rmdir", path, lambda: self._disk.remove_directory(path))
+        self._track("rmdir", path, lambda: self._disk.remove_directory(path))
 
     def unlink(self, path: str) -> None:
-        self._attend("unlink", path, lambda: self._disk.unlink(path))
+        self._track("unlink", path, lambda: self._disk.unlink(path))
 
     def sync_directory(self, path: str) -> None:
-        self._attend("sync", path, lambda: self._disk.sync_directory(path))
+        self._track("sync", path, lambda: self._disk.sync_directory(path))
 
     def adopt(self, path: str) -> None:
-        self._attend("chmod", path, lambda: self._disk.adopt(path))
+        self._track("chmod", path, lambda: self._disk.adopt(path))
 
     def free(self, path: str) -> int:
-        return self._attend("statfs", path, lambda: self._disk.free(path))
+        return self._track("statfs", path, lambda: self._disk.free(path))
 
     def inodes(self, path: str) -> int | None:
-        return self._attend("statfs", path, lambda: self._disk.inodes(path))
+        return self._track("statfs", path, lambda: self._disk.inodes(path))
 
     def _noted(self, path: str, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """Note each piece by itself: a large file takes long, and so does the sync at its end."""
+        """Note each piece by itself: a large file takes long, and the sync at its end does too."""
         size = 0
         for piece in pieces:
-            self._in_hand.renew("write", path)
+            self._calls.renew("write", path)
             size += memoryview(piece).nbytes
             yield piece
-        self._in_hand.renew("write", path, size / SLOWEST)
+        self._calls.renew("write", path, size / SLOWEST)
 
-    def _attend(self, what: str, path: str, call: Callable[[], T]) -> T:
-        within = self._in_hand.begin(what, path)
+    def _track(self, what: str, path: str, call: Callable[[], T]) -> T:
+        outer = self._calls.begin(what, path)
         try:
             return call()
         finally:
-            self._in_hand.end(within)
+            self._calls.end(outer)
 
 
-def attended(job: Job, in_hand: InHand) -> Job:
-    """Return a job whose calls are noted while they are made."""
-    return Job(job.root, job.state, AttendedDisk(job.disk, in_hand))
+def tracked(job: Job, calls: PendingCalls) -> Job:
+    """Return a job that notes its calls while they are made."""
+    return Job(job.root, job.state, TrackedDisk(job.disk, calls))

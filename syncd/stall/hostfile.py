@@ -1,7 +1,7 @@
-"""What the daemons of this host know of their jobs, in files that are not on the jobs' mounts.
+"""What the daemons of this host know of their jobs, in files outside the mounts of the jobs.
 
-A mount that does not answer cannot be asked what is known of it. Each daemon keeps one small file in the runtime
-directory of its user: what it knew at last, in which state the mount is, since when.
+Each daemon keeps one small file in the runtime directory of its user: what it knew last, in which state the mount is,
+and since when. `syncd status` shows it when the mount does not answer.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ _MODE, _PRIVATE = 0o644, 0o700
 
 @dataclass(frozen=True, slots=True)
 class HostFile:
-    """What one daemon of this host has said of its job.
+    """What one daemon of this host has reported about its job.
 
     Args:
         at: When, seconds since the epoch.
-        process: Who said it.
+        process: The daemon.
         document: The rest, as `docs/json.md` describes it.
     """
 
@@ -43,7 +43,7 @@ class HostFile:
 
     @property
     def is_current(self) -> bool:
-        """Say whether the daemon may still run."""
+        """Return whether the daemon may still run."""
         return not self.process.is_gone()
 
 
@@ -51,8 +51,8 @@ class Writer:
     """Keeps the file of one daemon.
 
     Args:
-        root: The job directory; `names` are other ways to write the same.
-        *names: Under which else it is found.
+        root: The job directory.
+        *names: Other names of it, under which it is found too.
     """
 
     def __init__(self, root: str, *names: str) -> None:
@@ -62,29 +62,29 @@ class Writer:
         _tidy(self._directory, time.time())
 
     def write(self, at: float, document: Mapping[str, Any]) -> None:
-        """Replace the file; nothing rests on it, so what fails is left.
+        """Replace the file; nothing depends on it, so errors are ignored.
 
         Args:
             at: Seconds since the epoch.
-            document: What JSON has.
+            document: The document to keep.
         """
         data = encode({"at": at, "process": self._process, **document})
         with contextlib.suppress(OSError):
             os.makedirs(self._directory, _PRIVATE, exist_ok=True)
             if os.lstat(self._directory).st_uid != os.getuid():
-                return  # somebody else was there first, where everybody may write
+                return  # in a directory that everybody may write to, somebody else created it
             for path in self._paths:
                 _replace(path, data)
 
     def remove(self) -> None:
-        """Take the file away: the daemon has ended, and the job answers for itself."""
+        """Remove the file: the daemon has ended in order."""
         for path in self._paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
 
 def own_directory(environment: Mapping[str, str] = os.environ) -> str:
-    """Return where a daemon of this user keeps its file."""
+    """Return the directory in which a daemon of this user keeps its file."""
     if given := environment.get("RUNTIME_DIRECTORY"):
         return given.split(":")[0]
     if runtime := environment.get("XDG_RUNTIME_DIR"):
@@ -93,10 +93,10 @@ def own_directory(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def find(root: str) -> HostFile | None:
-    """Return the newest that a daemon of this host has said of a job, None where there is none.
+    """Return the newest report of a daemon of this host about a job, None without one.
 
     Args:
-        root: The job directory as somebody names it; it is not looked at, because its mount may not answer.
+        root: The job directory by any of its names; it is not accessed, because its mount may not answer.
     """
     found = [one for path in _paths(root) if (one := _read(path)) is not None]
     return max(found, key=lambda one: (one.is_current, one.at), default=None)
@@ -123,7 +123,7 @@ def _read(path: str) -> HostFile | None:
 
 
 def _tidy(directory: str, now: float) -> None:
-    """Remove what daemons that were killed have left long ago."""
+    """Remove old files of daemons that were killed."""
     with contextlib.suppress(OSError):
         for path in itertools.islice(glob.iglob(f"{glob.escape(directory)}/*.json"), _MOST_TIDIED):
             left = _read(path)

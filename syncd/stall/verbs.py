@@ -1,165 +1,148 @@
-"""Verbs that end although the mount does not answer.
+"""Verbs that end although the mount does not answer: the verb works in a thread, and the main thread watches it."""
 
-A call to a dead mount stands in the kernel, and some such calls cannot even be killed: a process in which a thread
-stands so is not gone before the mount is back, whoever ends it. So the verb works in a child process, and this one,
-which asks the mount nothing, watches the calls that the child notes in shared memory. When one has not come
-back for too long, the child is killed, however long that takes, and this process says so and ends.
-"""
-
+import contextlib
+import os
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
-from syncd.console import OwnProcess, tell
+from syncd.console import print_error
 from syncd.errors import StuckError, SyncdError
 from syncd.protocol.local_disk import SystemClock
-from syncd.stall.calls import CHANGING, IS_IT_UP, STUCK_AFTER, Call, InHand
-from syncd.stall.child import Board, Child, start
+from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, PendingCalls
+from syncd.stall.worker import CallWait, WorkerThread, watch_calls
 
-_NOTED = "syncd.noted"
+_CALLS = "syncd.calls"
 _EVERY = 0.25
 _GRACE = 2.0
-"""Seconds that a call is given to come back once the verb was told to end."""
+"""Seconds that a call may still take after a signal has asked the verb to end."""
+
+OnStall = Callable[[Mapping[str, Any], CallWait], SyncdError | None]
+"""Given the verb's arguments and the wait: the error to end with, None to wait longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What is seen of the work while it goes on.
-
-    Args:
-        call: The call in hand.
-        seconds: For how long it has been in hand.
-        elapsed: Seconds since the verb began.
-        may_have_changed: Whether a call that changes something has been begun.
-    """
-
-    call: Call
-    seconds: float
-    elapsed: float
-    may_have_changed: bool
-
-    def __str__(self) -> str:
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self.seconds))
-        return f"the mount has not answered for {self.seconds:.0f} s, since {since} ({self.call.what})"
-
-
-class Waited:
-    """For how long one call has been waited for; a host that sleeps and a command that is stopped do not wait."""
-
-    def __init__(self) -> None:
-        self._call: Call | None = None
-        self._seconds = self._at = 0.0
-
-    def look(self, call: Call | None, now: float, most: float) -> float:
-        """Return the seconds so far.
-
-        Args:
-            call: The call in hand.
-            now: The time of this look.
-            most: Seconds that may lie between two looks; what is beyond was no waiting.
-        """
-        self._seconds = self._seconds + min(now - self._at, most) if call == self._call else 0.0
-        self._call, self._at = call, now
-        return self._seconds
-
-
-Verdict = Callable[[Mapping[str, Any], Seen], SyncdError | None]
-"""Given the verb's arguments and what is seen: what the verb ends with, None as long as it is waited for."""
-
-
-class Attended(click.Command):
-    """A verb that is left when one call to the mount has taken `--patience` seconds.
+class MountVerb(click.Command):
+    """A verb that ends when one call to the mount has taken `--patience` seconds.
 
     Args:
         *args: As click takes them.
-        acts: What is not known of such an end, with the verb's arguments in braces; None where nothing is changed.
-        verdict: What it ends with instead.
-        option: Whether it has `--patience`.
-        when: Says by its arguments whether it is such a verb.
+        changes: What is unknown after such an end, with the verb's arguments in braces; None if it changes nothing.
+        on_stall: Returns the error to end with; by default `StuckError`.
+        cleans_up: Whether SIGTERM and SIGHUP end the verb as an error does, so that it removes what is unfinished.
+        only: The flag without which the verb is not watched here; the verb has no `--patience` then.
         **more: As click takes them.
     """
 
     def __init__(
         self,
         *args: Any,
-        acts: str | None = None,
-        verdict: Verdict | None = None,
-        option: bool = True,
-        when: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+        changes: str | None = None,
+        on_stall: OnStall | None = None,
+        cleans_up: bool = False,
+        only: str | None = None,
         **more: Any,
     ) -> None:
         super().__init__(*args, **more)
-        if option:
+        if only is None:
             self.params.append(_patience())
-        self._acts, self._verdict, self._when = acts, verdict or self._stuck, when
+        self._changes, self._on_stall, self._only = changes, on_stall, only
+        self._signals = (signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP) if cleans_up else ()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Work in a child process, and watch it from this one."""
+        """Work in a thread, and watch its calls from this one."""
         patience: float = ctx.params.pop("patience", STUCK_AFTER)
-        if isinstance(ctx.obj, OwnProcess) and self._when(ctx.params):
-            board = Board()
-            child = start()
-            if child is not None:
-                ctx.exit(self._watch(child, board, patience, ctx.params))
-            ctx.obj.is_child = True
-            ctx.meta[_NOTED] = Noted(board)
-        return super().invoke(ctx)
+        if self._only is not None and not ctx.params[self._only]:
+            return super().invoke(ctx)
+        calls = pending_calls()
+        work = WorkerThread(lambda: self._work(ctx), "verb")
+        with _cancelled_by(self._signals, calls) as signals:
+            work.start()
+            self._watch(work, calls, signals, patience, ctx.params)
+        return work.result()
 
-    def _watch(self, child: Child, board: Board, patience: float, given: Mapping[str, Any]) -> int:
-        clock, every, waited = SystemClock(), min(patience / 2, _EVERY), Waited()
-        began = clock.monotonic()
-        with child:
-            while not child.has_ended(every):
-                (call, changing), now = board.read(), clock.monotonic()
-                seconds = waited.look(call, now, 2 * every)
-                if call is None:
-                    continue
-                seen = Seen(call, now - call.since, now - began, changing)
-                if child.told is not None and min(seconds, now - child.told_at) >= _GRACE:
-                    tell(self._stuck(given, seen))
-                    return 128 + child.told
-                if seconds - call.allowance >= patience and (error := self._verdict(given, seen)) is not None:
-                    raise error
-            return child.code()
+    def _work(self, ctx: click.Context) -> Any:
+        with ctx.scope(cleanup=False):  # click keeps the current context for each thread
+            return super().invoke(ctx)
 
-    def _stuck(self, given: Mapping[str, Any], seen: Seen) -> StuckError:
-        said, hint = str(seen), IS_IT_UP
-        if self._acts is not None and seen.may_have_changed:
-            said += f"; it is not known whether {self._acts.format_map(given)}"
+    def _watch(
+        self,
+        work: WorkerThread[Any],
+        calls: PendingCalls,
+        signals: list[tuple[int, float]],
+        patience: float,
+        given: Mapping[str, Any],
+    ) -> None:
+        clock = SystemClock()
+        for wait in watch_calls(work, calls, clock, min(patience / 2, _EVERY)):
+            stuck = self._stuck(given, wait, changed=calls.may_have_changed)
+            if signals and min(wait.waited, clock.monotonic() - signals[0][1]) >= _GRACE:
+                _leave(stuck, 128 + signals[0][0])
+            if wait.waited - wait.call.allowance >= patience:
+                error = self._on_stall(given, wait) if self._on_stall else stuck
+                if error is not None:
+                    _leave(error, error.exit_code)
+
+    def _stuck(self, given: Mapping[str, Any], wait: CallWait, *, changed: bool) -> StuckError:
+        message, hint = stalled(wait), MOUNT_HINT
+        if self._changes is not None and changed:
+            message += f"; it is not known whether {self._changes.format_map(given)}"
             hint += f" Then: syncd status {given['job']}"
-        elif self._acts is not None:
-            said += "; nothing was changed"
-        return StuckError(said, path=seen.call.path, hint=hint)
+        elif self._changes is not None:
+            message += "; nothing was changed"
+        return StuckError(message, path=wait.call.path, hint=hint)
 
 
-class Noted(InHand):
-    """The calls in hand, for another process to read.
-
-    Args:
-        board: Where it reads them.
-    """
-
-    def __init__(self, board: Board) -> None:
-        super().__init__(SystemClock())
-        self._board, self._changing = board, False
-
-    def _put(self, call: Call | None) -> None:
-        super()._put(call)
-        self._changing = self._changing or (call is not None and call.what in CHANGING)
-        # Mostly one thread works: what it has in hand is the oldest.
-        self._board.write(call if len(self._calls) == (call is not None) else self.oldest(), self._changing)
+def stalled(wait: CallWait) -> str:
+    """Return which call does not return, and since when, for people to read."""
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - wait.seconds))
+    return f"{wait}, since {since} ({wait.call.what})"
 
 
-def noted() -> InHand:
-    """Return where the verb that is at work notes its calls."""
+def pending_calls() -> PendingCalls:
+    """Return where the verb that runs notes its calls."""
     context = click.get_current_context(silent=True)
     if context is None:
-        return InHand(SystemClock())
-    found: InHand = context.meta.setdefault(_NOTED, InHand(SystemClock()))
+        return PendingCalls(SystemClock())
+    found: PendingCalls = context.meta.setdefault(_CALLS, PendingCalls(SystemClock()))
     return found
+
+
+@contextlib.contextmanager
+def _cancelled_by(numbers: Iterable[int], calls: PendingCalls) -> Iterator[list[tuple[int, float]]]:
+    """Cancel the calls at the first of these signals, and list those that came, with the time of each.
+
+    A signal that is ignored, as SIGINT is in a background job, stays ignored.
+    """
+    clock, received = SystemClock(), list[tuple[int, float]]()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        received.append((number, clock.monotonic()))
+        is_interrupt = number == signal.SIGINT
+        calls.cancel(KeyboardInterrupt() if is_interrupt else click.exceptions.Exit(128 + number))
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = {number: found for number, found in before.items() if found is not signal.SIG_IGN}
+    for number in handled:
+        signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+
+
+def _leave(error: SyncdError, code: int) -> NoReturn:
+    """Print an error and end the process, whatever its threads wait for."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    print_error(error)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _patience() -> click.Option:
@@ -169,5 +152,5 @@ def _patience() -> click.Option:
         default=STUCK_AFTER,
         show_default=True,
         metavar="S",
-        help="Seconds that one operation on the mount may take before this ends.",
+        help="Give up when one operation on the mount takes longer than this many seconds.",
     )

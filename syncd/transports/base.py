@@ -8,7 +8,8 @@ Every sender also makes the durable step on disk. So an explorer that a transpor
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
@@ -308,18 +309,10 @@ def open_senders(names: Iterable[str], context: SendContext) -> dict[str, Weight
 
 
 def close_senders(senders: Collection[WeightSender]) -> None:
-    """Close senders, the last one first; the first error is raised when all of them are closed."""
-    errors = list(_closing_errors(senders))
-    if errors:
-        raise errors[0]
-
-
-def _closing_errors(senders: Collection[WeightSender]) -> Iterator[Exception]:
-    for sender in reversed(list(senders)):
-        try:
-            sender.close()
-        except Exception as error:  # noqa: BLE001 - the other senders must be closed too
-            yield error
+    """Close senders, the last one first; an error is raised when all of them are closed."""
+    with ExitStack() as closing:
+        for sender in senders:
+            closing.callback(sender.close)
 
 
 def _imported(path: str, kind: type) -> Any:

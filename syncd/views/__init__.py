@@ -1,1 +1,1 @@
-"""A job for people and programs to look at: data, tables, JSON. Needs no daemon and writes nothing."""
+"""Views of a job as data and tables; they need no daemon and write nothing."""

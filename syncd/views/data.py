@@ -1,10 +1,13 @@
-"""A look as plain data: what `status --json` prints. docs/json.md documents every field."""
+"""A job as plain data: what `status --json` and `ls --json` print. docs/json.md documents every field."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from syncd.daemon.policy import Policy
 from syncd.daemon.report import lag_of
+from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.daemon.symptoms import symptoms
 from syncd.protocol.mount import MountState
@@ -12,22 +15,22 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import Version, pair_document
 from syncd.stall.hostfile import HostFile
-from syncd.views.look import Heart, Look
+from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
 
 _LONGEST = 4096
-"""Characters of what a presence says that are shown."""
+"""The most characters of a text in a presence file that are shown."""
 
 
-def status(look: Look) -> Document:
+def status(view: JobView) -> Document:
     """Return everything that `syncd status` shows."""
-    snapshot = look.snapshot
+    snapshot = view.snapshot
     return {
-        "job": look.job.root,
-        "state_dir": look.job.state,
-        "at": look.at,
-        "version": _version(look),
+        "job": view.job.root,
+        "state_dir": view.job.state,
+        "at": view.at,
+        "version": _version(view),
         "marker": {
             "step": snapshot.marker.step,
             "text": snapshot.marker.text,
@@ -36,14 +39,14 @@ def status(look: Look) -> Document:
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
         "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
-        "explorers": [_explorer(look, name) for name in sorted(snapshot.explorers)],
-        "trainers": [_trainer(look, name) for name in sorted(snapshot.trainers)],
-        "daemon": _daemon(look),
-        "disk": _disk(look),
+        "explorers": [_explorer(view, name) for name in sorted(snapshot.explorers)],
+        "trainers": [_trainer(view, name) for name in sorted(snapshot.trainers)],
+        "daemon": _daemon(view),
+        "disk": _disk(view),
         "requests": [
             {"kind": item.kind, "step": item.step, "reason": item.reason} for item in snapshot.requests
         ],
-        "problems": [{"name": name, "detail": detail} for name, detail in problems(look)],
+        "problems": [{"name": name, "detail": detail} for name, detail in problems(view)],
     }
 
 
@@ -53,24 +56,24 @@ def newest_complete(snapshot: Snapshot) -> int | None:
     return max(complete, default=None)
 
 
-def problems(look: Look) -> list[tuple[str, str]]:
-    """Return what is wrong with the job: a stable name, and what it is."""
-    found = list(symptoms(look.snapshot))
-    found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(look.snapshot)]
-    found += list(look.problems.items())
-    found += [("dead", name) for name, heart in sorted(look.hearts.items()) if heart is Heart.DEAD]
-    found += [("mount", trouble)] if (trouble := _mount_trouble(look.known)) else []
-    heart = look.lead.heart if look.lead else Heart.LEFT
+def problems(view: JobView) -> list[tuple[str, str]]:
+    """Return what is wrong with the job: a stable name and a text for each problem."""
+    found = list(symptoms(view.snapshot))
+    found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(view.snapshot)]
+    found += list(view.problems.items())
+    found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
+    found += [("mount", trouble)] if (trouble := _mount_trouble(view.known)) else []
+    heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         found.append(("daemon", "no daemon leads this job"))
     return found
 
 
 def known(found: HostFile | None, root: str, at: float) -> Document:
-    """Return what is known of a job whose mount does not answer: what a daemon of this host has said at last.
+    """Return what is known of a job whose mount does not answer: what a daemon of this host reported last.
 
     Args:
-        found: What it has said, None when there is none.
+        found: What it reported, None if none did.
         root: The job directory.
         at: Now, seconds since the epoch.
     """
@@ -82,7 +85,7 @@ def known(found: HostFile | None, root: str, at: float) -> Document:
 
 
 def _mount_trouble(known: HostFile | None) -> str:
-    """Return what a daemon of this host says is wrong with the mount, empty when it says nothing."""
+    """Return what a daemon of this host reports about the mount, empty if nothing is wrong."""
     mount = known.document.get("mount") if known is not None and known.is_current else None
     if not isinstance(mount, dict) or mount.get("state") == MountState.OK:
         return ""
@@ -97,32 +100,32 @@ def _by_step(snapshot: Snapshot) -> list[Step]:
     return [snapshot.steps[number] for number in sorted(snapshot.steps)]
 
 
-def _version(look: Look) -> Document | None:
-    version = look.snapshot.version
+def _version(view: JobView) -> Document | None:
+    version = view.snapshot.version
     if version is None:
         return None
     return {
         "generation": version.generation,
         "step": version.step,
         "kind": version.kind,
-        "path": _place(look, version),
+        "path": _place(view, version),
         "layout": version.layout,
         "digest": version.digest,
         "published_at": version.published_at,
-        "age": _age(look, version.published_at),
+        "age": _age(view, version.published_at),
         "previous": pair_document(version.previous),
-        "held": version.held_marker is not None and version.held_marker == look.snapshot.marker.text,
+        "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
         "term": version.term,
     }
 
 
-def _place(look: Look, version: Version) -> str:
-    return version.path if version.kind == "remote" else f"{look.job.root}/{version.path}"
+def _place(view: JobView, version: Version) -> str:
+    return version.path if version.kind == "remote" else f"{view.job.root}/{version.path}"
 
 
-def _age(look: Look, at: float) -> float:
-    """Return how long ago a date of another host was, as far as the two clocks agree."""
-    return round(max(look.at - at, 0.0), 3)
+def _age(view: JobView, at: float) -> float:
+    """Return the age of a time that another host noted, as far as the two clocks agree."""
+    return round(max(view.at - at, 0.0), 3)
 
 
 def _counts(snapshot: Snapshot) -> Document:
@@ -146,42 +149,42 @@ def _filling(step: Step) -> Document:
     }
 
 
-def _module(look: Look, module: Module, heart: Heart) -> Document:
+def _module(view: JobView, module: Module, heart: Heart) -> Document:
     presence = module.presence
     return {
         "id": presence.identity,
         "status": presence.status.value,
         "heart": heart.value,
         "alive": {Heart.ALIVE: True, Heart.UNKNOWN: None}.get(heart, False),
-        "beat_age": _age(look, presence.updated_at),
+        "beat_age": _age(view, presence.updated_at),
         "host": presence.host,
         "pid": presence.pid,
     }
 
 
-def _explorer(look: Look, name: str) -> Document:
-    module = look.snapshot.explorers[name]
+def _explorer(view: JobView, name: str) -> Document:
+    module = view.snapshot.explorers[name]
     presence = module.presence
     return {
-        **_module(look, module, look.hearts[f"explorer/{name}"]),
+        **_module(view, module, view.hearts[f"explorer/{name}"]),
         "applied": pair_document(presence.applied),
         "loading": pair_document(presence.loading),
-        "lag": lag_of(look.snapshot, module),
+        "lag": lag_of(view.snapshot, module),
         "leases": list(presence.leases),
     }
 
 
-def _trainer(look: Look, name: str) -> Document:
-    module = look.snapshot.trainers[name]
+def _trainer(view: JobView, name: str) -> Document:
+    module = view.snapshot.trainers[name]
     return {
-        **_module(look, module, look.hearts[f"trainer/{name}"]),
+        **_module(view, module, view.hearts[f"trainer/{name}"]),
         "step": module.presence.step,
         "waiting": _waiting(module.presence),
     }
 
 
 def _waiting(trainer: Presence) -> Document | None:
-    """Return what a trainer says it waits for, None where it says nothing usable."""
+    """Return what a trainer reports that it waits for, None if it reports nothing usable."""
     told = trainer.info.get("waiting")
     if trainer.status is RunningStatus.STOPPED or not isinstance(told, Mapping):
         return None
@@ -191,24 +194,79 @@ def _waiting(trainer: Presence) -> Document | None:
     return {"for": what[:_LONGEST], "path": path[:_LONGEST], "since": float(since)}
 
 
-def _daemon(look: Look) -> Document | None:
-    if look.lead is None:
+def _daemon(view: JobView) -> Document | None:
+    if view.lead is None:
         return None
-    leader = look.lead.leader
+    leader = view.lead.leader
     return {
-        "heart": look.lead.heart.value,
-        "term": look.lead.term,
+        "heart": view.lead.heart.value,
+        "term": view.lead.term,
         "host": leader.host if leader else None,
         "pid": leader.process.pid if leader else None,
     }
 
 
-def _disk(look: Look) -> Document:
-    mount = look.mount
+def _disk(view: JobView) -> Document:
+    mount = view.mount
     return {
-        "free": look.snapshot.free,
-        "job_bytes": look.snapshot.job_size,
+        "free": view.snapshot.free,
+        "job_bytes": view.snapshot.job_size,
         "mount": mount.point,
         "type": mount.type,
         "network": mount.is_network,
     }
+
+
+def listing(view: JobView, decisions: Iterable[Decision], policy: Policy) -> Document:
+    """Return everything that `syncd ls` shows.
+
+    Args:
+        view: The view of the job.
+        decisions: What retention decides for each step.
+        policy: The policy by which it decides.
+    """
+    snapshot = view.snapshot
+    decided = {decision.step: decision for decision in decisions}
+    rows = [_row(snapshot, snapshot.steps[number], decided[number]) for number in sorted(snapshot.steps)]
+    return {
+        "job": view.job.root,
+        "at": view.at,
+        "policy": {**asdict(policy.retention), "prune": policy.prune, "prune_foreign": policy.prune_foreign},
+        "steps": rows,
+    }
+
+
+def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
+    return {
+        "step": step.step,
+        "directory": step.directory,
+        "layout": step.layout,
+        "state": step.state.value,
+        "kind": step.kind,
+        "full": step.full,
+        "present": step.present,
+        "expected": step.expected,
+        "shards": step.shards[0] if step.shards else step.present,
+        "shards_expected": step.shards[1] if step.shards else step.expected,
+        "bytes": step.size,
+        "digest": step.digest,
+        "parent": step.parent,
+        "published": _published(snapshot, step.step),
+        "leases": list(snapshot.leases.get(step.step, ())),
+        "pinned": step.step in snapshot.pins,
+        "problem": step.problem,
+        "keep": decision.keep,
+        "rule": decision.rule,
+        "detail": decision.detail,
+    }
+
+
+def _published(snapshot: Snapshot, step: int) -> str | None:
+    version = snapshot.version
+    if version is None:
+        return None
+    places: Mapping[int | None, str] = {
+        version.previous[1] if version.previous else None: "previous",
+        version.step: "newest",
+    }
+    return places.get(step)

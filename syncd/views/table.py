@@ -1,9 +1,10 @@
-"""Tables for people: the documents of `views.data` as rich renderables."""
+"""Tables: the documents of `views.data` as rich renderables."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +16,14 @@ _STATES = {"complete": "green", "filling": "yellow", "damaged": "bold red"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
 _BAR = 24
-_NOTE = "~ by its own clock: one look cannot tell who lives; --look 6 or --watch can"
+_WIDE = 160
+_NOTE = "~ by its own clock: one reading cannot tell who is alive; --look 6 or --watch can"
+
+
+def console() -> Console:
+    """Return a console that takes nothing for markup and does not cut pipes to 80 columns."""
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def status(document: Document, rows: int = 50) -> RenderableType:
@@ -48,20 +56,18 @@ def known(document: Document) -> RenderableType:
     Args:
         document: What `data.known` returned.
     """
-    table, said = Table.grid(padding=(0, 2)), document["known"]
-    table.add_row(Text("job", "bold"), _plain(document["job"]))
-    if said is None:
-        table.add_row(
-            Text("daemon", "bold"), Text("none of this host has said anything of this job", "yellow")
-        )
-        return table
-    ended = "" if said["runs"] else ", which has ended since"
-    who = f"pid {said['pid']} of this host{ended}, {age(said['age'])} ago"
-    table.add_row(Text("daemon", "bold"), Text(who, "yellow"))
-    table.add_row(Text("said", "bold"), _plain(str(said.get("status", ""))))
-    table.add_row(Text("mount", "bold"), _mount(said.get("mount"), document["at"]))
-    table.add_row(Text("version", "bold"), _last(said.get("version"), document["at"]))
-    return table
+    found = document["known"]
+    if found is None:
+        nobody = Text("no daemon of this host has reported anything about this job", "yellow")
+        return _grid(job=_plain(document["job"]), daemon=nobody)
+    ended = "" if found["runs"] else ", which has ended since"
+    return _grid(
+        job=_plain(document["job"]),
+        daemon=Text(f"pid {found['pid']} of this host{ended}, {age(found['age'])} ago", "yellow"),
+        reported=_plain(str(found.get("status", ""))),
+        mount=_mount(found.get("mount"), document["at"]),
+        version=_last(found.get("version"), document["at"]),
+    )
 
 
 def _mount(mount: Any, now: float) -> Text:
@@ -76,7 +82,7 @@ def _mount(mount: Any, now: float) -> Text:
 
 def _last(version: Any, now: float) -> Text:
     if not isinstance(version, dict) or not isinstance(version.get("published_at"), int | float):
-        return Text("nothing is known to be published", "yellow")
+        return Text("no published version is known", "yellow")
     text = Text(_plain(f"{version.get('generation')}.{version.get('step')}"), "bold green")
     return text.append(f"  published {age(max(now - version['published_at'], 0.0))} ago", "default")
 
@@ -120,12 +126,19 @@ def age(seconds: float) -> str:
 
 
 def _head(document: Document) -> Table:
+    return _grid(
+        job=_plain(document["job"]),
+        version=_version(document["version"]),
+        marker=_marker(document),
+        steps=_counts(document),
+        daemon=_daemon(document["daemon"]),
+    )
+
+
+def _grid(**rows: str | Text) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text("job", "bold"), _plain(document["job"]))
-    table.add_row(Text("version", "bold"), _version(document["version"]))
-    table.add_row(Text("marker", "bold"), _marker(document))
-    table.add_row(Text("steps", "bold"), _counts(document))
-    table.add_row(Text("daemon", "bold"), _daemon(document["daemon"]))
+    for name, value in rows.items():
+        table.add_row(Text(name, "bold"), value)
     return table
 
 

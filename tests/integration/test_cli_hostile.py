@@ -11,7 +11,7 @@ import pytest
 from jobs import start, write_step
 
 from syncd.cli.main import run, syncd
-from syncd.console import Place
+from syncd.console import UncheckedPath
 from syncd.protocol.layout import Job
 from syncd.protocol.version import encode_version, read_version
 
@@ -94,7 +94,7 @@ def test_no_value_of_any_parameter_is_a_bug(job, verb, capsys, monkeypatch, tmp_
             assert "a bug in" not in said.err, where
             if is_number(param) and value in NUMBERS:
                 assert code == 2, (where, said.err)
-            if isinstance(param.type, Place) and value in ("", "a\0b"):
+            if isinstance(param.type, UncheckedPath) and value in ("", "a\0b"):
                 assert code == 2, (where, said.err)
     strays = {"daemon.lock", "pins", "requests", "version.json"} & set(os.listdir(tmp_path))
     assert not strays, "nothing was written into the current directory"

@@ -147,7 +147,7 @@ def test_check_before_the_first_version(shell, job):
 def test_check_of_what_is_not_there(shell, tmp_path):
     done = shell("status", tmp_path / "none", "--check")
     assert done.code == 74
-    assert done.out == f"SYNCD ERROR - there is no job directory: {tmp_path}/none\n"
+    assert done.out == f"SYNCD ERROR - the job directory does not exist: {tmp_path}/none\n"
 
 
 def test_max_age_without_check_is_usage(shell, job):
@@ -380,7 +380,9 @@ def test_the_time_is_up(shell, published):
     done = shell("wait", published.root, "--newer-than", "1.2", "--timeout", "0.4")
     assert time.monotonic() - started > 0.3
     assert done.code == 4
-    assert "a version newer than 1.2 did not come within 0.4 s (there is 1.2)" in done.err
+    assert "timed out after 0.4 s waiting for a version newer than 1.2 (current: 1.2)" in done.err
+    done = shell("wait", published.root, "--newer-than", "2", "--timeout", "0")
+    assert "timed out after 0 s waiting for a step newer than 2 (current: step 2, version 1.2)" in done.err
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
@@ -405,10 +407,10 @@ def test_a_damaged_version_file_is_waited_out(published):
     with open(published.version, "w") as file:
         file.write("{")
     with pytest.raises(TimedOutError, match="not a JSON document"):
-        wait_for(published, lambda _: True, 0.0)
+        wait_for(published, None, 0.0)
     timer = threading.Timer(0.3, publish, [published, 2])
     timer.start()
-    assert wait_for(published, lambda _: True, LONG).step == 2
+    assert wait_for(published, None, LONG).step == 2
     timer.join()
 
 
@@ -436,4 +438,4 @@ def test_pinning_what_is_being_removed(shell, published, monkeypatch):
     monkeypatch.setattr("syncd.cli.pin.write_pin", lambda job, pin: shutil.rmtree(job.step(pin.step)))
     done = shell("pin", published.root, 1)
     assert done.code == 75
-    assert "being removed" in done.err
+    assert "was removed while it was being pinned" in done.err

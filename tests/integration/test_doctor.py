@@ -93,7 +93,7 @@ def test_a_conversation_that_breaks_does_not_take_the_findings_with_it(job, monk
     def refuse(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr("syncd.doctor.peer.Line.say", refuse)
+    monkeypatch.setattr("syncd.doctor.peer.PeerLink.say", refuse)
     done = invoke(job, "--peer", "--json", *FAST)
     assert isinstance(done.exception, StorageError)
     assert done.exception.hint == "raise the quota or remove files: quota -s"

@@ -341,7 +341,7 @@ def test_the_same_call_succeeds_after_one_that_was_killed(job, export, name):
 
 
 ENDED = """
-import sys, time
+import os, sys, time
 from syncd.cli.main import run
 from syncd.publishing import FollowingDisk
 
@@ -350,7 +350,9 @@ read_at = FollowingDisk.read_at
 def slow(self, path, offset, length):
     if path.endswith("config.json") and length > 1 << 20:
         print("copying", flush=True)
-        time.sleep(600)
+        while not os.path.exists(sys.argv[3]):
+            time.sleep(0.02)
+        time.sleep(0.5)  # the main thread has taken the signal then
     return read_at(self, path, offset, length)
 
 FollowingDisk.read_at = slow
@@ -361,14 +363,17 @@ sys.exit(run(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_command_that_a_signal_ends_leaves_nothing(job, export, number, code):
-    arguments = [sys.executable, "-c", ENDED, "publish", job.root, "7", str(export)]
+def test_a_command_that_a_signal_ends_leaves_nothing(job, export, tmp_path, number, code):
+    sent = tmp_path / "sent"
+    arguments = [sys.executable, "-c", ENDED.replace("sys.argv[3]", repr(str(sent)))]
+    arguments += ["publish", job.root, "7", str(export)]
     with subprocess.Popen(
         arguments, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "copying\n"
         assert not is_untouched(job)
         process.send_signal(number)
+        sent.touch()
         assert process.wait(120) == code
     assert is_untouched(job)
 

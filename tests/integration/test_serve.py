@@ -12,8 +12,7 @@ from jobs import explorer, write_step
 from pages import TIMEOUT, served
 
 from syncd.dashboard import server as dashboard_server
-from syncd.dashboard.pages import Content
-from syncd.dashboard.server import MOST_CONNECTIONS, Server, serve_in_background
+from syncd.dashboard.server import MOST_CONNECTIONS, PageContent, PageServer, serve_in_background
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
@@ -172,7 +171,7 @@ class Still:
 
     def at(self, path):
         assert self.go.wait(TIMEOUT)
-        return Content(b"x", "text/plain")
+        return PageContent(b"x", "text/plain")
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def everything(connection):
 
 
 def test_too_many_are_told_to_come_back_and_the_others_are_still_answered(still):
-    server = Server("127.0.0.1", 0, still)
+    server = PageServer("127.0.0.1", 0, still)
     stop = serve_in_background(server)
     try:
         busy = [connected(server) for _ in range(MOST_CONNECTIONS)]
@@ -218,7 +217,7 @@ def test_an_answer_that_fails_is_one_too():
         def at(self, path):
             raise ZeroDivisionError(path)
 
-    server = Server("127.0.0.1", 0, Broken())
+    server = PageServer("127.0.0.1", 0, Broken())
     stop = serve_in_background(server)
     try:
         with connected(server) as connection:
@@ -230,7 +229,7 @@ def test_an_answer_that_fails_is_one_too():
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", ASK[:-2]])
 def test_who_never_ends_a_request_is_cut_off(still, sent):
-    server = Server("127.0.0.1", 0, still, limit=0.2)
+    server = PageServer("127.0.0.1", 0, still, limit=0.2)
     stop = serve_in_background(server)
     try:
         with connected(server) as connection:
@@ -241,8 +240,8 @@ def test_who_never_ends_a_request_is_cut_off(still, sent):
 
 
 def test_who_says_nothing_is_cut_off_sooner(still, monkeypatch):
-    monkeypatch.setattr(dashboard_server.Handler, "timeout", 0.2)
-    server = Server("127.0.0.1", 0, still)
+    monkeypatch.setattr(dashboard_server.PageHandler, "timeout", 0.2)
+    server = PageServer("127.0.0.1", 0, still)
     stop = serve_in_background(server)
     try:
         with connected(server) as connection:
@@ -311,9 +310,9 @@ def test_it_ends_with_0_when_told(job, number):
 @pytest.mark.parametrize(
     ("code", "args", "said"),
     [
-        (74, ["{job}/none"], "there is no job directory"),
+        (74, ["{job}/none"], "the job directory does not exist"),
         (2, ["{job}", "--keep-last", "0"], "keep_last"),
-        (78, ["{job}", "--port", "{taken}"], "no page on 127.0.0.1"),
+        (78, ["{job}", "--port", "{taken}"], "cannot listen on 127.0.0.1"),
         (2, [""], "it is empty"),
         (2, ["{job}/global_step_2"], "is a step"),
         (2, ["{job}", "--host", "0.0.0.0"], "no password"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli import Shell
 
-from syncd.cli.unit_files import Wish, closed_directory, quoted, rendered
+from syncd.cli.install_units import UnitRequest, closed_directory, quoted, rendered
 from syncd.config import DaemonConfig
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -214,7 +214,7 @@ def test_words_of_a_command_are_quoted(word, expected):
 
 def test_a_file_for_packagers_is_valid_as_it_is():
     text = (UNITS / "syncd@.service").read_text()
-    assert rendered(text, Wish(user=False, command=("/usr/bin/syncd",))) == text
+    assert rendered(text, UnitRequest(user=False, command=("/usr/bin/syncd",))) == text
 
 
 def test_a_python_that_the_service_cannot_reach_is_told(tmp_path):

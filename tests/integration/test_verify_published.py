@@ -10,7 +10,7 @@ from jobs import start, write_step
 
 from syncd.protocol.layout import Job
 
-LOST = "it is published and no longer complete"
+LOST = "it is published but no longer complete"
 
 
 @pytest.fixture

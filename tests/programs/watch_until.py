@@ -10,7 +10,7 @@ import time
 import checker
 
 from syncd.cli.main import main
-from syncd.worker_thread import Work
+from syncd.stall.worker import WorkerThread
 
 PATIENCE = 60.0
 
@@ -26,7 +26,7 @@ def stop_at(job, step):
 
 
 # strace counts each thread by itself: what asks the file system must be the first one, which starts the program.
-Work.start = Work._run
+WorkerThread.start = WorkerThread._run
 threading.Thread(target=stop_at, args=(sys.argv[1], int(sys.argv[2])), daemon=True).start()
 sys.argv = ["syncd", *sys.argv[3:]]
 main()

@@ -237,7 +237,7 @@ def test_explorers_are_led_back_to_the_checkpoint(job):
             for _ in range(9):
                 if made.train_step_num == 4 and made.need_save():
                     break
-                made._carry_out(made.next_action())
+                made._do(made.next_action())
             until(lambda: published(job) == (1, 3))
         write_by_hand(job, 5)
         until(lambda: published(job) == (1, 5))

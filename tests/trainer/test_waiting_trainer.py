@@ -108,7 +108,7 @@ def test_a_step_ends_the_wait_in_the_presence(tmp_path):
     with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
         made, shown = make_trainer(small_config(tmp_path, trainer={"total_steps": 2}), sync)
         made.prepare()
-        made._carry_out(made.next_action())
+        made._do(made.next_action())
         assert [note[:23] for note in shown.notes] == ["waiting for experiences"]
         assert sync.own("trainer", "info").info["waiting"]["path"] == f"{tmp_path}/experiences"
         write_experiences(tmp_path, 2)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from jobs import ManualClock, explorer, start, write_step
 
+from syncd.cli.options import json_text
 from syncd.daemon.policy import Policy
 from syncd.dashboard import document
-from syncd.dashboard.sight import Sight
-from syncd.dashboard.watching import Known
+from syncd.dashboard.document import PageReader
+from syncd.dashboard.poller import PollResult
 from syncd.errors import ConfigError, JobMissingError
 from syncd.observe import names
 from syncd.protocol.layout import Job
 from syncd.views import data
-from syncd.views import json as views_json
-from syncd.views.look import Looker
+from syncd.views.job_view import JobViewer
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def clock():
 
 @pytest.fixture
 def sight(job, clock):
-    return Sight(lambda: job, lambda _: Policy(), clock)
+    return PageReader(lambda: job, lambda _: Policy(), clock)
 
 
 def test_it_is_what_status_and_ls_say(job, clock, sight):
@@ -40,7 +40,7 @@ def test_it_is_what_status_and_ls_say(job, clock, sight):
         write_step(job, step)
         start(job, clock)[0].tick()
     explorer(job, clock, "e0", applied=(1, 2))
-    found, look = sight(), Looker(job, clock).look()
+    found, look = sight(), JobViewer(job, clock).read()
     status = data.status(look)
     for of in (found["status"], status):
         of["disk"].pop("free")  # others write to this disk, too
@@ -118,7 +118,7 @@ def test_a_hostile_journal_is_bounded(job, sight):
     assert len(events[0]["detail"]) < 600
     assert events[0]["nan"] is None
     assert "nested" not in events[0]
-    json.loads(views_json.text(document.answer(Known(sight()), 2.0)))
+    json.loads(json_text(document.answer(PollResult(sight()), 2.0)))
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
@@ -133,7 +133,7 @@ def test_a_journal_that_is_no_file_is_no_journal(job, sight, tmp_path_factory, k
 
 
 def test_before_the_first_look_there_is_nothing_and_it_says_so():
-    document_now = document.answer(Known(looking_for=3.14159), 2.0)
+    document_now = document.answer(PollResult(looking_for=3.14159), 2.0)
     assert document_now["status"] is None
     assert document_now["serving"] == {
         "syncd": document_now["serving"]["syncd"],
@@ -148,7 +148,7 @@ def test_before_the_first_look_there_is_nothing_and_it_says_so():
 
 def test_an_error_says_what_to_run(job):
     error = JobMissingError("gone", path="/ckpt/job", hint="ls -ld /ckpt/job")
-    assert document.answer(Known({"status": {}}, 1.0, 2.0, None, error), 2.0)["serving"]["error"] == {
+    assert document.answer(PollResult({"status": {}}, 1.0, 2.0, None, error), 2.0)["serving"]["error"] == {
         "code": "job_missing",
         "message": "gone: /ckpt/job",
         "hint": "ls -ld /ckpt/job",
@@ -163,7 +163,7 @@ def test_a_policy_that_becomes_unreadable_is_a_problem_and_the_last_one_counts(j
             raise ConfigError("not TOML", path="config.toml")
         return policies.pop()
 
-    sight = Sight(lambda: job, rules, clock)
+    sight = PageReader(lambda: job, rules, clock)
     assert sight()["status"]["problems"] == [{"name": "daemon", "detail": "no daemon leads this job"}]
     found = sight()
     assert {"name": "config", "detail": "not TOML: config.toml"} in found["status"]["problems"]
@@ -175,7 +175,7 @@ def test_a_policy_that_is_wrong_from_the_start_is_an_error(job, clock):
         raise ConfigError("not TOML")
 
     with pytest.raises(ConfigError):
-        Sight(lambda: job, rules, clock)()
+        PageReader(lambda: job, rules, clock)()
 
 
 def test_free_space_is_looked_at_again(job, clock):
@@ -186,12 +186,12 @@ def test_free_space_is_looked_at_again(job, clock):
             return self.left
 
     disk = Shrinking()
-    looker = Looker(Job(job.root, job.state, disk), clock)
-    assert looker.look().snapshot.free == 100
+    looker = JobViewer(Job(job.root, job.state, disk), clock)
+    assert looker.read().snapshot.free == 100
     disk.left = 50
-    assert looker.look().snapshot.free == 100
+    assert looker.read().snapshot.free == 100
     clock.at += 61
-    assert looker.look().snapshot.free == 50
+    assert looker.read().snapshot.free == 50
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -206,7 +206,7 @@ def documented(table):
 
 def test_the_data_is_as_documented(job, clock, sight):
     write_step(job, 1)
-    shown = json.loads(views_json.text(document.answer(Known(sight()), 2.0)))
+    shown = json.loads(json_text(document.answer(PollResult(sight()), 2.0)))
     assert set(shown) == documented(1).keys() | {"schema_version"}
     assert set(shown["serving"]) == documented(2).keys()
     for name in ("rules", "left_out"):

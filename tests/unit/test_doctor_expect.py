@@ -6,8 +6,8 @@ import pytest
 
 from syncd.config import DaemonConfig
 from syncd.doctor.between import Direction, Peer
-from syncd.doctor.expect import attribute_cache, expect, wakes
-from syncd.doctor.finding import Finding
+from syncd.doctor.expect import attribute_cache, expectation, wakes
+from syncd.doctor.probe import Finding
 from syncd.doctor.report import peer_findings
 from syncd.protocol.mount import Mount
 
@@ -44,26 +44,26 @@ def test_how_long_a_host_believes_what_is_no_longer_so(
 
 
 def test_local_file_systems_are_watched() -> None:
-    found = expect(EXT4, [EVENTS], None)
+    found = expectation(EXT4, [EVENTS], None)
     assert (found.wake, found.latency_p50_ms, found.latency_p99_ms) == ("inotify", 0.4, 2.0)
     assert found.advice == ()
 
 
 def test_network_file_systems_are_polled() -> None:
-    found = expect(NFS, [EVENTS], PEER)
+    found = expectation(NFS, [EVENTS], PEER)
     assert (found.wake, found.poll, found.trash_grace) == ("poll", 0.25, 75.0)
     assert (found.latency_p50_ms, found.latency_p99_ms) == (133.0, 271.0)
     assert any("noac is not needed" in line for line in found.advice)
 
 
 def test_the_defaults_of_the_daemon_are_what_a_default_nfs_mount_needs() -> None:
-    found, defaults = expect(NFS, [EVENTS], None), DaemonConfig()
+    found, defaults = expectation(NFS, [EVENTS], None), DaemonConfig()
     assert (found.poll, found.trash_grace) == (defaults.poll, defaults.trash_grace)
 
 
 def test_slow_answers_make_ticks_rarer() -> None:
     slow = Peer("other", dataclasses.replace(WAY, round_trip_p50_ms=2000.0), WAY)
-    assert expect(NFS, [EVENTS], slow).poll == 2.0
+    assert expectation(NFS, [EVENTS], slow).poll == 2.0
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,21 @@ from collections.abc import Callable
 
 import pytest
 
-from syncd.doctor.finding import (
-    Answer,
+from syncd.doctor.probe import (
     Finding,
+    Probe,
+    ProbeTarget,
     Verdict,
+    bounded,
     errno_name,
     milliseconds,
     ok,
     percentile,
+    probe,
+    scratch_directory,
     warn,
     worst,
 )
-from syncd.doctor.probe import Place, Probe, bounded, probe, scratch_directory
 from syncd.doctor.report import probe_all
 from syncd.errors import TimedOutError
 
@@ -63,20 +66,20 @@ def test_a_percentile_is_one_of_the_values() -> None:
 def test_an_unexpected_error_is_a_finding_with_advice(
     tmp_path: object, essential: bool, verdict: str
 ) -> None:
-    def full(_: Place) -> Answer:
+    def full(_: ProbeTarget) -> Finding:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    found = Probe("full", essential, full)(Place("/job", str(tmp_path)))
+    found = Probe("full", essential, full)(ProbeTarget("/job", str(tmp_path)))
     assert (found.verdict, found.detail) == (verdict, "EDQUOT: Disk quota exceeded")
     assert "quota -s" in found.advice
 
 
 def test_a_probe_works_in_a_directory_of_its_own(tmp_path: object) -> None:
     @probe("look")
-    def look(place: Place) -> Answer:
+    def look(place: ProbeTarget) -> Finding:
         return ok(os.path.relpath(place.scratch, str(tmp_path)), {"entries": len(os.listdir(place.scratch))})
 
-    assert look(Place("/job", str(tmp_path))) == Finding("look", "ok", "look", "", {"entries": 0})
+    assert look(ProbeTarget("/job", str(tmp_path))) == Finding("look", "ok", "look", "", {"entries": 0})
 
 
 def test_errors_have_names() -> None:
@@ -92,7 +95,7 @@ def test_what_is_stuck_is_left_and_the_rest_skipped(
     small = Probe("small", False, lambda _: ok(str(release.wait(10))))
     stuck = Probe("stuck", True, lambda _: ok(str(release.wait(10))))
     asked = Probe("asked", True, lambda _: warn("must not be asked"))
-    found = list(probe_all((small, stuck, asked), Place("/job", str(tmp_path), seconds=0.05)))
+    found = list(probe_all((small, stuck, asked), ProbeTarget("/job", str(tmp_path), seconds=0.05)))
     release.set()
     assert [(finding.name, finding.verdict) for finding in found] == [
         ("small", "warn"), ("stuck", "fail"), ("asked", "skip"),

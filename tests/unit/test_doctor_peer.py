@@ -8,14 +8,14 @@ from dataclasses import asdict
 
 import pytest
 
-from syncd.doctor.between import Direction, Witness, converse, direction_from
-from syncd.doctor.peer import MEETING, Line, line
+from syncd.doctor.between import Direction, PeerObserver, converse, direction_from
+from syncd.doctor.peer import MEETING, PeerLink, open_link
 from syncd.errors import TimedOutError
 from syncd.protocol.documents import Fields
 
 
 @pytest.fixture
-def ends(tmp_path: object) -> Iterator[tuple[Line, Line]]:
+def ends(tmp_path: object) -> Iterator[tuple[PeerLink, PeerLink]]:
     with contextlib.ExitStack() as stack:
         one, two = (stack.enter_context(_end(str(tmp_path), name)) for name in ("one", "two"))
         with ThreadPoolExecutor(2) as pool:
@@ -24,19 +24,19 @@ def ends(tmp_path: object) -> Iterator[tuple[Line, Line]]:
 
 
 @contextlib.contextmanager
-def _end(directory: str, name: str) -> Iterator[Line]:
+def _end(directory: str, name: str) -> Iterator[PeerLink]:
     os.mkdir(f"{directory}/{name}")
-    with line(directory, f"{directory}/{name}") as end:
+    with open_link(directory, f"{directory}/{name}") as end:
         yield end
 
 
-def test_two_find_each_other_and_one_leads(ends: tuple[Line, Line]) -> None:
+def test_two_find_each_other_and_one_leads(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     assert (first.partner, second.partner) == (second.identity, first.identity)
     assert (first.leads, second.leads) == (True, False)
 
 
-def test_a_question_is_answered(ends: tuple[Line, Line]) -> None:
+def test_a_question_is_answered(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(first.ask, "ping", 10, {"x": 1})
@@ -46,7 +46,7 @@ def test_a_question_is_answered(ends: tuple[Line, Line]) -> None:
     assert answer.result().integer("y") == 2
 
 
-def test_the_last_question_may_be_answered_by_the_first_of_the_other(ends: tuple[Line, Line]) -> None:
+def test_the_last_question_may_be_answered_by_the_first_of_the_other(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first.finish, 10, {})
@@ -85,7 +85,9 @@ def test_nothing_is_left_behind(tmp_path: object) -> None:
     assert os.listdir(f"{tmp_path}/one") == []
 
 
-def test_a_partner_that_leaves_is_noticed(ends: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partner_that_leaves_is_noticed(
+    ends: tuple[PeerLink, PeerLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("syncd.doctor.peer._FAREWELL", 0.05)
     first, second = ends
     os.rename(second.own, f"{second.meeting}/.gone")
@@ -94,7 +96,7 @@ def test_a_partner_that_leaves_is_noticed(ends: tuple[Line, Line], monkeypatch: 
     os.rename(f"{second.meeting}/.gone", second.own)
 
 
-def test_a_whole_conversation(ends: tuple[Line, Line]) -> None:
+def test_a_whole_conversation(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     with ThreadPoolExecutor(2) as pool:
         one, two = (pool.submit(converse, end, 0.5) for end in (first, second))
@@ -113,12 +115,14 @@ def test_a_whole_conversation(ends: tuple[Line, Line]) -> None:
 
 def test_an_unknown_question_has_an_answer() -> None:
     with contextlib.ExitStack() as stack:
-        assert Witness("/nowhere", stack).answer("from the future", Fields({}, "")) == {"seen": False}
+        assert PeerObserver("/nowhere", stack).answer("from the future", Fields({}, "")) == {"seen": False}
 
 
 def test_a_look_is_bounded() -> None:
     with contextlib.ExitStack() as stack:
-        assert Witness("/nowhere", stack).answer("name-after", Fields({"seconds": 0}, "")) == {"seen": False}
+        assert PeerObserver("/nowhere", stack).answer("name-after", Fields({"seconds": 0}, "")) == {
+            "seen": False
+        }
 
 
 def test_what_was_found_travels_whole() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from syncd.doctor import events, files, locks, names, syncing, system
-from syncd.doctor.finding import Finding
-from syncd.doctor.probe import Place, Probe
+from syncd.doctor import events, files, names, system
+from syncd.doctor.probe import Finding, Probe, ProbeTarget
 from syncd.doctor.report import PROBES
 from syncd.protocol.mount import Mount
 
@@ -17,12 +16,12 @@ _RENAME, _RMDIR = os.rename, os.rmdir
 
 
 @pytest.fixture
-def place(tmp_path: object) -> Place:
-    return Place(str(tmp_path), str(tmp_path), Mount("/", "ext4", ("rw",), "/dev/vda"), seconds=0.1)
+def place(tmp_path: object) -> ProbeTarget:
+    return ProbeTarget(str(tmp_path), str(tmp_path), Mount("/", "ext4", ("rw",), "/dev/vda"), seconds=0.1)
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
-def test_a_local_file_system_passes(place: Place, probe: Probe) -> None:
+def test_a_local_file_system_passes(place: ProbeTarget, probe: Probe) -> None:
     found = probe(place)
     assert found.name == probe.name
     assert (
@@ -55,7 +54,7 @@ def _raise(number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("probe", [names.rename_over_full, names.rename_to_trash, names.claim_race])
 def test_a_rename_over_a_full_directory_fails(
-    place: Place, probe: Probe, monkeypatch: pytest.MonkeyPatch
+    place: ProbeTarget, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.rename", _replacing_rename)
     found = probe(place)
@@ -63,63 +62,67 @@ def test_a_rename_over_a_full_directory_fails(
     assert "another file system" in found.advice
 
 
-def test_a_race_that_nobody_wins_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_that_nobody_wins_fails(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.rename", _raise(errno.EIO))
     assert names.claim_race(place).verdict == "fail"
 
 
-def test_a_full_directory_that_can_be_removed_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_directory_that_can_be_removed_fails(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.rmdir", _rmtree)
     assert names.rmdir_full(place).verdict == "fail"
 
 
-def test_creating_in_a_removed_directory_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_in_a_removed_directory_fails(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.rmdir", lambda _: None)
     assert names.create_in_removed(place).verdict == "fail"
 
 
-def test_links_are_a_comfort(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_are_a_comfort(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.link", _raise(errno.EPERM))
     assert names.hard_links(place).verdict == "warn"
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(errno.EINVAL, "warn"), (errno.EIO, "fail")])
-def test_directory_sync(place: Place, monkeypatch: pytest.MonkeyPatch, number: int, verdict: str) -> None:
+def test_directory_sync(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch, number: int, verdict: str
+) -> None:
     monkeypatch.setattr("os.fsync", _raise(number))
-    assert syncing.directory_fsync(place).verdict == verdict
+    assert files.directory_fsync(place).verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("seen", "verdict"),
     [
-        (syncing.Seen(reads=9), "ok"),
-        (syncing.Seen(reads=9, stale=3), "ok"),
-        (syncing.Seen(reads=9, partial=1), "fail"),
-        (syncing.Seen(reads=9, missing=1), "fail"),
+        (files.ReadCounts(reads=9), "ok"),
+        (files.ReadCounts(reads=9, stale=3), "ok"),
+        (files.ReadCounts(reads=9, partial=1), "fail"),
+        (files.ReadCounts(reads=9, missing=1), "fail"),
     ],
 )
-def test_what_a_reader_met_under_a_writer(seen: syncing.Seen, verdict: str) -> None:
-    assert syncing.judge(seen, 4).verdict == verdict
+def test_what_a_reader_met_under_a_writer(seen: files.ReadCounts, verdict: str) -> None:
+    assert files.judge_reads(seen, 4).verdict == verdict
 
 
-def test_a_reader_notes_what_it_meets(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, seen = f"{place.scratch}/file", syncing.Seen()
-    seen.look(path)
+def test_a_reader_notes_what_it_meets(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = f"{place.scratch}/file", files.ReadCounts()
+    seen.read(path)
     with open(path, "wb") as file:
         file.write(b"torn")
-    seen.look(path)
+    seen.read(path)
     monkeypatch.setattr("builtins.open", _raise(errno.ESTALE))
-    seen.look(path)
+    seen.read(path)
     assert (seen.reads, seen.partial, seen.missing, seen.stale) == (1, 1, 1, 1)
 
 
-def test_slow_syncs_warn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syncing, "_fsync_once", lambda _: 0.9)
-    found = syncing.file_fsync(place)
+def test_slow_syncs_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_fsync_once", lambda _: 0.9)
+    found = files.file_fsync(place)
     assert (found.verdict, found.figures) == ("warn", {"p50_ms": 900.0, "p99_ms": 900.0})
 
 
-def test_direct_writes_are_optional(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_writes_are_optional(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.pwritev", _raise(errno.EOPNOTSUPP))
     direct, uncached = files.direct_io(place), files.uncached_io(place)
     assert (direct.verdict, uncached.verdict) == ("ok", "ok")
@@ -127,7 +130,7 @@ def test_direct_writes_are_optional(place: Place, monkeypatch: pytest.MonkeyPatc
     assert "EOPNOTSUPP" in uncached.detail
 
 
-def test_a_private_umask_warns(place: Place) -> None:
+def test_a_private_umask_warns(place: ProbeTarget) -> None:
     before = os.umask(0o077)
     try:
         found = files.permissions(place)
@@ -137,25 +140,25 @@ def test_a_private_umask_warns(place: Place) -> None:
     assert "umask 022" in found.advice
 
 
-def test_limits_of_inotify_warn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_inotify_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "event_delays", _raise(errno.ENOSPC))
     assert "max_user_watches" in events.local_events(place).advice
 
 
-def test_events_that_do_not_come_warn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_do_not_come_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PATIENCE", 0.01)
     monkeypatch.setattr(events.Listener, "wait", lambda _self, _seconds=0.0: False)
     assert events.local_events(place).verdict == "warn"
 
 
-def test_locks_exclude_between_processes_of_one_host(place: Place) -> None:
-    assert locks.local_locks(place).detail.startswith("on this host: flock excludes, lockf excludes")
+def test_locks_exclude_between_processes_of_one_host(place: ProbeTarget) -> None:
+    assert names.local_locks(place).detail.startswith("on this host: flock excludes, lockf excludes")
 
 
-def test_locks_that_are_not_supported_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(locks._CALLS, "flock", _raise(errno.ENOLCK))
-    assert "flock ENOLCK" in locks.local_locks(place).detail
-    assert locks.attempt(f"{place.scratch}/file", "flock") == "ENOLCK"
+def test_locks_that_are_not_supported_are_named(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(names._CALLS, "flock", _raise(errno.ENOLCK))
+    assert "flock ENOLCK" in names.local_locks(place).detail
+    assert names.try_lock(f"{place.scratch}/file", "flock") == "ENOLCK"
 
 
 @pytest.mark.parametrize(
@@ -171,9 +174,9 @@ def test_locks_that_are_not_supported_are_named(place: Place, monkeypatch: pytes
     ],
 )
 def test_options_that_hurt(
-    place: Place, kind: str, options: tuple[str, ...], verdict: str, words: str
+    place: ProbeTarget, kind: str, options: tuple[str, ...], verdict: str, words: str
 ) -> None:
-    place = Place(place.directory, place.scratch, Mount("/mnt", kind, options, "server:/x"))
+    place = ProbeTarget(place.directory, place.scratch, Mount("/mnt", kind, options, "server:/x"))
     found = system.mount(place)
     assert found.verdict == verdict
     assert words in found.detail + found.advice
@@ -198,8 +201,8 @@ def test_room(room: os.statvfs_result, verdict: str, words: str) -> None:
     assert words in found.detail + found.advice
 
 
-def test_white_space_in_the_path_warns(place: Place) -> None:
-    assert system.path(Place("/my jobs", place.scratch)).verdict == "warn"
+def test_white_space_in_the_path_warns(place: ProbeTarget) -> None:
+    assert system.path(ProbeTarget("/my jobs", place.scratch)).verdict == "warn"
 
 
 def test_a_directory_that_refuses_fails() -> None:

@@ -13,8 +13,8 @@ from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, St
 from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.mount import PATIENT, MountState, mount_trouble, mount_trouble_of
 from syncd.stall import hostfile
-from syncd.stall.calls import AttendedDisk, InHand
-from syncd.stall.views import Attended
+from syncd.stall.calls import PendingCalls, TrackedDisk
+from syncd.stall.worker import StallGuard
 
 
 def failed(number):
@@ -64,7 +64,7 @@ def test_a_new_start_is_left_to_the_states_that_it_may_end():
 
 def test_calls_are_in_hand_while_they_are_made(tmp_path):
     clock = ManualClock()
-    in_hand, seen = InHand(clock), []
+    in_hand, seen = PendingCalls(clock), []
 
     class Looking(LocalDisk):
         def read(self, path, limit=9):
@@ -73,14 +73,14 @@ def test_calls_are_in_hand_while_they_are_made(tmp_path):
             return super().read(path, limit)
 
     with pytest.raises(FileNotFoundError):
-        AttendedDisk(Looking(), in_hand).read(f"{tmp_path}/none")
+        TrackedDisk(Looking(), in_hand).read(f"{tmp_path}/none")
     assert seen == [(f"read {tmp_path}/none", 12.0)]
     assert in_hand.oldest() is None, "also after an error"
 
 
 def test_the_oldest_call_of_all_threads_is_found():
     clock, go, there = ManualClock(), threading.Event(), threading.Event()
-    in_hand = InHand(clock)
+    in_hand = PendingCalls(clock)
 
     def wait():
         with in_hand("list", "/slow"):
@@ -101,8 +101,8 @@ def test_the_oldest_call_of_all_threads_is_found():
 
 def test_a_look_that_does_not_come_back_is_left_and_waited_for_by_the_next_one():
     clock, go = SystemClock(), threading.Event()
-    in_hand = InHand(clock)
-    attended = Attended(in_hand, clock, 0.05)
+    in_hand = PendingCalls(clock)
+    guard = StallGuard(in_hand, clock, 0.05)
 
     def hang():
         with in_hand("stat", "/dead"):
@@ -110,12 +110,12 @@ def test_a_look_that_does_not_come_back_is_left_and_waited_for_by_the_next_one()
 
     for work in (hang, lambda: 1):
         with pytest.raises(StuckError, match="has not answered") as caught:
-            attended(work)
+            guard(work)
         assert caught.value.exit_code == 74
     go.set()
-    assert attended(lambda: 2) == 2
+    assert guard(lambda: 2) == 2
     with pytest.raises(KeyError):
-        attended(lambda: {}["none"])
+        guard(lambda: {}["none"])
 
 
 @pytest.fixture

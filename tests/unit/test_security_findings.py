@@ -11,10 +11,9 @@ from cli import Shell
 from hostile import build, fingerprint
 
 from syncd.protocol.mount import Mount
-from syncd.security.judge import judge, verdict
-from syncd.security.look import look, rights_in, secret_keys, service_settings
+from syncd.security.collect import collect, rights_in, secret_keys, service_settings
 from syncd.security.report import examine
-from syncd.security.seen import Entry, Right, Seen, Unit
+from syncd.security.rules import AccessSnapshot, AclEntry, PathAccess, SystemdUnit, judge, verdict
 
 ME, GROUP = 1000, 2000
 DIRECTORY, FILE, LINK = stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK
@@ -22,17 +21,17 @@ LOCAL = Mount("/", "ext4", ("rw",), "/dev/x")
 
 
 def directory(role="job", mode=0o700, uid=ME, gid=ME, path="/shared/job", **more):
-    return Entry(path, role, DIRECTORY | mode, uid, gid, **more)
+    return PathAccess(path, role, DIRECTORY | mode, uid, gid, **more)
 
 
 def file(role="file", mode=0o600, uid=ME, gid=ME, path="/shared/job/.syncd/version.json", **more):
-    return Entry(path, role, FILE | mode, uid, gid, **more)
+    return PathAccess(path, role, FILE | mode, uid, gid, **more)
 
 
 def seen(*entries, **more):
     given = {"user": ME, "umask": 0o077, "mount": LOCAL, "permissions": "umask", **more}
     job = () if any(entry.role == "job" for entry in entries) else (directory(),)
-    return Seen("/shared/job", entries=(*job, *entries), **given)
+    return AccessSnapshot("/shared/job", entries=(*job, *entries), **given)
 
 
 def found(snapshot):
@@ -59,8 +58,8 @@ NFS = Mount("/shared", "nfs4", ("rw", "sec=sys"), "server:/x")
         (seen(file("secret", 0o604)), [("readable-secret", "fail")]),
         (seen(file("secret", 0o600)), []),
         (seen(file("secret", 0o600, uid=99)), [("owner", "warn")]),
-        (seen(Entry("/shared/job/.syncd", "state", LINK | 0o777, ME, ME)), [("link", "fail")]),
-        (seen(Entry("/shared/job/config.toml", "config", LINK | 0o777, ME, ME)), []),
+        (seen(PathAccess("/shared/job/.syncd", "state", LINK | 0o777, ME, ME)), [("link", "fail")]),
+        (seen(PathAccess("/shared/job/config.toml", "config", LINK | 0o777, ME, ME)), []),
         (seen(file("appended", links=2)), [("second-name", "fail")]),
         (seen(file("file", links=2)), []),
         (seen(directory("state", uid=99)), [("owner", "warn")]),
@@ -84,11 +83,11 @@ NFS = Mount("/shared", "nfs4", ("rw", "sec=sys"), "server:/x")
         (seen(directory(mode=0o770, gid=GROUP), **IN_GROUP), [("no-setgid", "warn")]),
         (seen(directory(mode=0o2770, gid=7), **IN_GROUP), [("group-writable", "warn")]),
         (seen(directory(mode=0o2775, gid=GROUP), **IN_GROUP), [("against-policy", "fail")]),
-        (seen(directory(rights=(Right("user", 99, 6),))), [("acl", "fail")]),
-        (seen(directory(rights=(Right("user", 99, 4),))), []),
-        (seen(file("secret", rights=(Right("group", 99, 4),))), [("acl", "fail")]),
-        (seen(directory(rights=(Right("user", ME, 6), Right("user", 0, 6)))), []),
-        (seen(directory(mode=0o2770, gid=GROUP, rights=(Right("group", GROUP, 6),)), **IN_GROUP), []),
+        (seen(directory(rights=(AclEntry("user", 99, 6),))), [("acl", "fail")]),
+        (seen(directory(rights=(AclEntry("user", 99, 4),))), []),
+        (seen(file("secret", rights=(AclEntry("group", 99, 4),))), [("acl", "fail")]),
+        (seen(directory(rights=(AclEntry("user", ME, 6), AclEntry("user", 0, 6)))), []),
+        (seen(directory(mode=0o2770, gid=GROUP, rights=(AclEntry("group", GROUP, 6),)), **IN_GROUP), []),
         (seen(user=0), [("root", "warn")]),
         (seen(umask=0), [("umask", "fail")]),
         (seen(umask=0, permissions="private"), []),
@@ -96,11 +95,14 @@ NFS = Mount("/shared", "nfs4", ("rw", "sec=sys"), "server:/x")
         (seen(policy_problem="there is no group 'x'"), [("policy", "fail")]),
         (seen(secrets=("monitor.wandb.api_key",)), [("secret-in-config", "fail")]),
         (seen(mount=NFS), []),
-        (seen(units=(Unit("/etc/x", {"User": "a", "NoNewPrivileges": "yes"}),)), []),
-        (seen(units=(Unit("/etc/x", {"NoNewPrivileges": "yes"}),)), [("unit-root", "fail")]),
-        (seen(units=(Unit("/h/.config/systemd/user/s.service", {"NoNewPrivileges": "yes"}),)), []),
-        (seen(units=(Unit("/etc/x", {"User": "a"}),)), [("unit-privileges", "warn")]),
-        (seen(units=(Unit("/x", {"User": "a", "NoNewPrivileges": "1", "UMask": "0"}),)), [("unit-umask", "fail")]),
+        (seen(units=(SystemdUnit("/etc/x", {"User": "a", "NoNewPrivileges": "yes"}),)), []),
+        (seen(units=(SystemdUnit("/etc/x", {"NoNewPrivileges": "yes"}),)), [("unit-root", "fail")]),
+        (seen(units=(SystemdUnit("/h/.config/systemd/user/s.service", {"NoNewPrivileges": "yes"}),)), []),
+        (seen(units=(SystemdUnit("/etc/x", {"User": "a"}),)), [("unit-privileges", "warn")]),
+        (
+            seen(units=(SystemdUnit("/x", {"User": "a", "NoNewPrivileges": "1", "UMask": "0"}),)),
+            [("unit-umask", "fail")],
+        ),
     ],
 )  # fmt: skip
 def test_each_rule(snapshot, expected):
@@ -111,7 +113,7 @@ def test_every_finding_says_where_and_nearly_every_one_how_to_mend_it():
     snapshot = seen(
         directory(mode=0o777), file("secret", 0o666, uid=9), file("appended", 0o660, links=3), user=0, umask=0,
         mount=NFS, secrets=("a.token",), policy_problem="bad", unread={"/x": "Permission denied"},
-        units=(Unit("/etc/x", {"UMask": "0"}),),
+        units=(SystemdUnit("/etc/x", {"UMask": "0"}),),
     )  # fmt: skip
     for finding in judge(snapshot):
         assert finding.what
@@ -130,7 +132,7 @@ def test_the_gravest_come_first_and_make_the_verdict():
 def test_what_an_access_control_list_says_less_its_mask():
     entries = ((0x01, 7, 0), (0x02, 7, 99), (0x04, 5, 0), (0x08, 7, 50), (0x10, 4, 0), (0x20, 0, 0))
     data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    assert list(rights_in(data, default=False)) == [Right("user", 99, 4), Right("group", 50, 4)]
+    assert list(rights_in(data, default=False)) == [AclEntry("user", 99, 4), AclEntry("group", 50, 4)]
     for length in range(len(data)):
         list(rights_in(data[:length], default=True))
 
@@ -160,7 +162,7 @@ def test_a_real_job_is_looked_at_and_not_changed(job, tmp_path):
     report = examine(job.root)
     assert fingerprint(tmp_path) == before
     assert report.verdict in ("ok", "warn")
-    roles = {entry.role for entry in look(job.root).entries}
+    roles = {entry.role for entry in collect(job.root).entries}
     assert {"job", "parent", "state", "file", "step"} <= roles
 
 

@@ -8,6 +8,7 @@ import pytest
 from jobs import ManualClock, explorer, write_step
 from rich.console import Console
 
+from syncd.cli.options import json_text
 from syncd.daemon.policy import Policy
 from syncd.daemon.retention import decide
 from syncd.daemon.scan import Scanner
@@ -19,9 +20,8 @@ from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 from syncd.views import data, table
-from syncd.views import json as views_json
-from syncd.views.listing import listing
-from syncd.views.look import Heart, Looker
+from syncd.views.data import listing
+from syncd.views.job_view import Heart, JobViewer
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def shown(renderable, width=160):
 
 
 def test_an_empty_job(job, clock):
-    document = data.status(Looker(job, clock).look())
+    document = data.status(JobViewer(job, clock).read())
     assert document["version"] is None
     assert document["daemon"] is None
     assert document["newest_complete"] is None
@@ -67,13 +67,13 @@ def test_an_empty_job(job, clock):
 
 def test_a_missing_job_is_an_error(tmp_path, clock):
     with pytest.raises(JobMissingError):
-        Looker(Job.at(tmp_path / "none"), clock).look()
+        JobViewer(Job.at(tmp_path / "none"), clock).read()
 
 
 def test_looking_writes_nothing(job, clock):
     write_step(job, 1)
     before = sorted(os.walk(job.root))
-    data.status(Looker(job, clock).look())
+    data.status(JobViewer(job, clock).read())
     assert sorted(os.walk(job.root)) == before
 
 
@@ -85,7 +85,7 @@ def test_what_is_published_and_filling(job, clock):
     for rank in (1, 2, 3):
         writer.receipt(rank, [writer.write(f"actor/model-0000{rank}-of-00004.safetensors", b"x" * 10)])
     clock.at += 90
-    document = data.status(Looker(job, clock).look())
+    document = data.status(JobViewer(job, clock).read())
     assert document["version"]["path"] == f"{job.root}/global_step_5/actor"
     assert document["version"]["age"] == 90.0
     assert document["version"]["previous"] == {"generation": 1, "step": 3}
@@ -97,43 +97,43 @@ def test_what_is_published_and_filling(job, clock):
 
 def test_one_look_cannot_tell_who_lives(job, clock):
     explorer(job, clock, "e0")
-    document = data.status(Looker(job, clock).look())
+    document = data.status(JobViewer(job, clock).read())
     (module,) = document["explorers"]
     assert (module["heart"], module["alive"], module["beat_age"]) == ("unknown", None, 0.0)
     clock.at += 12
-    text = shown(table.status(data.status(Looker(job, clock).look())))
+    text = shown(table.status(data.status(JobViewer(job, clock).read())))
     assert "~ 12 s ago" in text
-    assert "one look cannot tell" in text
+    assert "one reading cannot tell" in text
 
 
 def test_a_heartbeat_that_changes_is_life_and_silence_is_death(job, clock):
     beating, silent = explorer(job, clock, "beating"), explorer(job, clock, "silent", leases=(3,))
-    looker = Looker(job, clock)
-    looker.look()
+    looker = JobViewer(job, clock)
+    looker.read()
     for _ in range(13):
         clock.at += 5
         beating.update()
-        look = looker.look()
+        look = looker.read()
     assert look.hearts == {"explorer/beating": Heart.ALIVE, "explorer/silent": Heart.DEAD}
     assert look.snapshot.leases == {}
     document = data.status(look)
     assert [module["alive"] for module in document["explorers"]] == [True, False]
     assert {"name": "dead", "detail": "explorer/silent"} in document["problems"]
     silent.update()
-    assert looker.look().hearts["explorer/silent"] is Heart.ALIVE
+    assert looker.read().hearts["explorer/silent"] is Heart.ALIVE
 
 
 def test_who_came_while_looking_lives(job, clock):
-    looker = Looker(job, clock)
-    looker.look()
+    looker = JobViewer(job, clock)
+    looker.read()
     clock.at += 1
     explorer(job, clock, "new")
-    assert looker.look().hearts == {"explorer/new": Heart.ALIVE}
+    assert looker.read().hearts == {"explorer/new": Heart.ALIVE}
 
 
 def test_who_has_said_goodbye_has_left(job, clock):
     explorer(job, clock, "gone", status=RunningStatus.STOPPED)
-    document = data.status(Looker(job, clock).look())
+    document = data.status(JobViewer(job, clock).read())
     assert (document["explorers"][0]["heart"], document["explorers"][0]["alive"]) == ("left", False)
     assert not [item for item in document["problems"] if item["name"] == "dead"]
 
@@ -141,7 +141,7 @@ def test_who_has_said_goodbye_has_left(job, clock):
 def test_settling_ends_when_all_is_known_and_never_later_than_asked(job, clock):
     publisher = explorer(job, clock, "e0")
     started = clock.at
-    Looker(job, clock).settle(6)
+    JobViewer(job, clock).read_until_known(6)
     assert clock.at == started + 6
 
     def sleep(seconds: float) -> None:
@@ -150,7 +150,7 @@ def test_settling_ends_when_all_is_known_and_never_later_than_asked(job, clock):
 
     clock.sleep = sleep
     started = clock.at
-    assert Looker(job, clock).settle(6).hearts == {"explorer/e0": Heart.ALIVE}
+    assert JobViewer(job, clock).read_until_known(6).hearts == {"explorer/e0": Heart.ALIVE}
     assert clock.at < started + 1
 
 
@@ -160,28 +160,28 @@ def test_settling_ends_when_all_is_known_and_never_later_than_asked(job, clock):
 )
 def test_a_daemon_of_this_host_is_known_at_once(job, clock, process, heart):
     Candidate(job, clock, process=process).claim()
-    document = data.status(Looker(job, clock).look())
+    document = data.status(JobViewer(job, clock).read())
     assert (document["daemon"]["heart"], document["daemon"]["term"]) == (heart, 1)
 
 
 def test_a_daemon_that_has_ended_or_left(job, clock):
     here = Process.current()
     Candidate(job, clock, process=Process(here.boot, here.namespace, 2**22 + 1, 5)).claim()
-    document = data.status(Looker(job, clock).look())
+    document = data.status(JobViewer(job, clock).read())
     assert document["daemon"]["heart"] == "dead"
     assert {"name": "daemon", "detail": "no daemon leads this job"} in document["problems"]
     heir = Candidate(job, clock)
     assert heir.holder() is None
     heir.claim().release()
-    assert data.status(Looker(job, clock).look())["daemon"]["heart"] == "left"
+    assert data.status(JobViewer(job, clock).read())["daemon"]["heart"] == "left"
 
 
 def test_a_daemon_on_another_host_that_stands_still_is_dead(job, clock):
     Candidate(job, clock, process=Process("another-boot", "pid:[1]", 4242, 1)).claim()
-    looker = Looker(job, clock)
-    looker.look()
+    looker = JobViewer(job, clock)
+    looker.read()
     clock.at += 16
-    look = looker.look()
+    look = looker.read()
     assert look.lead is not None
     assert look.lead.heart is Heart.DEAD
 
@@ -193,7 +193,7 @@ def test_damage_is_said(job, clock):
     explorer(job, clock, "e0")
     with open(f"{job.explorers}/torn.json", "w") as file:
         file.write("{")
-    names = {item["name"] for item in data.status(Looker(job, clock).look())["problems"]}
+    names = {item["name"] for item in data.status(JobViewer(job, clock).read())["problems"]}
     assert {"damaged_step", "published_step", "explorer/torn"} <= names
 
 
@@ -202,7 +202,7 @@ def test_steps_say_why_each_is_kept(job, clock):
         write_step(job, step, full=step == 1)
     publish(job, clock, 3, previous=(1, 2))
     explorer(job, clock, "e0", leases=(2,))
-    look = Looker(job, clock).look()
+    look = JobViewer(job, clock).read()
     document = listing(look, decide(look.snapshot, Policy()), Policy())
     rows = {row["step"]: row for row in document["steps"]}
     assert {step: row["rule"] for step, row in rows.items()} == {
@@ -219,7 +219,7 @@ def test_steps_say_why_each_is_kept(job, clock):
 
 def test_what_others_wrote_steers_no_terminal_and_is_no_markup(job, clock):
     explorer(job, clock, "e0", host="[red]\x1b[2Jevil[/nope]", pid=7)
-    text = shown(table.status(data.status(Looker(job, clock).look())))
+    text = shown(table.status(data.status(JobViewer(job, clock).read())))
     assert "\x1b" not in text
     assert "[red]?[2Jevil[/nope]:7" in text
 
@@ -229,14 +229,14 @@ def test_many_explorers_are_cut_and_the_worst_come_first(job, clock):
     publish(job, clock, 9)
     for number in range(20):
         explorer(job, clock, f"e{number:02d}", applied=(1, 9 - number % 5))
-    text = shown(table.status(data.status(Looker(job, clock).look()), rows=4))
+    text = shown(table.status(data.status(JobViewer(job, clock).read()), rows=4))
     assert "and 16 more" in text
     assert "e04" in text
     assert "e00" not in text
 
 
 def test_json_is_one_line_with_a_schema_version(job, clock):
-    text = views_json.text(data.status(Looker(job, clock).look()))
+    text = json_text(data.status(JobViewer(job, clock).read()))
     assert "\n" not in text
     assert json.loads(text)["schema_version"] == 1
 

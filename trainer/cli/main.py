@@ -8,6 +8,7 @@ import click
 
 from syncd import console
 from syncd._version import __version__
+from syncd.errors import DOCS
 
 VERBS: Mapping[str, str] = {
     "train": "Train: consume experiences, write steps.",
@@ -24,7 +25,7 @@ VERBS: Mapping[str, str] = {
     package="trainer.cli",
     verbs=VERBS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Keys of the file: docs/configuration.md. Exit codes: docs/trainer.md.",
+    epilog=f"\b\nKeys of the file: {DOCS}/configuration.md\nExit codes: {DOCS}/trainer.md",
 )
 @click.version_option(__version__, prog_name="trainer")
 @console.debug_option

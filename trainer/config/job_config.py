@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from syncd.errors import ConfigError, storage_error
+from syncd.errors import DOCS, ConfigError, storage_error
 from syncd.jobfile.keys import Key
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
@@ -17,7 +17,8 @@ from trainer.config.load import FIRST_LINE, read_table
 from trainer.config.model import KEYS, JobConfig, plain, to_toml
 
 _HEAD = f"""{FIRST_LINE}
-# `syncd watch` reads its [daemon] table here. Later starts must agree with it: docs/configuration.md says how.
+# `syncd watch` reads its [daemon] table here. Later starts must agree with it:
+# {DOCS}/configuration.md
 
 """
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -21,9 +20,7 @@ from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.experience.limits import UNLIMITED, Limits
-
-GROUP = "trainer.engines"
-_INSTALL = "pip install 'syncd[trainer]'"
+from trainer.plugins import ENGINES
 
 Metrics = dict[str, float]
 """Figures of a step by name, such as `actor/pg_loss`; the same on all ranks, or rank 0's count."""
@@ -173,18 +170,9 @@ def make_engine(context: EngineContext) -> TrainEngineWrapper:
         ConfigError: There is none of this name, or it cannot be imported.
     """
     name = context.config.engine.name
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in found:
-        raise ConfigError(
-            f"no engine is called {name!r}", hint=f"engine.name is one of {', '.join(sorted(found))}"
-        )
-    try:
-        factory = found[name].load()
-    except ImportError as error:
-        raise ConfigError(f"engine {name!r} cannot be imported: {error}", hint=_INSTALL) from error
-    engine = factory(context)
+    engine = ENGINES.get(name)(context)
     if not isinstance(engine, TrainEngineWrapper):
-        raise ConfigError(f"entry point {name!r} of {GROUP} makes no TrainEngineWrapper")
+        raise ConfigError(f"entry point {name!r} of {ENGINES.group} makes no TrainEngineWrapper")
     return engine
 
 

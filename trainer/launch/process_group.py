@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distributed, for type checkers
 from torch.distributed.rendezvous import rendezvous
 
-from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError, storage_error
+from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError, storage_error
 from syncd.transports.ranks import Alone, RankGroup, Ranks
 from trainer.config import job_config
 from trainer.config.model import JobConfig
@@ -103,7 +103,7 @@ def _not_met(place: RankEnv, error: RuntimeError) -> SyncdError:
         )
     return TimedOutError(
         f"rank {place.rank} of {place.world_size} did not reach the others at {where}: {reason}",
-        hint="all ranks must start within ten minutes and reach MASTER_ADDR:MASTER_PORT (docs/launch.md)",
+        hint=f"all ranks must start within ten minutes and reach MASTER_ADDR:MASTER_PORT ({DOCS}/launch.md)",
     )
 
 

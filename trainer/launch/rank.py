@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 
-from syncd.console import tell
+from syncd.console import print_error
 from syncd.errors import SyncdError, storage_error
 from syncd.extras import not_installed
 from trainer.config.model import JobConfig
@@ -33,7 +33,7 @@ def main(run: str) -> int:
 def _print_error(error: SyncdError) -> int:
     if os.environ.get("SYNCD_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
-    tell(error)
+    print_error(error)
     return error.exit_code
 
 

@@ -1,12 +1,12 @@
-"""One look at a time for everybody who asks; a look that never comes back holds nobody up."""
+"""One poll at a time for everybody who asks; a poll that never returns blocks nobody."""
 
 import threading
 import time
 
 import pytest
 
-from syncd.dashboard import watching
-from syncd.dashboard.watching import State, Watching
+from syncd.dashboard import poller
+from syncd.dashboard.poller import PollState, SharedPoll
 from syncd.errors import StorageError
 from syncd.protocol.local_disk import SystemClock
 
@@ -52,22 +52,13 @@ def clock():
 
 @pytest.fixture
 def watch(looks, clock):
-    made = []
-
-    def start(every=0.001):
-        made.append(Watching(looks, clock, every))
-        made[-1].start()
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
+    yield lambda every=0.001: SharedPoll(looks, clock, every)
     looks.go.release(100)
 
 
 def test_nobody_looks_before_somebody_asks(looks, watch):
     watched = watch()
-    assert watched.current(0).state is State.STARTING
+    assert watched.current(0).state is PollState.STARTING
     assert looks.has_begun.acquire(timeout=LONG), "and then at once"
 
 
@@ -75,7 +66,7 @@ def test_who_asks_waits_for_the_look_that_is_due(looks, watch):
     watched = watch()
     looks.go.release()
     known = watched.current(LONG)
-    assert (known.state, known.document, known.looking_for) == (State.FRESH, {"number": 1}, None)
+    assert (known.state, known.document, known.looking_for) == (PollState.FRESH, {"number": 1}, None)
     assert known.age is not None
     assert known.at is not None
     assert abs(known.at - time.time()) < LONG
@@ -102,13 +93,13 @@ def test_a_look_that_never_comes_back_holds_nobody_up(looks, watch, clock):
     assert begins(looks, watched)
     clock.ahead = 125.0
     known = watched.current(LONG)
-    assert known.state is State.STUCK
+    assert known.state is PollState.STUCK
     assert known.document == {"number": 1}, "what was known is still said"
     assert known.looking_for >= 125.0
     assert known.age >= 125.0
     assert looks.began == 2, "and no second thread gets stuck beside it"
     looks.go.release(2)
-    assert ends_with(watched, State.FRESH)
+    assert ends_with(watched, PollState.FRESH)
 
 
 def begins(looks, watched):
@@ -140,19 +131,19 @@ def test_a_look_that_fails_is_said_and_the_next_one_may_do_better(looks, watch, 
     watched = watch()
     looks.outcomes[2] = error
     looks.go.release(2)
-    assert watched.current(LONG).state is State.FRESH
-    assert ends_with(watched, State.FAILING)
+    assert watched.current(LONG).state is PollState.FRESH
+    assert ends_with(watched, PollState.FAILING)
     known = watched.current(0)
     assert known.document == {"number": 1}
     assert str(known.error) == said
     looks.go.release(3)
-    assert ends_with(watched, State.FRESH)
+    assert ends_with(watched, PollState.FRESH)
 
 
 def test_the_first_look_is_starting_until_it_takes_too_long(looks, watch, clock):
     watched = watch()
     watched.current(0)
     assert looks.has_begun.acquire(timeout=LONG)
-    assert watched.current(0).state is State.STARTING
-    clock.ahead = watching.STUCK_AFTER + 1
-    assert watched.current(0).state is State.STUCK
+    assert watched.current(0).state is PollState.STARTING
+    clock.ahead = poller.STUCK_AFTER + 1
+    assert watched.current(0).state is PollState.STUCK

@@ -1,4 +1,4 @@
-"""Takes the snapshot: stats, access control lists, mount, configuration and units. Nothing is opened for writing."""
+"""Collects the snapshot: modes, access control lists, mount, configuration, units. Opens nothing for writing."""
 
 import contextlib
 import glob
@@ -15,10 +15,10 @@ from syncd.protocol.layout import CONFIG, STATE, Job, parse_step_name, read_conf
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import Mount, mount_of
 from syncd.protocol.permissions import modes_of, parse_config, policy_in
-from syncd.security.seen import Entry, Right, Role, Seen, Unit
+from syncd.security.rules import AccessSnapshot, AclEntry, PathAccess, Role, SystemdUnit
 
 ENTRIES = 2000
-"""Names that are looked at in one directory at most: a job may have millions of files."""
+"""The most names that are checked in one directory: a job may have millions of files."""
 
 _UNITS = ("/etc/systemd/system/syncd*.service", "~/.config/systemd/user/syncd*.service")
 _SECRETS = ("/etc/syncd/*.env", "/etc/credstore/hook-token*", "~/.config/syncd/*.env")
@@ -28,8 +28,8 @@ _ACLS = (("system.posix_acl_access", False), ("system.posix_acl_default", True))
 _USER, _GROUP, _MASK = 0x02, 0x08, 0x10
 
 
-def look(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> Seen:
-    """Look at a job.
+def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessSnapshot:
+    """Return who may do what around a job.
 
     Args:
         directory: The job directory.
@@ -44,7 +44,7 @@ def look(directory: str, state_dir: str | None = None, secrets: Iterable[str] = 
     entries = tuple(entry for path, role in found.items() if (entry := _entry(path, role, unread)))
     document, problem = _config(job, unread)
     permissions, group, wrong = _policy(document, job)
-    return Seen(
+    return AccessSnapshot(
         directory=job.root,
         user=os.geteuid(),
         umask=_umask(),
@@ -81,7 +81,7 @@ def _below(path: str, unread: dict[str, str], depth: int) -> Iterator[tuple[str,
     for name, is_directory in _names(path, unread) if depth else ():
         child = f"{path}/{name}"
         if is_directory:
-            # What lies in the trash is about to go; only its directory decides who can put things there.
+            # What is in the trash is removed soon; the mode of its directory decides who can add to it.
             yield from _below(child, unread, 0 if name == "trash" else depth - 1)
         elif name == "offer.json":
             yield child, "secret"
@@ -96,7 +96,7 @@ def _names(path: str, unread: dict[str, str]) -> list[tuple[str, bool]]:
         unread[path] = error.strerror or str(error)
         return []
     if len(entries) > ENTRIES:
-        unread[path] = f"only {ENTRIES} of {len(entries)} names were looked at"
+        unread[path] = f"only {ENTRIES} of {len(entries)} names were checked"
     return [(entry.name, entry.kind == "directory") for entry in sorted(entries)[:ENTRIES]]
 
 
@@ -106,7 +106,7 @@ def _parents(path: str, mount_point: str) -> Iterator[str]:
         yield path
 
 
-def _entry(path: str, role: Role | str, unread: dict[str, str]) -> Entry | None:
+def _entry(path: str, role: Role | str, unread: dict[str, str]) -> PathAccess | None:
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -115,22 +115,22 @@ def _entry(path: str, role: Role | str, unread: dict[str, str]) -> Entry | None:
         unread[path] = error.strerror or str(error)
         return None
     rights = () if stat.S_ISLNK(found.st_mode) else tuple(_rights(path))
-    return Entry(path, role, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, rights)  # type: ignore[arg-type]
+    return PathAccess(path, role, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, rights)  # type: ignore[arg-type]
 
 
-def _rights(path: str) -> Iterator[Right]:
+def _rights(path: str) -> Iterator[AclEntry]:
     for name, default in _ACLS:
         with contextlib.suppress(OSError):
             yield from rights_in(os.getxattr(path, name, follow_symlinks=False), default=default)
 
 
-def rights_in(data: bytes, *, default: bool) -> Iterator[Right]:
+def rights_in(data: bytes, *, default: bool) -> Iterator[AclEntry]:
     """Yield what an attribute of POSIX access control lists gives to users and groups by name, less its mask."""
     entries = list(struct.iter_unpack("<HHI", data[4 : 4 + (len(data) - 4) // 8 * 8]))
     mask = next((bits for tag, bits, _ in entries if tag == _MASK), 7)
     for tag, bits, number in entries:
         if tag in (_USER, _GROUP):
-            yield Right("user" if tag == _USER else "group", number, bits & mask, default)
+            yield AclEntry("user" if tag == _USER else "group", number, bits & mask, default)
 
 
 def _config(job: Job, unread: dict[str, str]) -> tuple[dict[str, Any], str]:
@@ -176,12 +176,12 @@ def _matching(patterns: Iterable[str]) -> list[str]:
     return [path for pattern in patterns for path in sorted(glob.glob(os.path.expanduser(pattern)))]
 
 
-def _unit(path: str) -> Unit:
+def _unit(path: str) -> SystemdUnit:
     settings: dict[str, str] = {}
     for part in (path, *sorted(glob.glob(f"{glob.escape(path)}.d/*.conf"))):
         with contextlib.suppress(OSError, ConfigError):
             settings |= service_settings(read_config_file(part).decode(errors="replace"))
-    return Unit(path, settings)
+    return SystemdUnit(path, settings)
 
 
 def service_settings(text: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Looks at a job as a reader that leads nothing and writes nothing: steps, version, and whose heart beats.
+"""Reads a job without leading it or writing to it: steps, version, and who is alive.
 
-Dates of two hosts are never compared to tell who lives. One look therefore cannot tell: who has not left is
-`unknown` until its heartbeat was seen to change (`alive`), or has stood still for its whole time (`dead`).
+Clocks of two hosts are never compared. One reading therefore cannot tell who is alive: a module that has not left is
+`unknown` until its heartbeat changes (`alive`), or has not changed for its whole time to live (`dead`).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from syncd.stall import hostfile
 from syncd.stall.hostfile import HostFile
 
 RECONCILE = 60.0
-"""Seconds between two looks at everything; between them only what may have changed is looked at."""
+"""Seconds between two readings of everything; between them only what may have changed is read."""
 
 _STEP = 0.25
 
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class Heart(StrEnum):
-    """What is known of the life of a module or a daemon.
+    """Whether a module or a daemon is alive.
 
-    alive: its heartbeat was seen to change, or it is a running process of this host. dead: it has stood still
-    for its whole time, or its process has ended. left: it has said that it stops. unknown: not watched yet.
+    alive: its heartbeat was seen to change, or it is a running process of this host. dead: its heartbeat has not
+    changed for its time to live, or its process has ended. left: it has stopped in order. unknown: not watched yet.
     """
 
     ALIVE = "alive"
@@ -45,12 +45,12 @@ class Heart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Who leads: the newest term.
+    """The newest term and its leader.
 
     Args:
         term: Its token.
-        leader: What its leader says of itself, None where that cannot be read.
-        heart: Whether it lives.
+        leader: What its leader has published about itself, None if that cannot be read.
+        heart: Whether the leader is alive.
     """
 
     term: int
@@ -59,18 +59,18 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at a job.
+class JobView:
+    """What one reading of a job found.
 
     Args:
         job: The job.
         at: Seconds since the epoch on this host's clock.
         snapshot: What the scanner found; of the modules only the dead are marked as such.
-        lead: Who leads, None before the first daemon.
+        lead: The newest term, None before the first daemon.
         hearts: Of `explorer/<id>` and `trainer/<id>`.
         mount: The file system of the job.
-        problems: Files that are not what they must be, by name.
-        known: What a daemon of this host says, None without one.
+        problems: What is wrong with files, by name.
+        known: What a daemon of this host reports, None without one.
         scanned: What the scanner found: with the modules that cannot be read, as retention must see them.
     """
 
@@ -85,8 +85,8 @@ class Look:
     scanned: Snapshot = field(default_factory=Snapshot)
 
 
-class Looker:
-    """Looks again and again, and knows more each time.
+class JobViewer:
+    """Reads a job again and again; each reading adds to what is known of heartbeats.
 
     Args:
         job: The job.
@@ -103,27 +103,27 @@ class Looker:
         self._reconciled = float("-inf")
         self._free: int | None = None
 
-    def look(self) -> Look:
-        """Look at everything, and within a minute of that only at what may have changed.
+    def read(self) -> JobView:
+        """Read everything; within a minute of that, read only what may have changed.
 
         Raises:
-            JobMissingError: The job directory is not there.
+            JobMissingError: The job directory does not exist.
             StorageError: It cannot be read.
         """
         try:
-            return self._look()
+            return self._read()
         except OSError as error:
             raise storage_error(error, self._job.root) from error
 
-    def settle(self, seconds: float) -> Look:
-        """Look until it is known of everybody whether it lives, for `seconds` at most."""
-        ends, look = self._clock.monotonic() + seconds, self.look()
-        while _is_open(look) and (left := ends - self._clock.monotonic()) > 0:
+    def read_until_known(self, seconds: float) -> JobView:
+        """Read until it is known of every module whether it is alive, for `seconds` at most."""
+        ends, view = self._clock.monotonic() + seconds, self.read()
+        while _is_open(view) and (left := ends - self._clock.monotonic()) > 0:
             self._clock.sleep(min(_STEP, left))
-            look = self.look()
-        return look
+            view = self.read()
+        return view
 
-    def _look(self) -> Look:
+    def _read(self) -> JobView:
         self._scanner.check_root()
         snapshot = self._scan()
         self._free = snapshot.free if snapshot.free is not None else self._free
@@ -131,7 +131,7 @@ class Looker:
         trainers, wrong_trainers = self._presences("trainer", self._job.trainers)
         hearts = self._hearts(explorers, trainers)
         lead, wrong_lead = self._lead()
-        return Look(
+        return JobView(
             job=self._job,
             at=self._clock.time(),
             snapshot=replace(
@@ -172,11 +172,11 @@ class Looker:
         except OSError as error:
             if obstacle_to_reading(error, directory) is None:
                 raise
-            return {}, {}  # the snapshot says so
+            return {}, {}  # the snapshot reports it
         return found, _problems(kind, unreadable)
 
     def _lead(self) -> tuple[Lead | None, dict[str, str]]:
-        """Return who leads, and what keeps that from being read."""
+        """Return the newest term, and why it cannot be read."""
         token = 0
         try:
             token = latest_token(self._job)
@@ -196,14 +196,14 @@ class Looker:
 
 
 class _Pulse:
-    """Whose heartbeat was seen to change since the first look."""
+    """Which heartbeats have changed since the first reading."""
 
     def __init__(self, ttl: float) -> None:
         self._liveness = Liveness(ttl)
         self._started: float | None = None
 
     def judge(self, now: float, beats: Mapping[str, object]) -> dict[str, Heart]:
-        """Take one look at all heartbeats and return what is known after it."""
+        """Add a reading of all heartbeats, and return what is known of each."""
         started = self._started = now if self._started is None else self._started
         self._liveness.observe(now, beats.items())
         return {name: self._judge(name, now, now - started) for name in beats}
@@ -224,9 +224,9 @@ def _heart_of(leader: Leader, seen: Heart) -> Heart:
     return Heart.ALIVE if same_host and seen is Heart.UNKNOWN else seen
 
 
-def _is_open(look: Look) -> bool:
-    lead = look.lead.heart if look.lead else Heart.LEFT
-    return Heart.UNKNOWN in (lead, *look.hearts.values())
+def _is_open(view: JobView) -> bool:
+    lead = view.lead.heart if view.lead else Heart.LEFT
+    return Heart.UNKNOWN in (lead, *view.hearts.values())
 
 
 def _problems(kind: str, unreadable: Mapping[str, Presence]) -> dict[str, str]:

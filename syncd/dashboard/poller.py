@@ -1,0 +1,111 @@
+"""Polls a job in one thread for everybody who asks: a reading that never returns blocks no request."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from syncd.errors import SyncdError, storage_error
+from syncd.protocol.disk import Clock
+from syncd.stall.calls import STUCK_AFTER
+from syncd.stall.worker import WorkerThread
+
+Document = Mapping[str, Any]
+
+
+class PollState(StrEnum):
+    """How the newest poll ended.
+
+    starting: none has ended yet. fresh: it succeeded. failing: it ended with an error. stuck: it takes longer than
+    a mount that works would take.
+    """
+
+    STARTING = "starting"
+    FRESH = "fresh"
+    FAILING = "failing"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What is known of the job now.
+
+    Args:
+        document: What the last poll that succeeded returned, None before the first.
+        at: When that was, seconds since the epoch on this host's clock.
+        age: Seconds since it began.
+        looking_for: Seconds since the current poll began, None between two polls.
+        error: The error of the newest poll that ended.
+    """
+
+    document: Document | None = None
+    at: float | None = None
+    age: float | None = None
+    looking_for: float | None = None
+    error: SyncdError | None = None
+
+    @property
+    def state(self) -> PollState:
+        """Return how the newest poll ended."""
+        if self.looking_for is not None and self.looking_for >= STUCK_AFTER:
+            return PollState.STUCK
+        if self.error is not None:
+            return PollState.FAILING
+        return PollState.FRESH if self.document is not None else PollState.STARTING
+
+
+class SharedPoll:
+    """Polls while somebody asks, one poll at a time, and lets everybody who asks share the result.
+
+    Args:
+        read: Reads the job and returns a document.
+        clock: This host's clock.
+        every: Seconds from the end of one poll to the next at least, however many ask.
+    """
+
+    def __init__(self, read: Callable[[], Document], clock: Clock, every: float) -> None:
+        self._read, self._clock, self._every = read, clock, every
+        self._lock = threading.Lock()
+        self._result = PollResult()
+        self._work: WorkerThread[None] | None = None
+        self._began = self._due = self._seen = float("-inf")
+
+    def current(self, patience: float) -> PollResult:
+        """Return the latest result, after waiting a moment for a poll that is due.
+
+        Args:
+            patience: Seconds to wait for it at most.
+        """
+        with self._lock:
+            if self._work is None and self._clock.monotonic() >= self._due:
+                self._began = self._clock.monotonic()
+                self._work = WorkerThread(self._poll, "poll")
+                self._work.start()
+            work = self._work
+        if work is not None and self._now().state is not PollState.STUCK:
+            work.wait(patience)
+        return self._now()
+
+    def _now(self) -> PollResult:
+        with self._lock:
+            now, known = self._clock.monotonic(), self._result
+            age = None if known.document is None else now - self._seen
+            return replace(known, age=age, looking_for=None if self._work is None else now - self._began)
+
+    def _poll(self) -> None:
+        at, error, document = self._clock.time(), None, None
+        try:
+            document = self._read()
+        except SyncdError as known:
+            error = known
+        except OSError as failure:
+            error = storage_error(failure, None)
+        except Exception as bug:  # noqa: BLE001 - the page shows it, and the next poll may succeed
+            error = SyncdError(f"a bug in syncd: {type(bug).__name__}: {bug}")
+        with self._lock:
+            if document is not None:
+                self._result, self._seen = PollResult(document, at), self._began
+            else:
+                self._result = replace(self._result, error=error)
+            self._work, self._due = None, self._clock.monotonic() + self._every
