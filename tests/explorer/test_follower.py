@@ -848,10 +848,10 @@ def test_a_presence_that_cannot_be_written_is_no_reason_to_touch_the_engine(scen
 def test_it_ends_with_the_trainer_once_its_last_version_runs(scene):
     follower = scene.follow()
     with Synchronizer.open(scene.root, "trainer") as trainer:
-        follower.sync.get_trainer_status()  # it was seen
+        follower.sync.trainer_requires_weight_sync()  # it was seen
         trainer.set_model_state_dict({"w": ("F32", (1,), b"1234")}, 7)
     scene.tick()
-    follower.sync.get_trainer_status()
+    follower.sync.trainer_requires_weight_sync()
     applied(follower, 7)
     outcome = follower.run()
     assert (outcome.kind, outcome.pair) == ("ended", (1, 7))
