@@ -7,7 +7,7 @@ The trainer and the receivers are processes of this host, all over gloo on loopb
 run; each round begins with another one, and ratios are taken within a round. What counts is the time from the
 trainer's call until the last receiver has the new weights in its parameters:
 
-    broadcast         Broadcaster and Receiver: agreement, buckets, checksum, confirmation, copy into the parameters
+    broadcast         Broadcaster, BroadcastReceiver: agreement, buckets, checksum, confirmation, copy into parameters
     files             StepSaver without an arena, `syncd watch`, followers that read through the page cache
     tensor by tensor  torch.distributed.broadcast of each parameter, in place: no agreement, checksum or way back
     one buffer        torch.distributed.broadcast of one buffer, until as many bytes went: what the link carries
@@ -37,7 +37,7 @@ from sync import make_weights
 
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast.send import Broadcaster, Options
+from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
 from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.ranks import Alone
 
@@ -100,7 +100,7 @@ class Sender:
         self._buffer, self._size = join(case, 0), case.bytes
         job = Job.at(f"{case.place}/job")
         sync = opened.enter_context(Synchronizer.open(job.root, "trainer", timeout=LONG))
-        options = Options(bucket=bucket, ready_timeout=LONG, timeout=LONG)
+        options = BroadcastOptions(bucket=bucket, ready_timeout=LONG, timeout=LONG)
         self._broadcaster = opened.enter_context(closing(Broadcaster(Alone(), sync, options)))
         self._saver = opened.enter_context(closing(StepSaver(job, 0, 1, mode="stream")))
 

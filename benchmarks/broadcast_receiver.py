@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.hooks.transformers import TransformersHook
-from syncd.transports.broadcast.receive import Received, Receiver
+from syncd.transports.base import WeightTensors
+from syncd.transports.broadcast.receive import BroadcastReceiver
 
 BROADCAST, FILES, TENSORS, LINK = "broadcast", "files", "tensor by tensor", "one buffer"
 LONG = 300.0
@@ -98,13 +99,15 @@ class Ways:
         # Several processes of this host read the same files: through the page cache.
         hook = TransformersHook(self.model, direct=False)
         self._follower = opened.enter_context(Follower.open(f"{case.place}/job", hook, f"r{number}"))
-        self._receiver = opened.enter_context(closing(Receiver(self._follower.sync, self.model.state_dict())))
+        self._receiver = opened.enter_context(
+            closing(BroadcastReceiver(self._follower.sync, self.model.state_dict()))
+        )
 
     def take(self, way: str) -> None:
         """Bring the next weights in."""
         if way == BROADCAST:
-            came = self._receiver.turn(self._follower.met, LONG)
-            assert isinstance(came, Received), came
+            came = self._receiver.wait(self._follower.met, LONG)
+            assert isinstance(came, WeightTensors), came
             self._receiver.load(came)
         elif way == FILES:
             outcome = self._follower.turn(LONG)

@@ -1,1 +1,1 @@
-"""Command lines: `syncd follow` and `explorer`; one file a verb."""
+"""Command lines: `syncd follow` and `explorer`, one file for each verb."""

@@ -1,11 +1,11 @@
-"""`explorer config`: what explorers read of a file."""
+"""`explorer config`: the keys that explorers read."""
 
 import click
 
 
 @click.group()
 def config() -> None:
-    """Say what explorers read of a file."""
+    """Print the keys that explorers read."""
 
 
 @config.command()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from explorer_hooks.hook import Hook
 
 _CREDENTIAL = "hook-token"
-"""What systemd/syncd-follow@.service calls the token; used where neither option says otherwise."""
+"""The token's name in systemd/syncd-follow@.service; the default if neither option is given."""
 
 _TOKEN_SIZE = 1 << 16
 _LEVELS = ("debug", "info", "warning", "error")
@@ -36,17 +36,24 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 @click.command()
 @click.argument("job", metavar="JOB", type=UncheckedPath())
 @click.argument("argv", metavar="[-- ARGV...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--hook", required=True, metavar="NAME[=ADDRESS]", help="What loads versions into the engine.")
+@click.option(
+    "--hook", required=True, metavar="NAME[=ADDRESS]", help="The hook that loads versions into the engine."
+)
 @click.option(
     "--hook-option",
     "settings",
     multiple=True,
     metavar="K=V",
     callback=_settings,
-    help="As the hook documents them.",
+    help="A setting of the hook; its documentation lists them.",
 )
-@click.option("--name", metavar="ID", help="This explorer's name in the job; host and process otherwise.")
-@click.option("--stage", metavar="DIR", type=UncheckedPath(), help="One copy a host, shared: /dev/shm/syncd.")
+@click.option("--name", metavar="ID", help="This explorer's name in the job; default: host and process.")
+@click.option(
+    "--stage",
+    metavar="DIR",
+    type=UncheckedPath(),
+    help="Directory for one copy per host, such as /dev/shm/syncd.",
+)
 @click.option(
     "--policy",
     metavar="P",
@@ -55,54 +62,79 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     help="newest, every, exact=N or at-least=N.",
 )
 @click.option(
-    "--max-lag", type=click.IntRange(min=0), metavar="N", help="Steps the engine may be behind and ready."
+    "--max-lag", type=click.IntRange(min=0), metavar="N", help="Steps that a ready engine may be behind."
 )
 @click.option(
     "--verify",
     type=click.Choice(["size", "header", "content"]),
     default="content",
     show_default=True,
-    help="What is checked of a version before the engine is touched; content: every byte. A stage always is.",
+    help="What to check of a version before loading it; content: every byte. With --stage always content.",
 )
-@click.option("--token-env", metavar="VAR", help="Environment variable that holds the engine's token.")
+@click.option("--token-env", metavar="VAR", help="Environment variable with the engine's token.")
 @click.option(
-    "--token-file", metavar="FILE", help="File that holds it; systemd's credential `hook-token` unless given."
-)
-@click.option(
-    "--timeout", type=_SECONDS, default=300.0, show_default=True, metavar="S", help="Of one request or load."
+    "--token-file", metavar="FILE", help="File with the token; default: systemd's credential `hook-token`."
 )
 @click.option(
-    "--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Of a load that failed."
+    "--timeout",
+    type=_SECONDS,
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for one request or load.",
 )
-@click.option("--once", is_flag=True, help="End once the engine runs what the policy names.")
 @click.option(
-    "--wait", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="With --once: for how long."
+    "--retries",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Retries of a load that failed.",
 )
-@click.option("--stay", is_flag=True, help="Wait for another trainer once one has gone.")
+@click.option("--once", is_flag=True, help="Exit once the engine runs the version that the policy selects.")
 @click.option(
-    "--ready-file", type=UncheckedPath(), metavar="PATH", help="There while the engine may be given work."
+    "--wait",
+    type=_SECONDS,
+    default=3600.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait with --once.",
 )
-@click.option("--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help="As given to syncd watch.")
+@click.option("--stay", is_flag=True, help="Wait for another trainer after one is gone.")
 @click.option(
-    "--ttl", type=_SECONDS, default=60.0, show_default=True, metavar="S", help="Silence that means dead."
+    "--ready-file", type=UncheckedPath(), metavar="PATH", help="A file that exists while the engine is ready."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each outcome as one JSON line.")
 @click.option(
-    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
+    "--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help="The state directory of syncd watch."
+)
+@click.option(
+    "--ttl",
+    type=_SECONDS,
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds of silence that mean dead.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each result as one JSON line.")
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS),
+    default="info",
+    show_default=True,
+    help="The lowest level to log.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "json", "text"]),
     default="auto",
     show_default=True,
-    help="JSON unless on a terminal.",
+    help="auto: JSON unless stderr is a terminal.",
 )
 def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
-    r"""Keep an inference engine at the newest version of JOB, and publish which version it really runs.
+    r"""Keep an inference engine at the newest version of JOB, and report which version it runs.
 
-    Each version is leased, checked and, with --stage, copied once a host before the engine is touched. A load that
-    fails leaves the engine on the version before. SIGTERM finishes the load in hand and exits 0; exit 69 when the
-    engine can neither load nor go back: restart it.
+    Each version is leased, checked and, with --stage, copied once per host before the engine is touched. If a load
+    fails, the engine stays on its version. On SIGTERM the command finishes the current load and exits with 0. If the
+    engine can neither load nor roll back, it exits with 69: restart the engine.
 
     \b
     Examples:
@@ -117,7 +149,7 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
     listener = log_listener(given["log_level"], given["log_format"], sys.stderr)
     hear = _print if given["as_json"] else None
     service = FollowService(listener, hear, once=given["once"], wait=given["wait"])
-    service.serve(_place(job), hook, given["name"], options, shown(given["hook"]))
+    service.serve(_job_directory(job), hook, given["name"], options, shown(given["hook"]))
 
 
 def _print(outcome: "TurnOutcome") -> None:
@@ -132,32 +164,32 @@ def _print(outcome: "TurnOutcome") -> None:
     click.echo(json.dumps(document))
 
 
-def _place(job: str) -> str:
+def _job_directory(job: str) -> str:
     if not job:
         raise UsageError("JOB is empty", hint="is a shell variable unset?")
-    directory, name = os.path.split(_asked(job))
+    directory, name = os.path.split(_real_path(job))
     if parse_step_name(name) is not None:
         raise UsageError(f"{job} is a step", hint=f"its job is {directory}")
     return job
 
 
-def _asked(job: str) -> str:
-    """Return the job's real path; a mount that does not answer at all is not followed.
+def _real_path(job: str) -> str:
+    """Return the job's real path.
 
     Raises:
-        StuckError: It does not.
+        StuckError: Its mount does not answer.
     """
 
-    def look() -> str:
+    def resolve() -> str:
         os.path.isdir(job)
         return os.path.realpath(job)
 
-    looking = WorkerThread(look, "look")
-    looking.start()
-    if not looking.wait(STUCK_AFTER):
+    resolving = WorkerThread(resolve, "resolve")
+    resolving.start()
+    if not resolving.wait(STUCK_AFTER):
         message = f"the mount has not answered for {STUCK_AFTER:g} s; the engine was left as it is"
         raise StuckError(message, path=os.path.abspath(job), hint=MOUNT_HINT)
-    return looking.result()
+    return resolving.result()
 
 
 def _options(given: Mapping[str, Any]) -> "FollowOptions":
@@ -178,7 +210,7 @@ def _hook(argv: tuple[str, ...], given: Mapping[str, Any]) -> "Hook":
 
 def _token(variable: str | None, file: str | None) -> str | None:
     if variable is not None and file is not None:
-        raise UsageError("the token is given twice: --token-env and --token-file")
+        raise UsageError("the token is given twice: by --token-env and by --token-file")
     if file is not None:
         return _read_token(file)
     if variable is None:

@@ -11,10 +11,10 @@ from syncd._version import __version__
 from syncd.errors import DOCS
 
 VERBS: Mapping[str, str] = {
-    "run": "Explore: tasks in, rollouts and rewards out, following the versions of a job.",
-    "config": "Print the schema and the documentation of what explorers read of the file.",
+    "run": "Generate and score responses to tasks, with the versions of a job.",
+    "config": "Print the schema or the documentation of the keys that explorers read.",
 }
-"""Each verb with its line of help. `explorer_hooks.cli.<verb>` has the command, under the same name."""
+"""The line of help of each verb; `explorer_hooks.cli.<verb>` defines the command, under the same name."""
 
 
 @click.group(
@@ -27,7 +27,7 @@ VERBS: Mapping[str, str] = {
 @click.version_option(__version__, prog_name="explorer")
 @console.debug_option
 def explorer(debug: bool) -> None:  # `debug` is read before anything is parsed
-    """Make experiences for a job, with the versions that its trainer publishes."""
+    """Generate experiences for a job with the versions that its trainer publishes."""
 
 
 def main() -> NoReturn:

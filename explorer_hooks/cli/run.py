@@ -1,4 +1,4 @@
-"""`explorer run`: a ready explorer."""
+"""`explorer run`: a complete explorer."""
 
 import click
 
@@ -6,15 +6,13 @@ import click
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("config", metavar="CONFIG")
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
-@click.option("--name", metavar="NAME", help="The explorer's identity, whatever explorer.name says.")
-@click.option(
-    "--stage", metavar="NAME", help="The one of the file's [[stages]] to explore; it is waited for."
-)
+@click.option("--name", metavar="NAME", help="The explorer's identity; overrides explorer.name.")
+@click.option("--stage", metavar="NAME", help="Explore this one of the file's [[stages]], once it has begun.")
 @click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
 def run(config: str, overrides: tuple[str, ...], name: str | None, stage: str | None, dry_run: bool) -> None:
-    """Explore as CONFIG says, with any key of it overridden by --section.key value.
+    """Explore as CONFIG says; --section.key value overrides any of its keys.
 
-    Ends with 0 once the job is finished, the trainer has gone, the tasks are done, or on SIGTERM and Ctrl-C.
+    Exits with 0 if the job is finished, the trainer is gone or all tasks are done, and on SIGTERM or Ctrl-C.
 
     \b
     Examples:
@@ -26,7 +24,7 @@ def run(config: str, overrides: tuple[str, ...], name: str | None, stage: str | 
     from explorer_hooks.explorer.load import load_file  # noqa: PLC0415
 
     if not config or config.startswith("--"):
-        raise click.BadParameter(f"{config!r} is no file; CONFIG comes before --section.key value")
+        raise click.BadParameter(f"{config!r} is not a file; CONFIG comes before --section.key value")
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
     file = load_file(config, named, stage)
     if dry_run:

@@ -1,4 +1,4 @@
-"""One batch: tasks are taken, groups made and scored, and what cannot be used is dropped by the group."""
+"""Makes one batch: tasks become groups, groups are scored, and a group that cannot be used is dropped."""
 
 import json
 import time
@@ -11,43 +11,43 @@ from typing import Any
 
 import structlog
 
-from explorer_hooks.explorer.cursor import Ledger
-from explorer_hooks.explorer.generation import Ask, Generator, Made, Rollout
+from explorer_hooks.explorer.engine_gate import EngineGate
+from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult, Response
+from explorer_hooks.explorer.own_files import TaskLedger
 from explorer_hooks.explorer.rewards import Score, plain_task
 from explorer_hooks.explorer.scoring import Scorer
-from explorer_hooks.explorer.tasks import Task, Tasks, epochs
-from explorer_hooks.explorer.tokens import Tokens
+from explorer_hooks.explorer.tasks import Task, Tasks, Tokens, epochs
 from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
 from syncd.protocol.version import Pair, label_of
 
 MAX_FRUITLESS = 10
-"""Rounds in a row in which the engine may make nothing although it says that it works."""
+"""Attempts in a row in which an engine that reports to be working may generate nothing."""
 
 _HINTS = {
     "engine": "see the log of the engine",
     "experience": "explorer config docs",
-    "prompt": "explorer.sampling.max_prompt_tokens bounds them",
+    "prompt": "explorer.sampling.max_prompt_tokens is the limit",
     "reward": "try the function of explorer.reward.function on that task",
 }
 _LOG = structlog.get_logger()
 
 _SHOWN = MAX_INFO // 8
-"""Characters of a prompt and of a response that an experience's info keeps."""
+"""Characters of a prompt and of a response in the info of an experience."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a batch is made of.
+class BatchShape:
+    """What a batch consists of.
 
     Args:
         groups: Groups.
-        samples: Rollouts of a group.
-        max_tokens: Tokens of a rollout at most.
+        samples: Responses of a group.
+        max_tokens: Tokens of a response at most.
         max_prompt_tokens: Tokens of a prompt at most.
-        temperature: At which rollouts are sampled.
+        temperature: At which responses are sampled.
         epochs: Passes over the tasks; 0 for no end.
-        max_failures: Groups in a row that may be dropped.
+        max_failures: Groups in a row after which dropping is an error.
     """
 
     groups: int
@@ -60,33 +60,38 @@ class Shape:
 
 
 @dataclass
-class Batch:
-    """What came out.
+class ExplorerBatch:
+    """One batch.
 
     Attributes:
-        then: Epoch and position of the last task that was taken; None while there was none.
-        experiences: Its experiences, whole groups in the order of the tasks.
-        dropped: Groups that could not be used, by why.
+        then: Epoch and position of its last task; None before the first.
+        groups: The experiences of each group by epoch and position of its task.
+        dropped: Groups that could not be used, by reason.
         tokens: Tokens of all responses.
-        versions: Rollouts by the oldest version that had a part in them.
-        pairs: All versions that had a part in one.
+        versions: Responses by the oldest version that took part in them.
+        pairs: All versions that took part in one.
     """
 
     then: tuple[int, int] | None = None
-    experiences: list[Experience] = field(default_factory=list)
+    groups: dict[tuple[int, int], list[Experience]] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     versions: Counter[str] = field(default_factory=Counter)
     pairs: set[Pair] = field(default_factory=set)
 
+    @property
+    def experiences(self) -> list[Experience]:
+        """Return its experiences, whole groups in the order of the tasks."""
+        return [one for _, group in sorted(self.groups.items()) for one in group]
+
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A task that is being worked on.
+class EpochTask:
+    """A task of an epoch.
 
     Args:
         epoch: Its epoch.
-        position: Its place in the order of that epoch.
+        position: Its index in the order of that epoch.
         task: The task.
         prompt: Its token ids.
     """
@@ -97,40 +102,36 @@ class Taken:
     prompt: Sequence[int]
 
 
-class Batches:
-    """Makes batches from where the tasks stand.
+class BatchMaker:
+    """Makes batches of the next tasks.
 
     Args:
         tasks: The tasks.
-        seed: Of their order; None for the order of the file.
-        ledger: Where they stand.
+        seed: The seed of their order; None for the order of the file.
+        ledger: Knows which tasks are done.
         tokens: The tokenizer.
-        generator: Makes groups.
-        scorer: Scores rollouts.
-        shape: What a batch is made of.
-        stop: Once true, what is in hand is given up.
-        meanwhile: Called now and then while groups are being made.
-        usable: Waits until the engine may be given work, and asks the engine itself first where it is called with
-            true; returns false where it was told to stop.
+        generator: Generates groups.
+        scorer: Scores responses.
+        shape: What a batch consists of.
+        gate: Keeps work waiting until the engine may be given some.
+        stop: Once it returns true, an unfinished batch is given up.
     """
 
     def __init__(
         self,
         tasks: Tasks,
         seed: str | None,
-        ledger: Ledger,
+        ledger: TaskLedger,
         tokens: Tokens,
         generator: Generator,
         scorer: Scorer,
-        shape: Shape,
-        *,
+        shape: BatchShape,
+        gate: EngineGate,
         stop: Callable[[], bool],
-        meanwhile: Callable[[], None],
-        usable: Callable[[bool], bool],
     ) -> None:
         self._tasks, self._seed, self._ledger, self._tokens = tasks, seed, ledger, tokens
         self._generator, self._scorer, self._shape = generator, scorer, shape
-        self._stop, self._meanwhile, self._usable = stop, meanwhile, usable
+        self._gate, self._stop = gate, stop
         self._failures, self._problem = 0, ""
 
     @property
@@ -139,33 +140,31 @@ class Batches:
         cursor = self._ledger.cursor
         return 0 < self._shape.epochs <= cursor.epoch + (cursor.position >= len(self._tasks.all))
 
-    def make(self) -> Batch | None:
-        """Return the next batch; None where it was told to stop, then nothing of it is to be written.
+    def make(self) -> ExplorerBatch | None:
+        """Return the next batch; None if it was told to stop, then nothing of the batch may be written.
 
         Raises:
-            SyncdError: Too many groups in a row could not be used, or the engine cannot go on.
+            SyncdError: Too many groups in a row could not be used, or the engine is dead.
         """
-        batch = Batch()
+        batch = ExplorerBatch()
         coming = self._coming(batch)
-        done: dict[tuple[int, int], list[Experience]] = {}
-        unfinished: list[Taken] = []
+        unfinished: list[EpochTask] = []
         fruitless = 0
-        while not self._stop() and self._usable(fruitless > 0):
-            unfinished += islice(coming, max(self._shape.groups - len(done) - len(unfinished), 0))
+        while not self._stop() and self._gate.wait_until_usable(is_suspect=fruitless > 0):
+            unfinished += islice(coming, max(self._shape.groups - len(batch.groups) - len(unfinished), 0))
             if not unfinished:
-                batch.experiences = [one for _, group in sorted(done.items()) for one in group]
                 return batch
-            left = self._round(unfinished, batch, done)
+            left = self._generate(unfinished, batch)
             if len(left) < len(unfinished):
                 fruitless = 0
             fruitless += bool(left)
             if fruitless == MAX_FRUITLESS:
-                raise EngineDeadError(f"the engine makes no rollouts: {self._problem}")
+                raise EngineDeadError(f"the engine generates nothing: {self._problem}")
             unfinished = left
         return None
 
-    def _coming(self, batch: Batch) -> Iterator[Taken]:
-        """Yield the tasks that come next, and note in the batch how far that is."""
+    def _coming(self, batch: ExplorerBatch) -> Iterator[EpochTask]:
+        """Yield the next tasks, and record in the batch how far that is."""
         cursor = self._ledger.cursor
         for epoch, position, task in epochs(self._tasks, self._seed, cursor.epoch, cursor.position):
             if 0 < self._shape.epochs <= epoch:
@@ -173,67 +172,58 @@ class Batches:
             prompt = self._tokens.encode(task.prompt)
             batch.then = (epoch, position)
             if 0 < len(prompt) <= self._shape.max_prompt_tokens:
-                yield Taken(epoch, position, task, prompt)
+                yield EpochTask(epoch, position, task, prompt)
             else:
-                self._drop(batch, "prompt", f"task {task.id} has {len(prompt)} tokens of a prompt")
+                self._drop(batch, "prompt", f"the prompt of task {task.id} has {len(prompt)} tokens")
 
-    def _round(
-        self, unfinished: Sequence[Taken], batch: Batch, done: dict[tuple[int, int], list[Experience]]
-    ) -> list[Taken]:
-        """Have groups made, and return those that are to be made again."""
-        again = dict(enumerate(unfinished))
-        asks = [self._ask(taken) for taken in unfinished]
-        with closing(self._generator.generate(asks)) as coming:
-            for made in coming:
-                if made is not None:
-                    self._take(made, again, batch, done)
-                self._meanwhile()
-        return list(again.values())
+    def _generate(self, unfinished: Sequence[EpochTask], batch: ExplorerBatch) -> list[EpochTask]:
+        """Add the groups of these tasks to a batch, and return the tasks to retry."""
+        left = dict(enumerate(unfinished))
+        shape = self._shape
+        requests = [
+            GroupRequest(one.prompt, shape.samples, shape.max_tokens, shape.temperature) for one in unfinished
+        ]
+        with closing(self._generator.generate(requests)) as results:
+            for result in results:
+                if result is not None and result.retry:
+                    self._problem = result.problem
+                elif result is not None:
+                    self._add(left.pop(result.index), result, batch)
+                self._gate.update_during_work()
+        return list(left.values())
 
-    def _take(
-        self,
-        made: Made,
-        again: dict[int, Taken],
-        batch: Batch,
-        done: dict[tuple[int, int], list[Experience]],
-    ) -> None:
-        if made.again:
-            self._problem = made.problem
+    def _add(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> None:
+        """Add a group to a batch, or count it as dropped."""
+        if result.problem:
+            self._drop(batch, "engine", result.problem)
             return
-        taken = again.pop(made.place)
-        if made.problem:
-            self._drop(batch, "engine", made.problem)
-            return
-        group = self._scored(taken, made, batch)
+        group = self._scored(asked, result, batch)
         if group:
             self._failures = 0
-            done[taken.epoch, taken.position] = group
-            batch.tokens += sum(len(rollout.tokens) for rollout in made.rollouts)
-            batch.versions[label_of(made.oldest)] += len(group)
-            batch.pairs |= {made.first, made.last}
+            batch.groups[asked.epoch, asked.position] = group
+            batch.tokens += sum(len(response.tokens) for response in result.responses)
+            batch.versions[label_of(result.oldest)] += len(group)
+            batch.pairs |= {result.first, result.last}
 
-    def _scored(self, taken: Taken, made: Made, batch: Batch) -> list[Experience]:
-        """Return the experiences of a group, none if one of its rollouts has no reward."""
-        task = plain_task(taken.task)
-        scores = self._scorer.score([(taken.task.text, one.text, task) for one in made.rollouts])
+    def _scored(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> list[Experience]:
+        """Return the experiences of a group, none if one of its responses has no reward."""
+        task = plain_task(asked.task)
+        scores = self._scorer.score([(asked.task.text, one.text, task) for one in result.responses])
         problem = next((score.problem for score in scores if score.reward is None), "")
         if problem:
-            self._drop(batch, "reward", f"task {taken.task.id}: {problem}")
+            self._drop(batch, "reward", f"task {asked.task.id}: {problem}")
             return []
-        group = self._ledger.group(taken.epoch, taken.position)
+        group = self._ledger.group(asked.epoch, asked.position)
         try:
             return [
-                experience_of(taken, group, number, rollout, made, score)
-                for number, (rollout, score) in enumerate(zip(made.rollouts, scores, strict=True))
+                experience_of(asked, group, number, response, result, score)
+                for number, (response, score) in enumerate(zip(result.responses, scores, strict=True))
             ]
         except UsageError as error:
-            self._drop(batch, "experience", f"task {taken.task.id}: {error}")
+            self._drop(batch, "experience", f"task {asked.task.id}: {error}")
             return []
 
-    def _ask(self, taken: Taken) -> Ask:
-        return Ask(taken.prompt, self._shape.samples, self._shape.max_tokens, self._shape.temperature)
-
-    def _drop(self, batch: Batch, why: str, problem: str) -> None:
+    def _drop(self, batch: ExplorerBatch, why: str, problem: str) -> None:
         batch.dropped[why] += 1
         self._failures, self._problem = self._failures + 1, problem
         _LOG.warning("group_dropped", why=why, problem=problem)
@@ -244,39 +234,39 @@ class Batches:
 
 
 def experience_of(
-    taken: Taken, group: str, number: int, rollout: Rollout, made: Made, score: Score
+    asked: EpochTask, group: str, number: int, response: Response, result: GroupResult, score: Score
 ) -> Experience:
-    """Return what the trainer gets of a rollout.
+    """Return what the trainer gets of a response.
 
-    Where versions changed on the way nobody can say which one chose which token: the oldest one counts, and info
-    names both.
+    If the version changed meanwhile, nobody knows which version chose which token: the oldest counts, and info names
+    both.
 
     Raises:
         UsageError: It cannot be stored.
     """
-    generation, step = made.oldest
+    generation, step = result.oldest
     assert score.reward is not None
     return Experience(
-        tokens=[*taken.prompt, *rollout.tokens],
-        prompt_length=len(taken.prompt),
-        logprobs=rollout.logprobs,
-        action_mask=[True] * len(rollout.tokens),
+        tokens=[*asked.prompt, *response.tokens],
+        prompt_length=len(asked.prompt),
+        logprobs=response.logprobs,
+        action_mask=[True] * len(response.tokens),
         reward=score.reward,
         group=group,
-        task=taken.task.id,
+        task=asked.task.id,
         rollout=number,
         generation=generation,
         step=step,
         created_at=time.time(),
-        info=_info(taken.task, rollout, made, score),
+        info=_info(asked.task, response, result, score),
     )
 
 
-def _info(task: Task, rollout: Rollout, made: Made, score: Score) -> Mapping[str, Any]:
-    shown: dict[str, Any] = {"prompt": task.text[:_SHOWN], "response": rollout.text[:_SHOWN]}
-    if made.first != made.last:
-        shown["versions"] = [label_of(made.first), label_of(made.last)]
+def _info(task: Task, response: Response, result: GroupResult, score: Score) -> Mapping[str, Any]:
+    shown: dict[str, Any] = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
+    if result.first != result.last:
+        shown["versions"] = [label_of(result.first), label_of(result.last)]
     whole = {**shown, "score": dict(score.info), "task": dict(task.info)}
     whole = {name: value for name, value in whole.items() if value != {}}
-    # Text that JSON has to escape may be six times as long there; the rest is for people and may be left out.
+    # Text that JSON escapes may become six times as long; the info is for people, and parts may be left out.
     return next((info for info in (whole, shown) if len(json.dumps(info)) <= MAX_INFO), {})

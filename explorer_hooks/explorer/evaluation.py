@@ -1,4 +1,4 @@
-"""Greedy rollouts of held-out tasks: how good a version is, one line for each version that is visited."""
+"""Greedy responses to held-out tasks: how good a version is, one line for each version that is evaluated."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from explorer_hooks.explorer.generation import Ask, Generator, Made
-from explorer_hooks.explorer.records import Records
+from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult
+from explorer_hooks.explorer.own_files import Records
 from explorer_hooks.explorer.rewards import plain_task
 from explorer_hooks.explorer.scoring import Scorer
-from explorer_hooks.explorer.tasks import Tasks
-from explorer_hooks.explorer.tokens import Tokens
+from explorer_hooks.explorer.tasks import Tasks, Tokens
 from syncd.protocol.version import Pair
 
 _ATTEMPTS = 3
@@ -20,12 +19,12 @@ _LOG = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What an evaluation found.
+class EvaluationResult:
+    """The result of an evaluation.
 
     Args:
-        pair: The version that made every rollout.
-        rewards: The reward of each task; None where there is none.
+        pair: The version that generated every response.
+        rewards: The reward of each task; None if it has none.
         tokens: Tokens of all responses.
     """
 
@@ -35,17 +34,17 @@ class Result:
 
 
 class Evaluation:
-    """Evaluates every n-th version that is applied, the first one included, each at most once.
+    """Evaluates every n-th applied version, beginning with the first, each at most once.
 
     Args:
         tasks: The held-out tasks.
         every: Versions from one evaluation to the next.
-        records: Where lines go; versions that it names already are not visited again.
+        records: Gets the lines; versions that it names already are not evaluated again.
         tokens: The tokenizer.
-        generator: Makes rollouts.
+        generator: Generates responses.
         scorer: Scores them.
         max_tokens: Tokens of a response at most.
-        stop: Once true, it is given up.
+        stop: Once it returns true, the evaluation is given up.
     """
 
     def __init__(
@@ -67,10 +66,10 @@ class Evaluation:
         self._since = every
 
     def applied(self, pair: Pair) -> None:
-        """Evaluate a version that has just been applied, if its turn has come.
+        """Evaluate a version that was just applied, if it is due.
 
         Raises:
-            EngineDeadError: Nothing can be generated any more.
+            EngineDeadError: The engine can generate nothing any more.
             StorageError: The line cannot be written.
         """
         if pair in self._visited:
@@ -87,40 +86,43 @@ class Evaluation:
         self._visited.add(pair)
         self._records.add(_line(found, time.monotonic() - begin))
 
-    def _result(self, pair: Pair) -> Result | None:
-        """Return what a version does on all tasks, None where that could not be found out."""
+    def _result(self, pair: Pair) -> EvaluationResult | None:
+        """Return how a version does on all tasks, None if that could not be determined."""
         for _ in range(_ATTEMPTS):
-            made = self._made()
-            if made is None:
+            groups = self._groups()
+            if groups is None:
                 return None
-            if all((one.first, one.last) == (pair, pair) or one.problem for one in made) and not any(
-                one.again for one in made
+            if all((one.first, one.last) == (pair, pair) or one.problem for one in groups) and not any(
+                one.retry for one in groups
             ):
-                return self._scored(pair, made)
+                return self._scored(pair, groups)
         _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1])
         return None
 
-    def _made(self) -> list[Made] | None:
-        asks = [Ask(self._tokens.encode(task.prompt), 1, self._max_tokens, 0.0) for task in self._tasks.all]
-        with closing(self._generator.generate(asks)) as coming:
-            made = [one for one in coming if one is not None]
-        return None if self._stop() else sorted(made, key=lambda one: one.place)
+    def _groups(self) -> list[GroupResult] | None:
+        requests = [
+            GroupRequest(self._tokens.encode(task.prompt), 1, self._max_tokens, 0.0)
+            for task in self._tasks.all
+        ]
+        with closing(self._generator.generate(requests)) as coming:
+            groups = [one for one in coming if one is not None]
+        return None if self._stop() else sorted(groups, key=lambda one: one.index)
 
-    def _scored(self, pair: Pair, made: Sequence[Made]) -> Result:
+    def _scored(self, pair: Pair, groups: Sequence[GroupResult]) -> EvaluationResult:
         calls = [
-            (task.text, one.rollouts[0].text, plain_task(task))
-            for one in made
-            if one.rollouts
-            for task in (self._tasks.all[one.place],)
+            (task.text, one.responses[0].text, plain_task(task))
+            for one in groups
+            if one.responses
+            for task in (self._tasks.all[one.index],)
         ]
         rewards: list[float | None] = [score.reward for score in self._scorer.score(calls)]
         missing = [None] * (len(self._tasks.all) - len(rewards))
-        return Result(
-            pair, [*rewards, *missing], sum(len(one.rollouts[0].tokens) for one in made if one.rollouts)
+        return EvaluationResult(
+            pair, [*rewards, *missing], sum(len(one.responses[0].tokens) for one in groups if one.responses)
         )
 
 
-def _line(found: Result, seconds: float) -> dict[str, object]:
+def _line(found: EvaluationResult, seconds: float) -> dict[str, object]:
     rewards = [reward for reward in found.rewards if reward is not None]
     return {
         "generation": found.pair[0],

@@ -1,4 +1,4 @@
-"""The seam between the ready explorer and what generates: prompts in, groups of rollouts with their versions out."""
+"""The seam between the explorer and what generates: prompts in, groups of responses with their versions out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -9,17 +9,17 @@ from explorer_hooks.hook import Running
 from syncd.protocol.version import Pair
 
 BEFORE_THE_FIRST: Pair = (1, 0)
-"""The version that nobody published: the model that the trainer starts from, which is continued by generation 1."""
+"""The version that nobody publishes: the model that the trainer starts from; generation 1 continues it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One group that is to be made.
+class GroupRequest:
+    """A request for one group of responses.
 
     Args:
         prompt: Token ids of the prompt.
-        samples: Rollouts of it.
-        max_tokens: Tokens of a rollout at most.
+        samples: Responses to it.
+        max_tokens: Tokens of a response at most.
         temperature: At which tokens are drawn from the whole distribution; 0 for the most probable token.
     """
 
@@ -30,7 +30,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Response:
     """One response.
 
     Args:
@@ -45,65 +45,65 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What became of one group.
+class GroupResult:
+    """The result of one request.
 
     Args:
-        place: Which of the asked groups it is.
-        rollouts: Its rollouts; none where `problem` says why.
+        index: The request's index.
+        responses: Its responses; none if there is a `problem`.
         first: The version that ran before the first token was asked for.
         last: The version that ran after the last token had come; a version in between was one of those in between.
-        problem: Why there are no rollouts.
-        again: Whether another attempt may succeed: the engine was away, or not on an applied version.
+        problem: Why there are no responses.
+        retry: Whether another attempt may succeed: the engine was away, or ran no applied version.
     """
 
-    place: int
-    rollouts: tuple[Rollout, ...] = ()
+    index: int
+    responses: tuple[Response, ...] = ()
     first: Pair = BEFORE_THE_FIRST
     last: Pair = BEFORE_THE_FIRST
     problem: str = ""
-    again: bool = False
+    retry: bool = False
 
     @property
     def oldest(self) -> Pair:
-        """Return the oldest version that had a part in it."""
+        """Return the oldest version that took part in it."""
         return min(self.first, self.last)
 
 
 class Generator(ABC):
-    """Makes groups."""
+    """Generates groups of responses."""
 
     @abstractmethod
-    def generate(self, asks: Sequence[Ask]) -> "Iterated[Made | None]":
-        """Yield each group once, as it is done, and None now and then while none is; close it to give up.
+    def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
+        """Yield each result once, as it is ready, and None now and then while none is; close it to give up.
 
         Raises:
             EngineDeadError: Nothing can be generated any more.
         """
 
 
-Applied = Callable[[], Pair | None]
-"""Says which version work may be done with now: the applied one, or `BEFORE_THE_FIRST`; None for none."""
+PermittedVersion = Callable[[], Pair | None]
+"""Returns the version with which work may be done now: the applied one, or `BEFORE_THE_FIRST`; None for none."""
 
 
-def version_of(running: Running, applied: Pair | None) -> Pair | None:
-    """Return the version that an engine's work is of, None where it must not be given any.
+def version_of(running: Running, permitted: Pair | None) -> Pair | None:
+    """Return the version that an engine's work is of, None if the engine must not be given any.
 
     Args:
-        running: What the engine says of itself.
-        applied: What work may be done with: what the follower has had confirmed, or `BEFORE_THE_FIRST`.
+        running: What the engine reports.
+        permitted: With which version work may be done: the one that the follower confirmed, or `BEFORE_THE_FIRST`.
     """
-    if running.paused or applied is None:
+    if running.paused or permitted is None:
         return None
-    is_so = running.label is None if applied == BEFORE_THE_FIRST else running.pair == applied
-    return applied if is_so else None
+    is_running = running.label is None if permitted == BEFORE_THE_FIRST else running.pair == permitted
+    return permitted if is_running else None
 
 
 def version_after(running: Running, first: Pair) -> Pair | None:
-    """Return the version that an engine ended work of `first` with, None where the work cannot be told from others'.
+    """Return the version with which an engine ended work that began with `first`; None if that is unknown.
 
-    An engine that was restarted on the way forgets its version, so the work may be of anything. So it may where the
-    engine names no version of the job.
+    An engine that restarted meanwhile has forgotten its version, so its work may be of any weights. The same holds if
+    the engine names no version of the job.
     """
     if running.label is None:
         return first if first == BEFORE_THE_FIRST else None

@@ -1,37 +1,184 @@
-"""Generation by a transformers model in this process: the version of each rollout is known exactly."""
+"""Generation by a transformers model in this process: the version of each response is known exactly.
+
+`draw` draws tokens with the exact log-prob of each: one forward pass a token, float32 logits. `model.generate` is not
+used: if a setting equals the library's default, it takes the model directory's value, so that tokens could be drawn
+from another distribution than the one that is recorded.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Iterated
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 
 from explorer_hooks.explorer.config import InferenceSection
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, Generator, Made, Rollout
-from explorer_hooks.explorer.sampler import Ends, draw
-from explorer_hooks.explorer.tokens import Tokens
+from explorer_hooks.explorer.generation import (
+    BEFORE_THE_FIRST,
+    Generator,
+    GroupRequest,
+    GroupResult,
+    Response,
+)
+from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.protocol.version import pair_of
 
+_ENDLESS = 1 << 20
 
-class Local(Generator):
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """What ends and pads sequences.
+
+    Args:
+        ends: Token ids that end a text.
+        pad: The token id that fills rows; any that the model knows.
+        positions: Tokens of prompt and response that the model can hold.
+    """
+
+    ends: frozenset[int]
+    pad: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """One response: token ids and the natural logarithm of each one's probability."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
+    """Return what ends sequences of a model, from its generation configuration, its own, and its tokenizer."""
+    config = model.config
+    found: set[int] = set()
+    for place in (getattr(model, "generation_config", None), config, tokenizer):
+        value = getattr(place, "eos_token_id", None)
+        found |= (
+            set(value) if isinstance(value, list | tuple) else {value} if isinstance(value, int) else set()
+        )
+    pad, positions = getattr(config, "pad_token_id", None), getattr(config, "max_position_embeddings", None)
+    known_pad = isinstance(pad, int) and 0 <= pad < config.vocab_size
+    return SequenceLimits(
+        frozenset(found),
+        int(pad) if known_pad and pad is not None else 0,
+        positions if isinstance(positions, int) else _ENDLESS,
+    )
+
+
+def draw(
+    model: Any,
+    ends: SequenceLimits,
+    prompts: Sequence[Sequence[int]],
+    *,
+    samples: int,
+    max_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    stop: Callable[[], bool],
+) -> list[list[SampledSequence]]:
+    """Return `samples` responses to each prompt, all computed as one batch.
+
+    Args:
+        model: A causal language model.
+        ends: What ends and pads.
+        prompts: Token ids, none empty; all shorter than the model's positions.
+        samples: Responses to each.
+        max_tokens: Tokens of a response at most; fewer where the model's positions run out.
+        temperature: What logits are divided by; 0 for the most probable token, whose log-prob is at temperature 1.
+        generator: Draws the tokens.
+        stop: Called after each token; once it returns true, the tokens so far are returned.
+    """
+    device = next(model.parameters()).device
+    tokens, mask = _padded(prompts, ends.pad, device)
+    steps = max(min(max_tokens, ends.positions - tokens.shape[1]), 1)
+    chosen, logprobs = [], []
+    running = torch.ones(len(prompts) * samples, dtype=torch.bool, device=device)
+    last = torch.tensor(sorted(ends.ends), dtype=torch.long, device=device)
+    with torch.inference_mode():
+        made = model(
+            tokens, attention_mask=mask, position_ids=_positions(mask), use_cache=True, logits_to_keep=1
+        )
+        cache, logits = made.past_key_values, made.logits[:, -1].repeat_interleave(samples, 0)
+        cache.batch_repeat_interleave(samples)
+        mask = mask.repeat_interleave(samples, 0)
+        for step in range(steps):
+            token, logprob = _chosen(logits, temperature, generator)
+            chosen.append(token)
+            logprobs.append(logprob)
+            running &= ~torch.isin(token, last)
+            if step + 1 == steps or stop() or not bool(running.any()):
+                break
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            made = model(
+                token[:, None],
+                attention_mask=mask,
+                position_ids=mask.sum(1, keepdim=True) - 1,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache, logits = made.past_key_values, made.logits[:, -1]
+    return _grouped(torch.stack(chosen, 1), torch.stack(logprobs, 1), ends.ends, samples)
+
+
+def _chosen(
+    logits: torch.Tensor, temperature: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a token and its log-prob for each row."""
+    logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if temperature:
+        token = torch.multinomial(logprobs.exp(), 1, generator=generator)
+    else:
+        token = logprobs.argmax(-1, keepdim=True)
+    return token[:, 0], logprobs.gather(-1, token)[:, 0]
+
+
+def _padded(
+    prompts: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return prompts of one length, filled on the left, and which tokens count."""
+    longest = max(map(len, prompts))
+    rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def _grouped(
+    tokens: torch.Tensor, logprobs: torch.Tensor, ends: frozenset[int], samples: int
+) -> list[list[SampledSequence]]:
+    drawn = []
+    for row, values in zip(tokens.tolist(), logprobs.tolist(), strict=True):
+        length = next((at + 1 for at, token in enumerate(row) if token in ends), len(row))
+        drawn.append(SampledSequence(row[:length], values[:length]))
+    return [drawn[at : at + samples] for at in range(0, len(drawn), samples)]
+
+
+class LocalGenerator(Generator):
     """Generates with a model of this process.
 
     Args:
         model: The model that versions are loaded into.
         ends: What ends and pads its sequences.
         tokens: Its tokenizer.
-        rows: Rollouts of one batch at most.
-        seed: Of what is drawn.
-        generating: Keeps versions from being loaded while it is entered, and gives the label of the one that runs.
-        stop: Once true, what is in hand is given up.
+        rows: Responses of one forward pass at most.
+        seed: Seeds the draws.
+        generating: Keeps versions from being loaded while it is entered, and yields the label of the running one.
+        stop: Once it returns true, pending groups are given up.
     """
 
     def __init__(
         self,
         model: Any,
-        ends: Ends,
+        ends: SequenceLimits,
         tokens: Tokens,
         *,
         rows: int,
@@ -43,27 +190,28 @@ class Local(Generator):
         self._generating, self._stop = generating, stop
         self._draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
 
-    def generate(self, asks: Sequence[Ask]) -> "Iterated[Made | None]":
-        """Yield each group once; groups that fit into one batch together."""
-        place = 0
-        while place < len(asks):
-            size = max(self._rows // asks[place].samples, 1)
-            yield from self._made(place, asks[place : place + size])
-            place += size
+    def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
+        """Yield each result once; requests that fit into one forward pass are done together."""
+        index = 0
+        while index < len(requests):
+            size = max(self._rows // requests[index].samples, 1)
+            yield from self._results(index, requests[index : index + size])
+            index += size
             yield None
 
-    def _made(self, place: int, asks: Sequence[Ask]) -> Iterator[Made]:
-        fits = [at for at, ask in enumerate(asks) if len(ask.prompt) < self._ends.positions]
-        for at in set(range(len(asks))) - set(fits):
-            yield Made(place + at, problem=f"{len(asks[at].prompt)} tokens of a prompt are too many")
+    def _results(self, index: int, requests: Sequence[GroupRequest]) -> Iterator[GroupResult]:
+        fits = [at for at, request in enumerate(requests) if len(request.prompt) < self._ends.positions]
+        for at in set(range(len(requests))) - set(fits):
+            tokens = len(requests[at].prompt)
+            yield GroupResult(index + at, problem=f"the prompt has {tokens} tokens, which are too many")
         if not fits:
             return
-        first = asks[0]
+        first = requests[0]
         with self._generating() as label:
             groups = draw(
                 self._model,
                 self._ends,
-                [asks[at].prompt for at in fits],
+                [requests[at].prompt for at in fits],
                 samples=first.samples,
                 max_tokens=first.max_tokens,
                 temperature=first.temperature,
@@ -75,22 +223,46 @@ class Local(Generator):
         version = BEFORE_THE_FIRST if label is None else pair_of(label)
         if version is None:
             for at in fits:
-                yield Made(place + at, problem="the model is of no version", again=True)
+                yield GroupResult(index + at, problem="the model runs no version", retry=True)
             return
         for at, group in zip(fits, groups, strict=True):
-            rollouts = [Rollout(one.tokens, one.logprobs, self._text(one.tokens)) for one in group]
-            yield Made(place + at, tuple(rollouts), version, version)
+            responses = [Response(one.tokens, one.logprobs, self._text(one.tokens)) for one in group]
+            yield GroupResult(index + at, tuple(responses), version, version)
 
     def _text(self, tokens: Sequence[int]) -> str:
         ended = tokens[-1] in self._ends.ends
         return self._tokens.decode(tokens[:-1] if ended else tokens)
 
 
+def open_generator(
+    model: Any, hook: TransformersHook, tokens: Tokens, rows: int, seed: str, stop: Callable[[], bool]
+) -> LocalGenerator:
+    """Return what generates with a model of this process.
+
+    Args:
+        model: The model that versions are loaded into.
+        hook: Loads them.
+        tokens: The model's tokenizer.
+        rows: Responses of one forward pass at most.
+        seed: Seeds the draws.
+        stop: Once it returns true, pending groups are given up.
+    """
+    return LocalGenerator(
+        model,
+        sequence_limits(model, getattr(tokens, "tokenizer", None)),
+        tokens,
+        rows=rows,
+        seed=crc32(seed.encode()),
+        generating=hook.generating,
+        stop=stop,
+    )
+
+
 def load_model(directory: str, section: InferenceSection, *, trust_remote_code: bool) -> Any:
     """Return the model of a directory, ready to generate.
 
     Raises:
-        ConfigError: There is none that can be loaded, or no device as asked for.
+        ConfigError: It cannot be loaded, or there is no such device.
     """
     try:
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds
@@ -104,13 +276,13 @@ def load_model(directory: str, section: InferenceSection, *, trust_remote_code: 
     except (OSError, ValueError) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "model.path names a Hugging Face model directory"
-        raise ConfigError(f"no model can be loaded: {what}", path=directory, hint=hint) from error
+        raise ConfigError(f"the model cannot be loaded: {what}", path=directory, hint=hint) from error
     placed: Any = model
     return placed.to(device_of(section.device)).eval()
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device of a name; auto is a GPU where there is one.
+    """Return the device of a name; auto is a GPU if there is one.
 
     Raises:
         ConfigError: There is no GPU.

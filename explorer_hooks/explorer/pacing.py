@@ -1,4 +1,4 @@
-"""How far explorers may run ahead of the trainer, and what an explorer does next. Pure, but for counting batches."""
+"""How far explorers may run ahead of the trainer, and what an explorer does next. Pure but for counting batches."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,13 +11,13 @@ from syncd.protocol.layout import Job
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many batches the explorers of a job may have written together, counted from a moment on.
+    """How many batches the explorers of a job may have written together, counted from some moment.
 
     Args:
         step: The published step at that moment.
-        written: The batches that there were.
-        batches: Of which the trainer takes this many a step.
-        ahead: Steps for which batches may wait, besides the step that comes next.
+        written: The batches at that moment.
+        batches: Batches that the trainer takes a step.
+        ahead: Steps for which batches may wait, besides the next one.
     """
 
     step: int
@@ -26,7 +26,7 @@ class Allowance:
     ahead: int
 
     def covers(self, step: int, written: int) -> bool:
-        """Say whether there may be one more now."""
+        """Return whether another batch may be written now."""
         return written - self.written < (step - self.step + 1 + self.ahead) * self.batches
 
 
@@ -35,20 +35,20 @@ class Next(StrEnum):
 
     END = "end"
     ENGINE = "engine"
-    """Bring the engine to a version that work may be done with."""
+    """Bring the engine to a version with which work may be done."""
     SYNC = "sync"
     """Wait for the version that is due."""
     WAIT = "wait"
-    """Wait for room; a version that appears meanwhile is taken."""
+    """Wait for room; a version that appears meanwhile is loaded."""
     WORK = "work"
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What a decision is made from.
+class PacingFacts:
+    """The facts that decide what an explorer does next.
 
     Args:
-        is_over: Whether nothing more is wanted: the trainer has gone, or all tasks are done.
+        is_over: Whether the explorer ends: the trainer is gone, for example, or all tasks are done.
         is_ready: Whether the engine runs an applied version that is recent enough.
         is_due: Whether a version is due at this explorer's own step.
         has_room: Whether the trainer needs another batch.
@@ -60,8 +60,8 @@ class Situation:
     has_room: bool
 
 
-def decide(now: Situation) -> Next:
-    """Return what comes next."""
+def decide(now: PacingFacts) -> Next:
+    """Return what the explorer does next."""
     if now.is_over:
         return Next.END
     if not now.is_ready:
@@ -72,27 +72,27 @@ def decide(now: Situation) -> Next:
 
 
 def sync_is_due(style: SyncStyle, batches: int, synced_at: int, interval: int, offset: int) -> bool:
-    """Say whether an explorer waits for a version now.
+    """Return whether an explorer waits for a version now.
 
     Args:
         style: Who decides.
-        batches: The explorer's own step: batches that it has written.
-        synced_at: Its step when a version was taken, or waited for, last.
+        batches: The explorer's own step: the batches that it has written.
+        synced_at: Its step at the last sync, whether or not that found a version.
         interval: Batches between two syncs.
-        offset: Batches that it goes ahead.
+        offset: Batches that it is ahead.
     """
     if style is SyncStyle.FULLY_ASYNC or batches == synced_at:
         return False
-    # One that was taken between two syncs, while there was no room, is as good as the one that is due.
+    # A version that was loaded between two syncs, while there was no room, counts as the one that is due.
     last = batches - interval
     return explorer_needs_sync(batches, interval, offset) and synced_at <= max(last, 0)
 
 
 def ahead_of(file: ExplorerFile) -> int:
-    """Return the steps for which batches may wait: what is configured, else what the style needs to go on.
+    """Return the steps for which batches may wait: the configured number, else what the style needs.
 
-    Up to a version the trainer takes `interval` steps, and explorers go `offset` ahead. Fully asynchronous ones
-    work on the next version's steps while the trainer is at this one's.
+    Between two versions the trainer takes `interval` steps, and explorers are `offset` ahead. Fully asynchronous
+    explorers work for the next version's steps while the trainer takes this one's.
     """
     if file.explorer.ahead is not None:
         return file.explorer.ahead
@@ -101,7 +101,7 @@ def ahead_of(file: ExplorerFile) -> int:
 
 
 def written(job: Job) -> int:
-    """Return how many batches all explorers of a job have written, those already used among them."""
+    """Return how many batches all explorers of a job have written, including those already used."""
     newest = (
         max(
             batch_paths.numbers(job, batch_paths.batches(job, name))

@@ -1,12 +1,18 @@
-"""What a response is worth: the built-in functions, and what a function of one's own may return."""
+"""Rewards: the built-in functions, and the score that the result of a user's function means.
+
+The mathematical reward finds the final answer of a response and compares it with the task's. It evaluates nothing
+and is bounded: texts beyond `MAX_ANSWER` characters and numbers beyond `MAX_DIGITS` digits are compared as text, and
+every pattern here runs in time linear in its text.
+"""
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
-from explorer_hooks.explorer.answers import final_answer, same_answer
 from explorer_hooks.explorer.tasks import Task
 
 _SHOWN = 200
@@ -14,11 +20,11 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What became of one rollout.
+    """The score of one response.
 
     Args:
-        reward: Its reward; None where there is none, for `problem`.
-        info: What else the function says of it.
+        reward: Its reward; None if there is a `problem`.
+        info: What else the function returned.
         problem: Why there is no reward: what was raised, not a number, timed out, died.
     """
 
@@ -32,14 +38,14 @@ Reward = Callable[[str, str, Mapping[str, Any]], Any]
 
 
 def exact_match(prompt: str, response: str, task: Mapping[str, Any]) -> float:  # noqa: ARG001 - as all are called
-    """Return 1 where the response is the task's answer, spaces at both ends aside, else 0."""
+    """Return 1 if the response is the task's answer, apart from spaces at both ends, else 0."""
     return float(response.strip() == _answer(task).strip())
 
 
 def math_reward(prompt: str, response: str, task: Mapping[str, Any]) -> float:  # noqa: ARG001 - as all are called
-    """Return 1 where the final answer of the response is the task's, else 0.
+    """Return 1 if the final answer of the response is the task's, else 0.
 
-    The answer of the task may itself be a worked solution, as data sets have it.
+    The task's answer may itself be a worked solution, as in many data sets.
     """
     given, expected = final_answer(response), _answer(task)
     if given is None:
@@ -52,12 +58,12 @@ BUILT_IN: Mapping[str, Reward] = {"exact_match": exact_match, "math": math_rewar
 
 
 def plain_task(task: Task) -> dict[str, Any]:
-    """Return a task as reward functions see it: `id`, `prompt`, `answer` and the other fields of its line."""
+    """Return a task as reward functions get it: `id`, `prompt`, `answer` and the other fields of its line."""
     return {**task.info, "id": task.id, "prompt": task.prompt, "answer": task.answer}
 
 
 def score_of(returned: object) -> Score:
-    """Return the score that a function's result means; what is no finite number is a problem, not an error."""
+    """Return the score that a function's result means; anything but a finite number is a problem, not an error."""
     info: Mapping[str, Any] = {}
     if isinstance(returned, Mapping):
         info = {str(name): value for name, value in returned.items() if name != "reward"}
@@ -65,7 +71,7 @@ def score_of(returned: object) -> Score:
     try:
         reward = float(returned)  # type: ignore[arg-type] # whatever it is: numpy's numbers and booleans too
     except (TypeError, ValueError, OverflowError):
-        return Score(None, problem=f"it returned no number but {type(returned).__name__}")
+        return Score(None, problem=f"it returned {type(returned).__name__} instead of a number")
     if not math.isfinite(reward):
         return Score(None, problem=f"it returned {reward}")
     return Score(reward, _only_json(info))
@@ -73,7 +79,7 @@ def score_of(returned: object) -> Score:
 
 def _only_json(info: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        # Plain data, whatever classes the function has its numbers from.
+        # PlainTokens data, whatever classes the function has its numbers from.
         plain: Mapping[str, Any] = json.loads(json.dumps(info, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         return {name: repr(value)[:_SHOWN] for name, value in info.items()}
@@ -83,3 +89,121 @@ def _only_json(info: Mapping[str, Any]) -> Mapping[str, Any]:
 def _answer(task: Mapping[str, Any]) -> str:
     answer = task.get("answer")
     return answer if isinstance(answer, str) else json.dumps(answer)
+
+
+MAX_RESPONSE = 1 << 18
+"""Characters of a response that are read, from its end."""
+
+MAX_ANSWER = 1000
+MAX_DIGITS = 300
+
+_BOXED = ("\\boxed{", "\\fbox{")
+_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
+_DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
+_RATIO = re.compile(r"([-+]?\d+)/([-+]?\d+)", re.ASCII)
+_LATEX_RATIO = re.compile(r"([-+]?)\\[dt]?frac\{?([-+]?\d+)\}?\{?([-+]?\d+)\}?", re.ASCII)
+_SHORT_RATIO = re.compile(r"([-+]?)\\[dt]?frac(\d)(\d)", re.ASCII)
+_POWER = re.compile(r"([-+]?\d+(?:\.\d+)?)(?:\\times|\\cdot|\*)10\^\{?([-+]?\d{1,3})\}?", re.ASCII)
+_SCIENTIFIC = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))[eE]([-+]?\d{1,3})", re.ASCII)
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
+_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\{([^{}]*)\}")
+_DROPPED = (
+    *(("\\left", ""), ("\\right", ""), ("\\!", ""), ("\\,", ""), ("\\;", ""), ("\\ ", ""), ("\\$", "")),
+    *(("^{\\circ}", ""), ("^\\circ", ""), ("\\%", "%"), ("{,}", ","), ("\u2212", "-"), ("$", "")),
+    *(("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\(", ""), ("\\)", ""), ("\\[", ""), ("\\]", "")),
+)
+
+
+def final_answer(response: str) -> str | None:
+    """Return the last answer in a response: what it boxes, else what follows ####, else its last number."""
+    text = response[-MAX_RESPONSE:]
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    if hashes := _HASHES.findall(text):
+        return str(hashes[-1]).strip()
+    numbers = _NUMBER.findall(text)
+    return str(numbers[-1]).rstrip(",") if numbers else None
+
+
+def same_answer(given: str, expected: str) -> bool:
+    """Return whether two answers are equal: as numbers if both are numbers, else as normalised text."""
+    left, right = normalised(given), normalised(expected)
+    if left == right:
+        return bool(left)
+    return _same_number(left, right) or _same_parts(left, right)
+
+
+def normalised(answer: str) -> str:
+    """Return an answer without what does not change its meaning: spaces, dollars, units in text, LaTeX sizes."""
+    text = answer[: MAX_ANSWER + 1].strip()
+    for old, new in _DROPPED:
+        text = text.replace(old, new)
+    text = _TEXT.sub(r"\1", text)
+    text = "".join(text.split()).rstrip(".")
+    left, equals, right = text.rpartition("=")
+    if equals and len(left) == 1 and left.isalpha():
+        text = right
+    return text.lower() if len(text) <= MAX_ANSWER else answer
+
+
+def number(text: str) -> Fraction | None:
+    """Return the exact number that a normalised answer is; None if it is no number, or too long."""
+    if len(text) > MAX_DIGITS:
+        return None
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    if _DECIMAL.fullmatch(text):
+        return Fraction(text)
+    found = _ratio(text)
+    return _power(text) if found is None else found
+
+
+def _same_number(left: str, right: str) -> bool:
+    """Return whether both are the same number; a percentage equals its number, and its hundredth."""
+    one, other = number(left.removesuffix("%")), number(right.removesuffix("%"))
+    if one is None or other is None:
+        return False
+    percent = left.endswith("%") - right.endswith("%")
+    return one == other or (percent != 0 and one == other * Fraction(100) ** percent)
+
+
+def _ratio(text: str) -> Fraction | None:
+    if match := _RATIO.fullmatch(text):
+        sign, over, under = "", match[1], match[2]
+    elif match := _SHORT_RATIO.fullmatch(text) or _LATEX_RATIO.fullmatch(text):
+        sign, over, under = match[1], match[2], match[3]
+    else:
+        return None
+    if int(under) == 0:
+        return None
+    return Fraction(int(over), int(under)) * (-1 if sign == "-" else 1)
+
+
+def _power(text: str) -> Fraction | None:
+    match = _POWER.fullmatch(text) or _SCIENTIFIC.fullmatch(text)
+    return Fraction(match[1]) * Fraction(10) ** int(match[2]) if match else None
+
+
+def _same_parts(left: str, right: str) -> bool:
+    """Return whether two tuples or intervals have the same ends and the same parts."""
+    if not (left and right and left[0] == right[0] and left[-1] == right[-1] and left[0] in "([{"):
+        return False
+    ours, theirs = left[1:-1].split(","), right[1:-1].split(",")
+    same = (one == other or _same_number(one, other) for one, other in zip(ours, theirs, strict=False))
+    return len(ours) == len(theirs) > 1 and all(same)
+
+
+def _last_boxed(text: str) -> str | None:
+    """Return the content of the last box that is closed."""
+    starts = [(text.rfind(mark), len(mark)) for mark in _BOXED]
+    start, length = max(starts)
+    if start < 0:
+        return None
+    depth = 1
+    for at in range(start + length, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[start + length : at]
+    return None

@@ -1,239 +1,203 @@
-"""One explorer from its configuration to its end: everything is opened here, and closed in reverse."""
+"""One explorer from its configuration to its end: everything is opened here, and closed in reverse order."""
 
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import Any
 
 import structlog
 
-from explorer_hooks.explorer import places
-from explorer_hooks.explorer.batches import Batches, Shape
+from explorer_hooks.explorer import own_files, served
+from explorer_hooks.explorer.batches import BatchMaker, BatchShape
 from explorer_hooks.explorer.config import ExplorerFile
-from explorer_hooks.explorer.cursor import Ledger
+from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions, GateRules
 from explorer_hooks.explorer.evaluation import Evaluation
-from explorer_hooks.explorer.explorer import Explorer, Rules
-from explorer_hooks.explorer.generation import Applied, Generator
+from explorer_hooks.explorer.explorer import Explorer, ExplorerRules
+from explorer_hooks.explorer.generation import Generator, PermittedVersion
+from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import ahead_of
-from explorer_hooks.explorer.records import Records
-from explorer_hooks.explorer.scoring import Scorer, scorer
-from explorer_hooks.explorer.served import Calls, Served, served_model
+from explorer_hooks.explorer.scoring import open_scorer
 from explorer_hooks.explorer.stopping import Stop
-from explorer_hooks.explorer.tasks import Tasks, read_tasks
-from explorer_hooks.explorer.tokens import Tokens, quiet, tokens_of
-from explorer_hooks.explorer.weight_sources import Files, Source
+from explorer_hooks.explorer.tasks import Tasks, Tokens, hide_progress_bars, open_tokens, read_tasks
+from explorer_hooks.explorer.weight_sinks import ModelSink, ServerSink, WeightSink
+from explorer_hooks.explorer.weight_sources import EarlySource, FileSource, WeightSource
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
+from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.http_client import HttpClient
-from syncd.client.sync_policy import SyncMethod, SyncStyle
+from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
-
-if TYPE_CHECKING:
-    from explorer_hooks.explorer.weight_sinks import Taker
-    from explorer_hooks.hook import Hook
-
-_ASK = 10.0
-_MAX_ANSWER = 512 << 20
-"""Bytes of the longest answer that is read: all rollouts of a group, with about a hundred bytes a token."""
-
-_SETTLE = 2.0
-"""Seconds that a group waits for an engine on no applied version where nobody loads one meanwhile."""
-
-_BROADCASTING = (SyncMethod.NCCL, SyncMethod.AUTO)
-"""Methods with which a trainer may broadcast."""
+from syncd.transports.base import EarlyReceiver, ReceiveContext, Transport, find_transport, transport_names
 
 _LOG = structlog.get_logger()
 
 
 def run(file: ExplorerFile) -> str:
-    """Explore as a file says; return why it ended.
+    """Explore as a file says, and return why the explorer ended.
 
     Raises:
-        SyncdError: Something is not usable, or went wrong for good; its exit code says what.
+        SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     section = file.explorer
     log.configure(section.log, sys.stderr)
-    quiet()
+    hide_progress_bars()
     tasks = read_tasks(section.tasks, section.prompt_key, section.answer_key)
     held_out = _held_out(file)
-    tokens = tokens_of(file.model.path, trust_remote_code=file.model.trust_remote_code)
-    with Stop().heard() as stop, ExitStack() as opened:
+    tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
+    with Stop().on_signals() as stop, ExitStack() as opened:
         reward = section.reward
-        scores = scorer(
-            reward.function,
-            timeout=reward.timeout,
-            workers=reward.workers,
-            places=_import_places(file),
+        scorer = opened.enter_context(
+            closing(
+                open_scorer(
+                    reward.function,
+                    timeout=reward.timeout,
+                    workers=reward.workers,
+                    directories=_import_directories(file),
+                )
+            )
         )
-        opened.enter_context(closing(scores))
-        engine = _Engine(file, tokens, stop)
-        follower = opened.enter_context(_follower(file, engine, stop))
-        return _explore(file, opened, (tasks, held_out), (tokens, scores, engine, follower), stop)
-
-
-def _explore(
-    file: ExplorerFile,
-    opened: ExitStack,
-    tasks: tuple[Tasks, Tasks | None],
-    parts: "tuple[Tokens, Scorer, _Engine, Follower]",
-    stop: Stop,
-) -> str:
-    section, (training, held_out), (tokens, scores, engine, follower) = file.explorer, tasks, parts
-    job, name = follower.sync.job, follower.sync.identity or ""
-    opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
-    seed = f"{file.job.seed}/{name}" if section.shuffle else ""
-    writer = opened.enter_context(ExperienceWriter(job, name))
-    ledger = Ledger.opened(writer, training.digest, seed)
-    source = opened.enter_context(engine.source(follower))
-    explorer = Explorer(source, ledger, _rules(file), Records(places.metrics(job, name), job.disk), stop)
-    generator = engine.generator(follower, explorer.permitted, f"{file.job.seed}/{name}/{ledger.cursor}")
-    batches = Batches(
-        training,
-        seed or None,
-        ledger,
-        tokens,
-        generator,
-        scores,
-        _shape(file),
-        stop=stop,
-        meanwhile=explorer.meanwhile,
-        usable=explorer.usable,
-    )
-    evaluation = None
-    if held_out is not None:
-        evaluation = Evaluation(
-            held_out,
-            section.evaluation.every,
-            Records(places.evaluations(job, name), job.disk),
+        engine = _open_engine(file)
+        follower = opened.enter_context(_open_follower(file, engine, stop))
+        job, name = follower.sync.job, follower.sync.identity or ""
+        opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
+        seed = f"{file.job.seed}/{name}"
+        writer = opened.enter_context(ExperienceWriter(job, name))
+        ledger = TaskLedger.open(writer, tasks.digest, seed if section.shuffle else "")
+        source = opened.enter_context(_open_source(file, engine, follower, stop))
+        versions = EngineVersions(source, ledger, file.data.groups / file.groups, ahead_of(file))
+        generator = _open_generator(
+            file, engine, tokens, follower, versions.permitted, f"{seed}/{ledger.cursor}", stop
+        )
+        evaluation = None
+        if held_out is not None:
+            evaluation = Evaluation(
+                held_out,
+                section.evaluation.every,
+                Records(own_files.evaluations_path(job, name), job.disk),
+                tokens,
+                generator,
+                scorer,
+                max_tokens=section.sampling.max_tokens,
+                stop=stop,
+            )
+        gate = EngineGate(versions, evaluation, GateRules(file.sync.style, file.sync.timeout), stop)
+        batches = BatchMaker(
+            tasks,
+            seed if section.shuffle else None,
+            ledger,
             tokens,
             generator,
-            scores,
-            max_tokens=section.sampling.max_tokens,
-            stop=stop,
+            scorer,
+            _shape(file),
+            gate,
+            stop,
         )
-    explorer.equip(batches, evaluation)
-    return explorer.run()
+        metrics = Records(own_files.metrics_path(job, name), job.disk)
+        return Explorer(versions, gate, batches, ledger, _rules(file), metrics, stop).run()
 
 
+@dataclass(frozen=True)
 class _Engine:
-    """What generates, and the hook that loads versions into it.
+    """What generates.
 
     Args:
-        file: The configuration.
-        tokens: The tokenizer.
-        stop: Once true, what is in hand is given up.
+        name: Its name in presence and log.
+        hook: Loads versions into it.
+        token: Its API key.
+        model: The model, if it is in this process.
+    """
+
+    name: str
+    hook: Hook
+    token: str | None
+    model: Any = None
+
+
+def _open_engine(file: ExplorerFile) -> _Engine:
+    """Return the engine.
 
     Raises:
         ConfigError: The model cannot be loaded, or the options do not fit the engine.
     """
-
-    def __init__(self, file: ExplorerFile, tokens: Tokens, stop: Stop) -> None:
-        self._section, self._tokens, self._stop = file.explorer.engine, tokens, stop
-        self._token = _token(self._section.token_env)
-        self._sync = file.sync
-        self.name: str = self._section.kind
-        self.hook: Hook
-        if self._section.kind == "transformers":
-            self._model = self._local_model(file)
-        else:
-            address = f"{self._section.kind}={self._section.address}"
-            self.name = shown(address)
-            self.hook = open_hook(
-                address,
-                settings=self._section.options,
-                timeout=self._section.timeout,
-                token=self._token,
-            )
-
-    def generator(self, follower: Follower, applied: Applied, seed: str) -> Generator:
-        """Return what makes groups with the engine; `applied` says which version work may be done with."""
-        if self._section.kind == "transformers":
-            return self._local(seed)
-        section = self._section
-        server = HttpClient(
-            section.address,
-            token=self._token,
-            timeout=section.timeout,
-            ask_timeout=_ASK,
-            missing="explorer.engine.address is that of the server itself, without /v1",
-            max_answer=_MAX_ANSWER,
-        )
-        calls = Calls(
-            server,
-            section.model or served_model(server),
-            follower.running,
-            section.retries,
-            section.timeout if self._sync.style is SyncStyle.FULLY_ASYNC else _SETTLE,
-        )
-        return Served(calls, concurrency=section.concurrency, applied=applied, stop=self._stop)
-
-    @contextmanager
-    def source(self, follower: Follower) -> Iterator[Source]:
-        """Give what weights come from: broadcasts too where the job has them and the engine can take them."""
-        if self._sync.method not in _BROADCASTING or not self._takes_broadcasts():
-            yield Files(follower)
-            return
-        from explorer_hooks.explorer.broadcasts import Broadcasts  # noqa: PLC0415 - torch
-
-        taker = self._taker(follower)
-        with closing(taker.receiver):
-            yield Broadcasts(
-                follower,
-                taker,
-                patience=self._sync.save_timeout,
-                ready=self._sync.ready_timeout,
-                stop=self._stop,
-            )
-
-    def _takes_broadcasts(self) -> bool:
-        if not isinstance(self.hook, HttpEngineHook):
-            return True
-        reason = "torch is not installed" if find_spec("torch") is None else self.hook.no_broadcasts()
-        if reason:
-            _LOG.info("broadcasts_disabled", reason=reason)
-        return not reason
-
-    def _taker(self, follower: Follower) -> "Taker":
-        from explorer_hooks.explorer.http_receiver import ServedReceiver  # noqa: PLC0415 - torch
-        from explorer_hooks.explorer.weight_sinks import IntoModel, IntoServer  # noqa: PLC0415 - torch
-        from syncd.transports.broadcast.receive import Receiver  # noqa: PLC0415 - torch
-
-        if isinstance(self.hook, HttpEngineHook):
-            return IntoServer(ServedReceiver(follower.sync, self.hook), self.hook, follower)
-        receiver = Receiver(follower.sync, self._model.state_dict())
-        return IntoModel(receiver, self.hook)  # type: ignore[arg-type] # it is a TransformersHook
-
-    def _local_model(self, file: ExplorerFile) -> Any:
+    section = file.explorer.engine
+    token = _token(section.token_env)
+    if section.kind == "transformers":
         from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch
-        from explorer_hooks.hooks.transformers import TransformersHook  # noqa: PLC0415 - torch
 
-        trusted = file.model.trust_remote_code
-        model = load_model(file.model.path, self._section, trust_remote_code=trusted)
-        self.hook = TransformersHook(model, timeout=self._section.timeout)
-        return model
-
-    def _local(self, seed: str) -> Generator:
-        from explorer_hooks.explorer.local import Local  # noqa: PLC0415 - torch
-        from explorer_hooks.explorer.sampler import ends_of  # noqa: PLC0415 - torch
-
-        return Local(
-            self._model,
-            ends_of(self._model, getattr(self._tokens, "tokenizer", None)),
-            self._tokens,
-            rows=self._section.rows,
-            seed=crc32(seed.encode()),
-            generating=self.hook.generating,  # type: ignore[attr-defined] # it is a TransformersHook
-            stop=self._stop,
-        )
+        model = load_model(file.model.path, section, trust_remote_code=file.model.trust_remote_code)
+        return _Engine(section.kind, TransformersHook(model, timeout=section.timeout), token, model)
+    address = f"{section.kind}={section.address}"
+    hook = open_hook(address, settings=section.options, timeout=section.timeout, token=token)
+    return _Engine(shown(address), hook, token)
 
 
-def _follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
+def _open_generator(
+    file: ExplorerFile,
+    engine: _Engine,
+    tokens: Tokens,
+    follower: Follower,
+    permitted: PermittedVersion,
+    seed: str,
+    stop: Stop,
+) -> Generator:
+    if engine.model is None:
+        return served.open_generator(file, engine.token, follower.running, permitted, stop)
+    from explorer_hooks.explorer import local  # noqa: PLC0415 - torch
+
+    assert isinstance(engine.hook, TransformersHook)
+    return local.open_generator(engine.model, engine.hook, tokens, file.explorer.engine.rows, seed, stop)
+
+
+@contextmanager
+def _open_source(
+    file: ExplorerFile, engine: _Engine, follower: Follower, stop: Stop
+) -> Iterator[WeightSource]:
+    """Yield where weights come from: besides files a transport of tensors, if the job and the engine have one."""
+    transport = _tensor_transport(file.sync.method)
+    if transport is None or not _takes_tensors(engine):
+        yield FileSource(follower)
+        return
+    hook = engine.hook
+    parameters = engine.model.state_dict() if engine.model is not None else None
+    check_fit = hook.check_offered if isinstance(hook, HttpEngineHook) else None
+    with closing(
+        transport.open_receiver(ReceiveContext(follower.sync, stop, parameters, check_fit))
+    ) as receiver:
+        assert isinstance(receiver, EarlyReceiver)
+        sink = _open_sink(hook, receiver, follower)
+        sync = file.sync
+        yield EarlySource(follower, sink, patience=sync.save_timeout, ready=sync.ready_timeout, stop=stop)
+
+
+def _open_sink(hook: Hook, receiver: EarlyReceiver, follower: Follower) -> WeightSink:
+    if isinstance(hook, HttpEngineHook):
+        return ServerSink(receiver, hook, follower)
+    assert isinstance(hook, TransformersHook)
+    return ModelSink(receiver, hook)
+
+
+def _tensor_transport(method: str) -> Transport | None:
+    """Return the transport by which the trainer may deliver tensors, None if it uses files alone."""
+    names = transport_names() if method == "auto" else (method,)
+    found = (find_transport(str(name)) for name in names)
+    return next((transport for transport in found if transport.yields == "tensors"), None)
+
+
+def _takes_tensors(engine: _Engine) -> bool:
+    if not isinstance(engine.hook, HttpEngineHook):
+        return "tensors" in engine.hook.takes
+    reason = "torch is not installed" if find_spec("torch") is None else engine.hook.no_broadcasts()
+    if reason:
+        _LOG.info("broadcasts_disabled", reason=reason)
+    return not reason
+
+
+def _open_follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
     follow = file.explorer.follow
     options = FollowOptions(
         max_lag=follow.max_lag,
@@ -248,32 +212,30 @@ def _follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
         file.explorer.name or None,
         options,
         engine=engine.name,
-        listener=_tell,
+        listener=_log_event,
         stop=stop,
     )
 
 
-def _tell(level: str, event: str, fields: Mapping[str, Any]) -> None:
+def _log_event(level: str, event: str, fields: Mapping[str, Any]) -> None:
     getattr(_LOG, level)(event, **fields)
 
 
-def _rules(file: ExplorerFile) -> Rules:
+def _rules(file: ExplorerFile) -> ExplorerRules:
     sync = file.sync
-    return Rules(
+    return ExplorerRules(
         sync.style,
         sync.interval,
         sync.offset,
-        ahead_of(file),
-        file.data.groups / file.groups,
         file.explorer.patience,
         sync.timeout,
         file.explorer.max_batches,
     )
 
 
-def _shape(file: ExplorerFile) -> Shape:
+def _shape(file: ExplorerFile) -> BatchShape:
     sampling = file.explorer.sampling
-    return Shape(
+    return BatchShape(
         file.groups,
         file.data.group_size,
         sampling.max_tokens,
@@ -291,8 +253,8 @@ def _held_out(file: ExplorerFile) -> Tasks | None:
     return read_tasks(evaluation.tasks, section.prompt_key, section.answer_key, evaluation.limit)
 
 
-def _import_places(file: ExplorerFile) -> list[str]:
-    """Return where reward functions are looked for: beside the file, and in the present directory."""
+def _import_directories(file: ExplorerFile) -> list[str]:
+    """Return the directories in which reward functions are looked for: the file's, and the working directory."""
     return [os.path.dirname(file.job.source) or os.getcwd(), os.getcwd()]
 
 

@@ -1,4 +1,4 @@
-"""Scores rollouts: built-in functions here, others in processes of their own that can be ended when they hang."""
+"""Scores responses: built-in functions in this process, others in processes that can be killed if they hang."""
 
 import contextlib
 import importlib
@@ -26,38 +26,38 @@ START = 120.0
 _END = 5.0
 _SHOWN = 300
 
-Call = tuple[str, str, Mapping[str, Any]]
-"""Prompt, response and task of one rollout."""
+ScoreCall = tuple[str, str, Mapping[str, Any]]
+"""Prompt, response and task."""
 
 
 class Scorer(Protocol):
-    """Scores rollouts."""
+    """Scores responses."""
 
-    def score(self, calls: Sequence[Call]) -> list[Score]:
-        """Return a score for each call, in order; never raises for what a function does."""
+    def score(self, calls: Sequence[ScoreCall]) -> list[Score]:
+        """Return a score for each call, in order; a function that fails gives a score without a reward."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End the processes."""
 
 
-def scorer(function: str, *, timeout: float, workers: int, places: Sequence[str] = ()) -> Scorer:
-    """Return what scores with a function.
+def open_scorer(function: str, *, timeout: float, workers: int, directories: Sequence[str] = ()) -> Scorer:
+    """Return a scorer that calls a function.
 
     Args:
         function: A built-in function's name, or `package.module:function`.
         timeout: Seconds that one call may take.
         workers: Processes for a function that is not built in.
-        places: Directories in which its module is looked for besides those of Python.
+        directories: Directories in which its module is looked for besides those of Python.
 
     Raises:
         ConfigError: It cannot be imported.
     """
     if function in BUILT_IN:
-        return Inside(function)
-    return Outside(function, timeout, workers, places)
+        return BuiltInScorer(function)
+    return ProcessScorer(function, timeout, workers, directories)
 
 
-class Inside:
+class BuiltInScorer:
     """Scores with a built-in function, in this process.
 
     Args:
@@ -67,7 +67,7 @@ class Inside:
     def __init__(self, function: str) -> None:
         self._function = BUILT_IN[function]
 
-    def score(self, calls: Sequence[Call]) -> list[Score]:
+    def score(self, calls: Sequence[ScoreCall]) -> list[Score]:
         """Return a score for each call."""
         return [score_of(self._function(*call)) for call in calls]
 
@@ -75,23 +75,23 @@ class Inside:
         """Do nothing."""
 
 
-class Outside:
-    """Scores with a function of one's own, in processes that are replaced when a call hangs or ends them.
+class ProcessScorer:
+    """Scores with the user's function, in processes that are replaced if a call hangs or kills them.
 
     Args:
         function: `package.module:function`.
         timeout: Seconds that one call may take.
         workers: Processes.
-        places: Directories in which its module is looked for.
+        directories: Directories in which its module is looked for.
 
     Raises:
         ConfigError: It cannot be imported.
     """
 
-    def __init__(self, function: str, timeout: float, workers: int, places: Sequence[str]) -> None:
-        self._free: SimpleQueue[Worker] = SimpleQueue()
+    def __init__(self, function: str, timeout: float, workers: int, directories: Sequence[str]) -> None:
+        self._free: SimpleQueue[ScoringProcess] = SimpleQueue()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="reward")
-        self._workers = [Worker(function, timeout, places) for _ in range(workers)]
+        self._workers = [ScoringProcess(function, timeout, directories) for _ in range(workers)]
         try:
             self._workers[0].start()
         except BaseException:
@@ -100,7 +100,7 @@ class Outside:
         for worker in self._workers:
             self._free.put(worker)
 
-    def score(self, calls: Sequence[Call]) -> list[Score]:
+    def score(self, calls: Sequence[ScoreCall]) -> list[Score]:
         """Return a score for each call, in order."""
         return list(self._pool.map(self._one, calls))
 
@@ -110,32 +110,32 @@ class Outside:
             worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _one(self, call: Call) -> Score:
-        worker = self._free.get()  # there are as many threads as workers, so one is free
+    def _one(self, call: ScoreCall) -> Score:
+        worker = self._free.get()  # one is free: there are as many threads as processes
         try:
             return worker.score(call)
         finally:
             self._free.put(worker)
 
 
-class Worker:
-    """One process that scores, started when it is needed.
+class ScoringProcess:
+    """A process that scores, started when it is needed.
 
     Args:
         function: `package.module:function`.
         timeout: Seconds that one call may take.
-        places: Directories in which its module is looked for.
+        directories: Directories in which its module is looked for.
     """
 
-    def __init__(self, function: str, timeout: float, places: Sequence[str]) -> None:
-        self._function, self._timeout, self._places = function, timeout, tuple(places)
+    def __init__(self, function: str, timeout: float, directories: Sequence[str]) -> None:
+        self._function, self._timeout, self._directories = function, timeout, tuple(directories)
         self._lock = threading.Lock()
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
         self._stopped = False
 
     def start(self) -> Connection:
-        """Return the way to the process, started where it is not there.
+        """Return the pipe to the process, which is started unless it runs.
 
         Raises:
             ConfigError: The function cannot be imported.
@@ -147,18 +147,20 @@ class Worker:
                 raise ConfigError("the scorer is closed")
             context = multiprocessing.get_context("spawn")
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._function, self._places), daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, self._function, self._directories), daemon=True
+            )
             process.start()
             theirs.close()
             self._process, self._pipe = process, ours
         problem = self._answer(ours, START)
         if problem != "":
             self._end()
-            what = problem if isinstance(problem, str) else "it took too long, or ended its process"
+            what = problem if isinstance(problem, str) else "the import took too long, or ended its process"
             raise ConfigError(f"the reward function {self._function} cannot be used: {what}")
         return ours
 
-    def score(self, call: Call) -> Score:
+    def score(self, call: ScoreCall) -> Score:
         """Return the score of one call."""
         try:
             pipe = self.start()
@@ -173,12 +175,12 @@ class Worker:
         return Score(None, problem=answer or f"it took more than {self._timeout:g} s")
 
     def stop(self) -> None:
-        """End the process for good."""
+        """End the process, and start no other."""
         self._stopped = True
         self._end()
 
     def _answer(self, pipe: Connection, timeout: float) -> Any:
-        """Return what the process answers, None where it does not in time, a text where it has ended."""
+        """Return the process's answer, None if it did not answer in time, a text if it has ended."""
         try:
             return pipe.recv() if pipe.poll(timeout) else None
         except (EOFError, OSError):
@@ -194,14 +196,14 @@ class Worker:
             process.join(_END)
 
 
-def _serve(pipe: Connection, function: str, places: Sequence[str]) -> None:
-    """Score what comes, until the other side has gone. This is the process."""
+def _serve(pipe: Connection, function: str, directories: Sequence[str]) -> None:
+    """Score calls until the other side is gone. This is the process's main function."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the explorer ends it
-    os.dup2(2, 1)  # what a function prints is no output of the explorer
+        signal.signal(number, signal.SIG_IGN)  # the explorer ends this process
+    os.dup2(2, 1)  # what a function prints must not mix with the explorer's output
     try:
-        called = _imported(function, places)
-    except Exception as error:  # noqa: BLE001 - whatever an import does is the user's to see
+        called = _imported(function, directories)
+    except Exception as error:  # noqa: BLE001 - the user sees any error of the import
         pipe.send(f"{type(error).__name__}: {error}"[:_SHOWN])
         return
     pipe.send("")
@@ -211,8 +213,8 @@ def _serve(pipe: Connection, function: str, places: Sequence[str]) -> None:
             pipe.send(_scored(called, prompt, response, task))
 
 
-def _imported(function: str, places: Sequence[str]) -> Any:
-    sys.path[:0] = [place for place in places if place not in sys.path]
+def _imported(function: str, directories: Sequence[str]) -> Any:
+    sys.path[:0] = [directory for directory in directories if directory not in sys.path]
     module, _, name = function.partition(":")
     return attrgetter(name)(importlib.import_module(module))
 
@@ -220,5 +222,5 @@ def _imported(function: str, places: Sequence[str]) -> Any:
 def _scored(called: Any, prompt: str, response: str, task: Mapping[str, Any]) -> Score:
     try:
         return score_of(called(prompt=prompt, response=response, task=task))
-    except Exception as error:  # noqa: BLE001 - a function that raises costs its group, never the run
+    except Exception as error:  # noqa: BLE001 - a function that raises costs its group, not the run
         return Score(None, problem=f"{type(error).__name__}: {error}"[:_SHOWN])

@@ -1,51 +1,150 @@
-"""Generation by a server: several groups at a time, each with the versions that ran before and after it."""
+"""Generation by a server: several groups at a time, each with the versions that ran before and after it.
 
+Requests go to the completions API of vLLM and SGLang: token ids in, token ids and their log-probs out, by
+`POST /v1/completions` with `return_token_ids` and `logprobs = 0`. Every sampling setting is sent: a server takes a
+missing one from the model directory, and the log-probs would be of another distribution.
+"""
+
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Any
 
-from explorer_hooks.explorer import completions
-from explorer_hooks.explorer.completions import LackingError, MalformedError
+from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
-    Applied,
-    Ask,
     Generator,
-    Made,
-    Rollout,
+    GroupRequest,
+    GroupResult,
+    PermittedVersion,
+    Response,
     version_after,
     version_of,
 )
 from explorer_hooks.hook import Running
 from explorer_hooks.http_client import HttpClient, Reply
+from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 
-TICK = 0.05
-"""Seconds between two looks at what has come."""
+PATH = "/v1/completions"
+
+_ASK = 10.0
+"""Seconds that a question may take."""
+
+_MAX_ANSWER = 512 << 20
+"""Bytes of the longest answer: all responses of a group, with about a hundred bytes a token."""
+
+_SETTLE = 2.0
+"""Seconds that a group waits for an engine on no applied version if nobody loads one meanwhile."""
+
+_TICK = 0.05
+"""Seconds between two polls for results."""
 
 _BACKOFF, _LONGEST = 0.5, 15.0
-_SETTLE = 0.1
-"""Seconds between two questions to an engine that is being loaded."""
+_PAUSE = 0.1
+"""Seconds between two questions to an engine that loads a version."""
 
 _CONFIRM = 2.0
 """Seconds between an engine's new version and its confirmation, at most; a longer difference is a restart."""
 
 _TOO_MANY, _SERVER_ERROR, _TIMED_OUT = 429, 500, 408
 
+_FINISHED = frozenset({"stop", "length"})
+
+
+class MalformedError(Exception):
+    """An answer is not what a working server returns; a retry may succeed."""
+
+
+class UnsupportedServerError(Exception):
+    """The server does not return what is needed, and never will."""
+
+
+def request_body(asked: GroupRequest, model: str) -> dict[str, Any]:
+    """Return the body of a request for one group."""
+    return {
+        "model": model,
+        "prompt": list(asked.prompt),
+        "n": asked.samples,
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "stream": False,
+    }
+
+
+def parse_responses(answer: Mapping[str, Any] | None, asked: GroupRequest) -> tuple[Response, ...]:
+    """Return the responses of an answer.
+
+    Raises:
+        MalformedError: It is not a whole group of finished responses with a log-prob for each token.
+        UnsupportedServerError: It has no token ids, or is for another prompt.
+    """
+    choices = (answer or {}).get("choices")
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise MalformedError("the answer has no choices")
+    if len(choices) != asked.samples:
+        raise MalformedError(f"{len(choices)} choices where {asked.samples} were asked for")
+    return tuple(_response(choice, asked) for choice in choices)
+
+
+def _response(choice: Mapping[str, Any], asked: GroupRequest) -> Response:
+    reason = choice.get("finish_reason")
+    if reason not in _FINISHED:
+        raise MalformedError(f"a response ended with {reason!r}")
+    tokens, values = choice.get("token_ids"), _logprobs(choice)
+    if tokens is None:
+        raise UnsupportedServerError("the server does not return token ids: vLLM 0.16 and SGLang 0.5.23 do")
+    echoed = choice.get("prompt_token_ids")
+    if echoed is not None and echoed != list(asked.prompt):
+        raise UnsupportedServerError("the server has changed the prompt")
+    if not _are(tokens, int) or min(tokens) < 0:
+        raise MalformedError("token_ids is not a list of token ids")
+    if len(values) != len(tokens) or len(tokens) > asked.max_tokens:
+        raise MalformedError(
+            f"{len(values)} log-probs for {len(tokens)} tokens, of {asked.max_tokens} at most"
+        )
+    return Response(tokens, values, str(choice.get("text") or ""))
+
+
+def _logprobs(choice: Mapping[str, Any]) -> Sequence[float]:
+    found = choice.get("logprobs")
+    values = found.get("token_logprobs") if isinstance(found, dict) else None
+    if not isinstance(values, list) or not all(_is_logprob(value) for value in values):
+        raise MalformedError("token_logprobs is not a list of log-probs")
+    return values
+
+
+def _is_logprob(value: object) -> bool:
+    # Kernels round: the log of a probability of one may come out a little above zero.
+    return type(value) in (int, float) and math.isfinite(value) and value < 1.0  # type: ignore[arg-type, operator]
+
+
+def _are(values: object, kind: type) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(value) is kind for value in values)
+
 
 @dataclass(frozen=True, slots=True)
-class Calls:
-    """How a server is asked.
+class ServerCalls:
+    """How to call a server.
 
     Args:
         server: The server.
-        model: What requests call the model.
-        running: Asks the engine what it runs; called by several threads.
-        retries: Further attempts of one request.
-        settle: Seconds that a group waits for an engine that is being loaded.
+        model: The name of the model in requests.
+        running: Asks the engine what it runs; several threads call it.
+        retries: Retries of one request.
+        settle: Seconds that a group waits for an engine that loads a version.
     """
 
     server: HttpClient
@@ -55,39 +154,43 @@ class Calls:
     settle: float = 60.0
 
 
-class Served(Generator):
+class ServerGenerator(Generator):
     """Generates by a server.
 
     Args:
-        calls: How it is asked.
-        concurrency: Groups that are asked for at a time.
-        applied: The version that work may be done with.
-        stop: Once true, what is in hand is given up.
+        calls: How to call it.
+        concurrency: Groups that are requested at a time.
+        permitted: The version with which work may be done.
+        stop: Once it returns true, pending groups are given up.
     """
 
-    def __init__(self, calls: Calls, *, concurrency: int, applied: Applied, stop: Callable[[], bool]) -> None:
-        self._calls, self._concurrency, self._applied, self._stop = calls, concurrency, applied, stop
+    def __init__(
+        self, calls: ServerCalls, *, concurrency: int, permitted: PermittedVersion, stop: Callable[[], bool]
+    ) -> None:
+        self._calls, self._concurrency, self._permitted, self._stop = calls, concurrency, permitted, stop
 
-    def generate(self, asks: Sequence[Ask]) -> "Iterated[Made | None]":
-        """Yield each group once, as it is done, and None every so often."""
-        waiting: SimpleQueue[tuple[int, Ask]] = SimpleQueue()
-        done: SimpleQueue[Made | SyncdError] = SimpleQueue()
-        for asked in enumerate(asks):
-            waiting.put(asked)
+    def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
+        """Yield each result once, as it is ready, and None every so often."""
+        waiting: SimpleQueue[tuple[int, GroupRequest]] = SimpleQueue()
+        done: SimpleQueue[GroupResult | SyncdError] = SimpleQueue()
+        for numbered in enumerate(requests):
+            waiting.put(numbered)
         given_up = threading.Event()
-        for _ in range(min(self._concurrency, len(asks))):
-            # They are not waited for: what they wait for may take as long as a response.
+        for _ in range(min(self._concurrency, len(requests))):
+            # Nobody waits for these threads: each may wait as long as a response takes.
             work = threading.Thread(target=self._work, args=(waiting, done, given_up), daemon=True)
             work.start()
         try:
-            yield from self._come(done, len(asks))
+            yield from self._results(done, len(requests))
         finally:
             given_up.set()
 
-    def _come(self, done: "SimpleQueue[Made | SyncdError]", count: int) -> Iterator[Made | None]:
+    def _results(
+        self, done: "SimpleQueue[GroupResult | SyncdError]", count: int
+    ) -> Iterator[GroupResult | None]:
         while count and not self._stop():
             try:
-                one = done.get(timeout=TICK)
+                one = done.get(timeout=_TICK)
             except Empty:
                 yield None
                 continue
@@ -98,71 +201,71 @@ class Served(Generator):
 
     def _work(
         self,
-        waiting: "SimpleQueue[tuple[int, Ask]]",
-        done: "SimpleQueue[Made | SyncdError]",
+        waiting: "SimpleQueue[tuple[int, GroupRequest]]",
+        done: "SimpleQueue[GroupResult | SyncdError]",
         given_up: threading.Event,
     ) -> None:
         while not given_up.is_set():
             try:
-                place, ask = waiting.get_nowait()
+                index, asked = waiting.get_nowait()
             except Empty:
                 return
             try:
-                done.put(self._made(place, ask, given_up))
+                done.put(self._result(index, asked, given_up))
             except SyncdError as error:
                 done.put(error)
-            except Exception as error:  # noqa: BLE001 - a thread that ends silently would be waited for
+            except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
                 done.put(SyncdError(f"asking the engine failed: {error!r}"))
 
-    def _made(self, place: int, ask: Ask, given_up: threading.Event) -> Made:
+    def _result(self, index: int, asked: GroupRequest, given_up: threading.Event) -> GroupResult:
         try:
             first = self._first(given_up)
             if first is None:
-                return Made(place, problem="the engine is not on an applied version", again=True)
-            rollouts = self._asked(ask, given_up)
+                return GroupResult(index, problem="the engine runs no applied version", retry=True)
+            responses = self._responses(asked, given_up)
             last = version_after(self._calls.running(), first)
         except EngineUnreachableError as error:
-            return Made(place, problem=str(error), again=True)
+            return GroupResult(index, problem=str(error), retry=True)
         except MalformedError as error:
-            return Made(place, problem=str(error))
+            return GroupResult(index, problem=str(error))
         if last is None:
-            return Made(place, problem="the engine was restarted meanwhile", again=True)
-        return Made(place, rollouts, first, last)
+            return GroupResult(index, problem="the engine was restarted meanwhile", retry=True)
+        return GroupResult(index, responses, first, last)
 
     def _first(self, given_up: threading.Event) -> "tuple[int, int] | None":
-        """Return the version that work begins with; while it is being loaded, wait for it."""
+        """Return the version with which work begins; wait for one that is being loaded."""
         begin = time.monotonic()
         while True:
             running = self._calls.running()
-            found = version_of(running, self._applied())
+            found = version_of(running, self._permitted())
             patience = self._calls.settle if running.paused else min(self._calls.settle, _CONFIRM)
-            if found is not None or time.monotonic() - begin > patience or given_up.wait(_SETTLE):
+            if found is not None or time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return found
 
-    def _asked(self, ask: Ask, given_up: threading.Event) -> tuple[Rollout, ...]:
-        """Ask until there is an answer, a bounded number of times.
+    def _responses(self, asked: GroupRequest, given_up: threading.Event) -> tuple[Response, ...]:
+        """Send a request until it is answered, a bounded number of times.
 
         Raises:
             EngineUnreachableError: The server was away each time.
-            MalformedError: The last answer was not usable, or the request is refused.
-            ConfigError: The server cannot say what is needed.
+            MalformedError: The last answer could not be used, or the server refused the request.
+            ConfigError: The server does not return what is needed.
         """
-        body = completions.request(ask, self._calls.model)
+        body = request_body(asked, self._calls.model)
         for attempt in range(self._calls.retries + 1):
-            if attempt and given_up.wait(pause(attempt)):
+            if attempt and given_up.wait(backoff(attempt)):
                 raise EngineUnreachableError("given up")
             try:
-                return completions.rollouts(self._answer(body), ask)
+                return parse_responses(self._answer(body), asked)
             except (EngineUnreachableError, MalformedError) as error:
                 if attempt == self._calls.retries or isinstance(error, RefusedRequestError):
                     raise
-            except LackingError as error:
+            except UnsupportedServerError as error:
                 raise ConfigError(str(error), path=self._calls.server.address) from error
         raise AssertionError("the loop returns or raises")
 
     def _answer(self, body: dict[str, object]) -> "dict[str, object] | None":
-        reply = self._calls.server.post_any(completions.PATH, body)
-        if is_passing(reply):
+        reply = self._calls.server.post_any(PATH, body)
+        if is_transient(reply):
             raise EngineUnreachableError(self._calls.server.complaint(reply))
         if reply.is_error:
             raise RefusedRequestError(self._calls.server.complaint(reply))
@@ -170,21 +273,21 @@ class Served(Generator):
 
 
 class RefusedRequestError(MalformedError):
-    """The server will never take this request: a prompt that is too long, for one."""
+    """The server will never accept this request; its prompt is too long, for example."""
 
 
-def is_passing(reply: Reply) -> bool:
-    """Say whether another attempt may be answered better."""
+def is_transient(reply: Reply) -> bool:
+    """Return whether a retry may succeed."""
     return reply.status in {_TOO_MANY, _TIMED_OUT} or reply.status >= _SERVER_ERROR
 
 
-def pause(attempt: int) -> float:
-    """Return the seconds before a further attempt, spread so that explorers do not come back together."""
+def backoff(attempt: int) -> float:
+    """Return the seconds before a retry, spread so that explorers do not retry together."""
     return min(_BACKOFF * 2.0 ** (attempt - 1), _LONGEST) * random.uniform(0.8, 1.2)  # noqa: S311
 
 
 def served_model(server: HttpClient) -> str:
-    """Return what a server calls its first model.
+    """Return the name of a server's first model.
 
     Raises:
         ConfigError: It names none.
@@ -196,3 +299,39 @@ def served_model(server: HttpClient) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigError("the server names no model", path=server.address, hint="set explorer.engine.model")
     return name
+
+
+def open_generator(
+    file: ExplorerFile,
+    token: str | None,
+    running: Callable[[], Running],
+    permitted: PermittedVersion,
+    stop: Callable[[], bool],
+) -> ServerGenerator:
+    """Return what generates by the server that a file names.
+
+    Args:
+        file: The configuration.
+        token: The server's API key.
+        running: Asks the engine what it runs; several threads call it.
+        permitted: The version with which work may be done.
+        stop: Once it returns true, pending groups are given up.
+
+    Raises:
+        ConfigError: The server names no model.
+        EngineUnreachableError: It does not answer.
+    """
+    section = file.explorer.engine
+    server = HttpClient(
+        section.address,
+        token=token,
+        timeout=section.timeout,
+        ask_timeout=_ASK,
+        missing="explorer.engine.address is that of the server itself, without /v1",
+        max_answer=_MAX_ANSWER,
+    )
+    # In the fully asynchronous style versions are loaded while groups wait.
+    settle = section.timeout if file.sync.style is SyncStyle.FULLY_ASYNC else _SETTLE
+    model = section.model or served_model(server)
+    calls = ServerCalls(server, model, running, section.retries, settle)
+    return ServerGenerator(calls, concurrency=section.concurrency, permitted=permitted, stop=stop)

@@ -1,4 +1,4 @@
-"""Exploring one stage of a file with [[stages]]: its keys, its directory, and the wait until it begins."""
+"""One stage of a file with [[stages]]: its keys, its directory, and the wait until it begins."""
 
 import os
 import sys
@@ -18,18 +18,18 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
 
 TURN = 0.5
-"""Seconds between two looks whether a stage has begun."""
+"""Seconds between two polls of whether a stage has begun."""
 
 EVERY = 60.0
-"""Seconds between two lines that say what is waited for."""
+"""Seconds between two log lines about the wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """What came of the wait for a stage.
+class StageStart:
+    """The result of the wait for a stage.
 
     Args:
-        file: What to explore; None where there is nothing to.
+        file: The file of the stage; None if there is nothing to explore.
         reason: Why there is nothing.
     """
 
@@ -41,7 +41,7 @@ def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
     """Return the layers of a file, or of one stage of it.
 
     Raises:
-        ConfigError: The file has stages and none is named, or not this one.
+        ConfigError: The file has stages and `stage` names none of them, or it has none.
     """
     entries = list(_entries(whole.table.get("stages")))
     names = [str(entry["name"]) for entry in entries]
@@ -64,7 +64,7 @@ def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
 
 
 def placed_in(file: ExplorerFile, stage: str) -> ExplorerFile:
-    """Return a stage's file with the directories that `trainer stages` gives it."""
+    """Return a stage's file with the directories that `trainer stages` uses for it."""
     job = file.job
     state_dir = f"{job.state_dir}/{stage}" if job.state_dir else ""
     return file.model_copy(
@@ -72,10 +72,10 @@ def placed_in(file: ExplorerFile, stage: str) -> ExplorerFile:
     )
 
 
-def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Begun:
-    """Wait until a stage has begun, and return its file with the model that it started from.
+def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> StageStart:
+    """Wait until a stage has begun, and return its file with the model from which it started.
 
-    Says what it waits for, at once and each minute.
+    Logs what it waits for, at once and each minute.
 
     Args:
         file: The stage's file, in the stage's directory.
@@ -89,26 +89,26 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Begu
     """
     log.configure(file.explorer.log, sys.stderr)
     clock, directory = clock or SystemClock(), os.path.dirname(file.job.dir)
-    begin, told = clock.monotonic(), float("-inf")
-    with Stop().heard() as stop:
+    begin, logged_at = clock.monotonic(), float("-inf")
+    with Stop().on_signals() as stop:
         while not stop():
             record = read_record(directory)
             if stage in record.done:
-                return Begun(None, f"stage {stage} is done")
+                return StageStart(None, f"stage {stage} is done")
             if stage in record.models and os.path.isdir(file.job.dir):
-                return Begun(_with_model(file, record.models[stage]))
+                return StageStart(_with_model(file, record.models[stage]))
             waited = clock.monotonic() - begin
             if waited >= file.sync.timeout:
-                raise _late(file, stage, directory)
-            if clock.monotonic() - told >= EVERY:
-                told = clock.monotonic()
-                _tell(stage, record, directory, waited)
+                raise _timed_out(file, stage, directory)
+            if clock.monotonic() - logged_at >= EVERY:
+                logged_at = clock.monotonic()
+                _log_wait(stage, record, directory, waited)
             clock.sleep(TURN)
-    return Begun(None, "told to stop")
+    return StageStart(None, "told to stop")
 
 
 def _entries(entries: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the stages that have a name; what else is wrong with them is for `trainer stages` to say."""
+    """Yield the stages that have a name; `trainer stages` reports what else is wrong with them."""
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             yield entry
@@ -118,7 +118,7 @@ def _with_model(file: ExplorerFile, path: str) -> ExplorerFile:
     return file.model_copy(update={"model": file.model.model_copy(update={"path": path})})
 
 
-def _tell(stage: str, record: StagesRecord, directory: str, waited: float) -> None:
+def _log_wait(stage: str, record: StagesRecord, directory: str, waited: float) -> None:
     structlog.get_logger().warning(
         "stage_awaited",
         stage=stage,
@@ -129,7 +129,7 @@ def _tell(stage: str, record: StagesRecord, directory: str, waited: float) -> No
     )
 
 
-def _late(file: ExplorerFile, stage: str, directory: str) -> TimedOutError:
+def _timed_out(file: ExplorerFile, stage: str, directory: str) -> TimedOutError:
     return TimedOutError(
         f"stage {stage} has not begun within {file.sync.timeout:g} s",
         path=f"{directory}/{STAGES}",

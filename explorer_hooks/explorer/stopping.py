@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end an explorer cleanly; a second one ends it at once."""
+"""On SIGTERM or SIGINT an explorer ends cleanly; on a second signal it exits at once."""
 
 import signal
 from collections.abc import Iterator
@@ -9,29 +9,29 @@ _AT_ONCE = 128
 
 
 class Stop:
-    """Says whether to stop; calling it is asking."""
+    """Becomes true at the first signal; call it to read it."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._is_set = False
 
     def __call__(self) -> bool:
-        """Say whether to stop."""
-        return self._told
+        """Return whether to stop."""
+        return self._is_set
 
-    def tell(self, number: int, _frame: FrameType | None = None) -> None:
-        """Hear a signal.
+    def handle(self, number: int, _frame: FrameType | None = None) -> None:
+        """Handle a signal.
 
         Raises:
             SystemExit: It is the second one.
         """
-        if self._told:
+        if self._is_set:
             raise SystemExit(_AT_ONCE + number)
-        self._told = True
+        self._is_set = True
 
     @contextmanager
-    def heard(self) -> Iterator["Stop"]:
-        """Hear signals inside."""
-        before = {number: signal.signal(number, self.tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    def on_signals(self) -> Iterator["Stop"]:
+        """Handle signals in the body."""
+        before = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self
         finally:

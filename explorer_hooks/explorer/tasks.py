@@ -1,10 +1,12 @@
-"""Tasks: what the model is asked, read from JSONL and checked as a whole; their order follows from a seed."""
+"""Tasks: read from JSONL and checked, ordered by a seed, and turned into token ids by the model's tokenizer."""
 
+import contextlib
 import json
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from syncd.errors import ConfigError, StorageError
 from syncd.experience.model import MAX_NAME
@@ -17,7 +19,7 @@ _SHOWN = 40
 _MESSAGES = "messages"
 
 Prompt = str | Sequence[Mapping[str, str]]
-"""Text that goes to the model as it stands, or messages that the tokenizer's chat template makes text of."""
+"""Text for the model, or messages from which the tokenizer's chat template makes text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,10 @@ class Task:
     """One task.
 
     Args:
-        id: Its name: what the file calls it, or its line.
+        id: Its name: its id in the file, or its line.
         prompt: What the model is asked.
-        answer: What the file has as the answer, None where it has none.
-        info: Everything else that the file says of it.
+        answer: Its answer in the file, None if it has none.
+        info: All other fields of its line.
     """
 
     id: str
@@ -38,7 +40,7 @@ class Task:
 
     @property
     def text(self) -> str:
-        """Return the prompt as people read it: of messages the contents."""
+        """Return the prompt as text: for messages, their contents."""
         if isinstance(self.prompt, str):
             return self.prompt
         return "\n".join(message["content"] for message in self.prompt)
@@ -50,7 +52,7 @@ class Tasks:
 
     Args:
         path: The file.
-        digest: Of its bytes.
+        digest: The digest of its bytes.
         all: Its tasks, at least one.
     """
 
@@ -60,16 +62,16 @@ class Tasks:
 
 
 def read_tasks(path: str, prompt_key: str = "prompt", answer_key: str = "answer", limit: int = 0) -> Tasks:
-    """Return the tasks of a JSONL file; empty lines are passed over.
+    """Return the tasks of a JSONL file; empty lines are skipped.
 
     Args:
         path: The file.
-        prompt_key: What it calls the prompt.
-        answer_key: What it calls the answer.
+        prompt_key: The prompt's key.
+        answer_key: The answer's key.
         limit: Tasks that are read at most; 0 for all.
 
     Raises:
-        ConfigError: The file is not there, has no task, or a line is not one; the line is named.
+        ConfigError: The file is missing, has no task, or a line is not one; the error names the line.
         StorageError: It cannot be read.
     """
     made, digest = [], hasher()
@@ -82,7 +84,9 @@ def read_tasks(path: str, prompt_key: str = "prompt", answer_key: str = "answer"
                 if len(made) == limit > 0:
                     break
     except FileNotFoundError:
-        raise ConfigError("there are no tasks", path=path, hint="explorer.tasks names a JSONL file") from None
+        raise ConfigError(
+            "the file of tasks is missing", path=path, hint="explorer.tasks names a JSONL file"
+        ) from None
     except OSError as error:
         raise StorageError(error.strerror or str(error), path=path) from error
     if not made:
@@ -91,9 +95,9 @@ def read_tasks(path: str, prompt_key: str = "prompt", answer_key: str = "answer"
 
 
 def order(count: int, seed: str, epoch: int) -> Sequence[int]:
-    """Return the order of an epoch: the same for the same seed, in every process and at every start."""
+    """Return the order of an epoch, which depends on nothing but the seed and the epoch."""
     places = list(range(count))
-    random.Random(f"{seed}/{epoch}").shuffle(places)  # noqa: S311 - an order, no secret
+    random.Random(f"{seed}/{epoch}").shuffle(places)  # noqa: S311 - not a secret
     return places
 
 
@@ -133,16 +137,131 @@ def _is_message(message: Any) -> bool:
 
 
 def epochs(tasks: Tasks, seed: str | None, epoch: int, position: int) -> Iterator[tuple[int, int, Task]]:
-    """Yield tasks without end from a place on: epoch, position in its order, and the task.
+    """Yield tasks from a position on, without end: epoch, index in its order, and the task.
 
     Args:
         tasks: The tasks.
-        seed: Of the orders; None for the order of the file.
-        epoch: The epoch to begin in.
-        position: The position to begin at.
+        seed: The seed of the orders; None for the order of the file.
+        epoch: The first epoch.
+        position: The first index in it.
     """
     while True:
         places = order(len(tasks.all), seed, epoch) if seed is not None else range(len(tasks.all))
         for at in range(position, len(places)):
             yield epoch, at, tasks.all[places[at]]
         epoch, position = epoch + 1, 0
+
+
+_FILE = "tokenizer.json"
+
+
+class Tokens(Protocol):
+    """What explorers need of a tokenizer."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt, including those that the model expects around it.
+
+        Raises:
+            ConfigError: There are messages and no chat template.
+        """
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, without special ones."""
+
+
+def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
+    """Return the tokenizer of a model directory: transformers', or tokenizers' if transformers is not installed.
+
+    Raises:
+        ConfigError: The directory has no tokenizer that can be read.
+    """
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and not everybody has it
+    except ImportError:
+        return PlainTokens(_plain(directory))
+    try:
+        return TransformersTokens(
+            AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+        )
+    except (OSError, ValueError) as error:
+        raise _unreadable(directory, error) from error
+
+
+class TransformersTokens:
+    """transformers' tokenizer, with chat templates.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        if not self.tokenizer.chat_template:
+            raise ConfigError(
+                "the tokenizer has no chat template for tasks of messages",
+                path=self.tokenizer.name_or_path,
+                hint='give "prompt" as text, or put chat_template.jinja into the model directory',
+            )
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
+        )
+        # The template has already added what belongs around a prompt.
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, without special ones."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+class PlainTokens:
+    """The tokenizer of `tokenizer.json` alone: for text, not for messages.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt."""
+        if not isinstance(prompt, str):
+            raise ConfigError("tasks of messages need transformers", hint="pip install 'syncd[transformers]'")
+        return list(self._tokenizer.encode(prompt).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, without special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def _plain(directory: str) -> Any:
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - as above
+    except ImportError as error:
+        raise ConfigError("no tokenizer is installed", hint="pip install 'syncd[explorer]'") from error
+    path = os.path.join(directory, _FILE)
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # tokenizers raises Exception itself
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the tokenizer cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        path=path,
+        hint="model.path names a directory with tokenizer.json",
+    )
+
+
+def hide_progress_bars() -> None:
+    """Disable transformers' progress bars, which would be drawn over the log."""
+    with contextlib.suppress(ImportError):
+        from transformers.utils import logging  # noqa: PLC0415 - as above
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers types little

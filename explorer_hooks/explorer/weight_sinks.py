@@ -1,103 +1,102 @@
-"""Who takes in what a broadcast has brought: the model of this process, or a server."""
+"""Where weights from a transport go: into the model of this process, or into a server."""
 
 from abc import ABC, abstractmethod
 
 import structlog
 
-from explorer_hooks.explorer.http_receiver import ServedReceiver
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.hooks.http_engine import HttpEngineHook, UntouchedError
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import SyncdError
-from syncd.protocol.version import unpublished_label
-from syncd.transports.broadcast.receive import Received, Receiver
+from syncd.transports.base import EarlyReceiver, WeightTensors
 
 _LOG = structlog.get_logger()
 
 
-class Taker(ABC):
-    """Takes weights in. Used by one thread."""
+class WeightSink(ABC):
+    """Loads received weights into an engine. Used by one thread.
 
-    receiver: Receiver
-    """Where they come from."""
+    Args:
+        receiver: Where the weights come from.
+    """
+
+    def __init__(self, receiver: EarlyReceiver) -> None:
+        self.receiver = receiver
 
     @abstractmethod
-    def take(self, received: Received) -> None:
-        """Have the engine run what was received, and say in the presence that it does.
+    def load(self, weights: WeightTensors) -> None:
+        """Load what was received, and report in the presence that the engine runs it.
 
         Raises:
-            SyncdError: It does not; the engine is on what it ran, or gets no work until files are loaded.
+            SyncdError: It was not loaded; the engine runs what it ran before, or gets no work until files are loaded.
         """
 
     @abstractmethod
-    def own(self, label: str) -> None:
-        """Note that what was taken is published; its files have been given this label."""
+    def mark_published(self, label: str) -> None:
+        """Rename what was loaded: it is published, and `label` names its files."""
 
     @abstractmethod
-    def disown(self) -> None:
-        """Note that what was taken never will be: the engine is said to run no version."""
+    def mark_void(self) -> None:
+        """Forget the name of what was loaded: it will never be published, and the engine runs no version."""
 
 
-class IntoModel(Taker):
+class ModelSink(WeightSink):
     """The model of this process.
 
     Args:
-        receiver: Has its parameters.
-        hook: Keeps it from generating meanwhile.
+        receiver: Has the model's parameters.
+        hook: Keeps the model from generating during the load.
     """
 
-    def __init__(self, receiver: Receiver, hook: TransformersHook) -> None:
-        self.receiver, self._hook = receiver, hook
+    def __init__(self, receiver: EarlyReceiver, hook: TransformersHook) -> None:
+        super().__init__(receiver)
+        self._hook = hook
 
-    def take(self, received: Received) -> None:
+    def load(self, weights: WeightTensors) -> None:
         """Copy what was received into the parameters, between two generations."""
-        self._hook.load_tensors(label_ahead(received), lambda: self.receiver.load(received))
+        self._hook.load_tensors(weights.label, lambda: self.receiver.load(weights))
 
-    def own(self, label: str) -> None:
-        """Have the model called what all others call it."""
+    def mark_published(self, label: str) -> None:
+        """Rename the model's version."""
         self._hook.set_label(label)
 
-    def disown(self) -> None:
-        """Say that nobody can name what the model is."""
+    def mark_void(self) -> None:
+        """Name the model's version unknown."""
         self._hook.drop_label()
 
 
-class IntoServer(Taker):
+class ServerSink(WeightSink):
     """A server.
 
     Args:
-        receiver: Has room for what comes.
+        receiver: Receives into its own memory.
         hook: Drives the server.
-        follower: Brings it back.
+        follower: Brings the server back after a failure.
     """
 
-    def __init__(self, receiver: ServedReceiver, hook: HttpEngineHook, follower: Follower) -> None:
-        self.receiver, self._hook, self._follower = receiver, hook, follower
+    def __init__(self, receiver: EarlyReceiver, hook: HttpEngineHook, follower: Follower) -> None:
+        super().__init__(receiver)
+        self._hook, self._follower = hook, follower
 
-    def take(self, received: Received) -> None:
-        """Hand what was received to the server; one that is left in pieces is brought back at once."""
+    def load(self, weights: WeightTensors) -> None:
+        """Push what was received to the server; if the server is left half loaded, roll it back at once."""
         try:
-            self._hook.load_tensors(label_ahead(received), received.tensors)
+            self._hook.load_tensors(weights.label, weights.tensors)
         except UntouchedError:
             raise
         except SyncdError:
             self._follower.recover()
             raise
-        self.receiver.tell(received)
+        self.receiver.report_running(weights)
 
-    def own(self, label: str) -> None:
-        """Have the server say what it runs as all others do."""
+    def mark_published(self, label: str) -> None:
+        """Tell the server the label of the files."""
         try:
             self._hook.set_label(label)
         except SyncdError as error:
-            # This process knows it in any case; another one loads the files, which are the same.
+            # This process knows the version in any case; another process loads the files, which are the same.
             _LOG.warning("version_report_failed", reason=str(error))
 
-    def disown(self) -> None:
-        """Forget what the server calls what it has taken."""
+    def mark_void(self) -> None:
+        """Forget the server's name for what it loaded."""
         self._hook.drop_label()
-
-
-def label_ahead(received: Received) -> str:
-    """Return the label of what was received until it is published: the attempt stands for its content."""
-    return unpublished_label(received.round.pair, received.round.attempt)

@@ -141,11 +141,13 @@ class ReceiveContext:
         client: The explorer's client.
         stop: Polled while weights are received; once it returns true, the receiver gives up.
         parameters: The tensors to fill, by name; None if another process holds them.
+        check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
     """
 
     client: "Client"
     stop: Callable[[], bool]
     parameters: "Mapping[str, torch.Tensor] | None" = None
+    check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None
 
 
 class WeightSender(ABC):
@@ -245,6 +247,49 @@ class WeightReceiver(ABC):
         """Leave, and give memory back. A second call does nothing."""
 
 
+class EarlyReceiver(WeightReceiver):
+    """The explorer's end of a transport that delivers tensors before their step is published."""
+
+    @abstractmethod
+    def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
+        """Wait for newer weights, whether they come by this transport or through files.
+
+        Args:
+            current: The step that the engine runs; -1 for none.
+            timeout: Seconds to wait; a delivery that has begun by then may take its own time on top.
+
+        Returns:
+            The tensors; or a version to load from files; or None if nothing newer came.
+
+        Raises:
+            SyncdError: The job cannot be read.
+        """
+
+    @abstractmethod
+    def is_wanted(self) -> bool:
+        """Return whether the trainer waits for this explorer to call `wait`."""
+
+    @abstractmethod
+    def load(self, weights: WeightTensors) -> None:
+        """Copy what was received into the parameters that the receiver was opened with, and report it."""
+
+    @abstractmethod
+    def report_running(self, weights: WeightTensors) -> None:
+        """Report in the presence that the engine runs what was received."""
+
+    @abstractmethod
+    def confirm_published(self) -> bool:
+        """Confirm what was received if it is published now; return whether nothing is left to confirm."""
+
+    @abstractmethod
+    def is_void(self) -> bool:
+        """Return whether what was received will not be published, so that files must be loaded."""
+
+    @abstractmethod
+    def sender_is_here(self) -> bool:
+        """Return whether the trainer that sent it lives, and has sent nothing since."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """The import paths `module:class` of a transport's two ends; an end is imported when it is opened.
@@ -252,10 +297,12 @@ class Transport:
     Args:
         sender: A `WeightSender`.
         receiver: A `WeightReceiver`.
+        yields: What the receiver yields: directory, or tensors, then it is an `EarlyReceiver`.
     """
 
     sender: str
     receiver: str
+    yields: str = "directory"
 
     def open_sender(self, context: SendContext) -> WeightSender:
         """Return the trainer's end."""

@@ -20,6 +20,7 @@ from syncd.protocol.layout import Job, parse_attempt_name  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest  # noqa: E402
 from syncd.protocol.memory import hold_copy  # noqa: E402
+from syncd.protocol.presence import RunningStatus  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
 from syncd.transports.base import (  # noqa: E402
     FILES,
@@ -29,6 +30,7 @@ from syncd.transports.base import (  # noqa: E402
     WeightDirectory,
     WeightReceiver,
     WeightSender,
+    WeightTensors,
     close_senders,
     find_transport,
     open_senders,
@@ -36,7 +38,10 @@ from syncd.transports.base import (  # noqa: E402
 from syncd.transports.ranks import Alone  # noqa: E402
 
 LONG = 60.0
-TRANSPORTS = (FILES, "memory")
+TRANSPORTS = (FILES, "memory", "nccl")
+STORED = (FILES, "memory")
+"""Transports whose receiver reads bytes that stay somewhere."""
+
 MODES = ("background", "stream")
 
 WEIGHTS = {
@@ -118,7 +123,9 @@ class Bed:
         self.ranks = ranks or Alone()
         given = {"method": name, "dtype": "keep", "memory_dir": memory, "save_timeout": LONG, "mode": mode}
         self.settings = SyncSection.model_validate(given | settings)
-        self.receiver = find_transport(name).open_receiver(ReceiveContext(self.explorer, lambda: False))
+        self.receiver = find_transport(name).open_receiver(
+            ReceiveContext(self.explorer, lambda: False, weights())
+        )
         self._stack.callback(self.receiver.close)
         self.senders = {}
 
@@ -168,7 +175,7 @@ class Bed:
     def payload(self):
         """Return the directory that the transport's receiver reads the newest step from."""
         step = self.announced().step
-        if self.name == FILES:
+        if self.name != "memory":
             return f"{self.job.step(step)}/actor"
         manifest = read_manifest(self.job.disk, self.job.step(step))
         held = hold_copy(self.senders[self.name]._copies.place, manifest)
@@ -179,9 +186,47 @@ class Bed:
         self._stack.close()
 
 
+class BroadcastBed(Bed):
+    """Its explorer waits in a thread while a step is sent."""
+
+    PATIENCE = 3.0
+
+    def __init__(self, *given, **settings):
+        super().__init__(*given, ready_timeout=self.PATIENCE, broadcast_timeout=LONG, **settings)
+        self.tensors, self._step = None, -1
+
+    def send(self, sender, step, tensors=None):
+        if self.ranks.world_size > 1 and self.ranks.rank != 0:
+            return super().send(sender, step, tensors)
+        explorer = threading.Thread(target=self._receive)
+        explorer.start()
+        self.trainer.wait_for(self._explorer_asks, LONG)
+        try:
+            return super().send(sender, step, tensors)
+        finally:
+            explorer.join(LONG)
+
+    def _explorer_asks(self):
+        living = self.trainer.explorers.living().values()
+        return any(one.status is RunningStatus.REQUIRE_SYNC for one in living)
+
+    def _receive(self):
+        came = self.receiver.wait(self._step, self.PATIENCE)
+        if isinstance(came, WeightTensors):
+            self.tensors, self._step = {name: one.clone() for name, one in came.tensors.items()}, came.step
+
+    def received(self):
+        return super().received() if self.tensors is None else self.tensors
+
+
+def open_bed(name, *given, **settings):
+    """Return the bed of a transport."""
+    return (BroadcastBed if name == "nccl" else Bed)(name, *given, **settings)
+
+
 @pytest.fixture(params=TRANSPORTS)
 def bed(request, tmp_path, shm):
-    made = Bed(request.param, tmp_path / "job", shm)
+    made = open_bed(request.param, tmp_path / "job", shm)
     yield made
     made.close()
 
@@ -201,7 +246,7 @@ def same(found, sent):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_bytes_names_shapes_and_dtypes_arrive(name, mode, tmp_path, shm):
-    with contextlib.closing(Bed(name, tmp_path / "job", shm, mode=mode)) as bed:
+    with contextlib.closing(open_bed(name, tmp_path / "job", shm, mode=mode)) as bed:
         sender = bed.open_sender()
         sender.prepare(export_of(weights()))
         sender.prepare(export_of(weights()))
@@ -213,7 +258,7 @@ def test_bytes_names_shapes_and_dtypes_arrive(name, mode, tmp_path, shm):
 
 def test_floating_point_tensors_are_cast_as_the_job_file_says(tmp_path, shm):
     for name in TRANSPORTS:
-        with contextlib.closing(Bed(name, tmp_path / name, shm, dtype="bfloat16")) as bed:
+        with contextlib.closing(open_bed(name, tmp_path / name, shm, dtype="bfloat16")) as bed:
             bed.send(bed.open_sender(), 1)
             found = bed.received()
             assert {found[one].dtype for one in ("large", "half", "scalar")} == {torch.bfloat16}
@@ -237,7 +282,8 @@ def test_sent_tells_the_result_of_the_last_send(bed):
     assert sender.sent is None
     bed.send(sender, 1)
     size = sum(tensor.nbytes for tensor in WEIGHTS.values())
-    assert sender.sent == Sent(bed.name, 1, size, sender.sent.seconds, is_done=True)
+    is_received = bed.name == "nccl"
+    assert sender.sent == Sent(bed.name, 1, size, sender.sent.seconds, True, is_received)
     assert sender.sent.seconds > 0
 
 
@@ -279,7 +325,7 @@ def test_an_export_that_breaks_off_leaves_no_half_step(bed):
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_two_ranks_send_one_step(name, tmp_path, shm):
-    with contextlib.closing(Bed(name, tmp_path / "job", shm, ranks=ThreadRanks(2))) as bed:
+    with contextlib.closing(open_bed(name, tmp_path / "job", shm, ranks=ThreadRanks(2))) as bed:
 
         def work():
             with contextlib.closing(bed.open_sender()) as sender:
@@ -293,7 +339,7 @@ def test_two_ranks_send_one_step(name, tmp_path, shm):
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_if_one_rank_fails_all_raise_and_no_half_step_is_left(name, tmp_path, shm):
-    with contextlib.closing(Bed(name, tmp_path / "job", shm, ranks=ThreadRanks(2))) as bed:
+    with contextlib.closing(open_bed(name, tmp_path / "job", shm, ranks=ThreadRanks(2))) as bed:
 
         def work():
             with contextlib.closing(bed.open_sender()) as sender:
@@ -310,6 +356,7 @@ def test_if_one_rank_fails_all_raise_and_no_half_step_is_left(name, tmp_path, sh
         assert (sealed(bed.job.root), bed.leftovers()) == ([], [])
 
 
+@pytest.mark.parametrize("bed", STORED, indirect=True)
 def test_damaged_bytes_are_never_received(bed):
     bed.send(bed.open_sender(), 1)
     payload = bed.payload()
@@ -344,7 +391,8 @@ def test_closing_twice_does_nothing_and_the_save_in_flight_is_finished(bed):
 
 
 def test_a_receiver_may_join_and_leave_at_any_time(bed):
-    for call in (bed.receiver.join, bed.receiver.join, bed.receiver.leave, bed.receiver.leave):
+    receiver = bed.receiver
+    for call in (receiver.join, receiver.join, receiver.leave, receiver.leave, receiver.join):
         call()
     bed.send(bed.open_sender(), 1)
     assert same(bed.received(), weights(1))
@@ -354,7 +402,8 @@ def test_unavailable_says_why(bed, tmp_path):
     sender = bed.open_sender()
     assert sender.unavailable() == ""
     bed.explorer.close()
-    assert sender.unavailable() == ("" if bed.name == FILES else "no explorer is on this host")
+    reasons = {FILES: "", "memory": "no explorer is on this host", "nccl": "no explorer takes part"}
+    assert sender.unavailable() == reasons[bed.name]
 
 
 def test_a_memory_directory_on_disk_is_unavailable_and_sends_through_files(tmp_path, shm):

@@ -13,7 +13,7 @@ from explorer_hooks.explorer.load import KEYS, documentation, load_file
 from explorer_hooks.explorer.pacing import (
     Allowance,
     Next,
-    Situation,
+    PacingFacts,
     ahead_of,
     decide,
     sync_is_due,
@@ -156,7 +156,7 @@ def test_each_verb_is_there(capsys):
 
 def test_decisions():
     def now(**more):
-        return Situation(**{"is_over": False, "is_ready": True, "is_due": False, "has_room": True, **more})
+        return PacingFacts(**{"is_over": False, "is_ready": True, "is_due": False, "has_room": True, **more})
 
     assert decide(now()) is Next.WORK
     assert decide(now(has_room=False)) is Next.WAIT

@@ -10,11 +10,10 @@ import torch
 from fake_servers import Answer, FakeServer, VanishError
 
 from explorer_hooks.explorer import served
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, Ask, version_after, version_of
-from explorer_hooks.explorer.local import Local
-from explorer_hooks.explorer.sampler import draw, ends_of
-from explorer_hooks.explorer.served import Calls, Served, served_model
-from explorer_hooks.explorer.tokens import Plain, _plain, tokens_of
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, GroupRequest, version_after, version_of
+from explorer_hooks.explorer.local import LocalGenerator, draw, sequence_limits
+from explorer_hooks.explorer.served import ServerCalls, ServerGenerator, served_model
+from explorer_hooks.explorer.tasks import PlainTokens, _plain, open_tokens
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from explorer_hooks.http_client import HttpClient
@@ -39,7 +38,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokens(directory):
-    return tokens_of(directory)
+    return open_tokens(directory)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def test_log_probs_are_those_of_a_whole_forward_pass(model, tokens, temperature)
     prompts = [tokens.encode(text) for text in ("1+2=", "11+12=", "3=")]
     groups = draw(
         model,
-        ends_of(model, tokens.tokenizer),
+        sequence_limits(model, tokens.tokenizer),
         prompts,
         samples=4,
         max_tokens=12,
@@ -86,7 +85,7 @@ def test_log_probs_are_those_of_a_whole_forward_pass(model, tokens, temperature)
 
 
 def test_greedy_is_the_most_probable_token_and_positions_bound_a_response(model, tokens):
-    ends = ends_of(model, None)
+    ends = sequence_limits(model, None)
     prompt = tokens.encode("1+2=" * 7)  # 28 tokens of 32 positions
     ((one,),) = draw(
         model,
@@ -107,32 +106,32 @@ def test_greedy_is_the_most_probable_token_and_positions_bound_a_response(model,
 def test_groups_of_a_model_carry_the_version_of_their_load(model, tokens):
     hook = TransformersHook(model)
     told = []
-    local = Local(
+    local = LocalGenerator(
         model,
-        ends_of(model, tokens.tokenizer),
+        sequence_limits(model, tokens.tokenizer),
         tokens,
         rows=4,
         seed=1,
         generating=hook.generating,
         stop=lambda: bool(told),
     )
-    asks = [Ask(tokens.encode(text), 2, 4, 1.0) for text in ("1+2=", "3+4=", "5+6=", "7" * 40)]
+    asks = [GroupRequest(tokens.encode(text), 2, 4, 1.0) for text in ("1+2=", "3+4=", "5+6=", "7" * 40)]
     coming = local.generate(asks)
     first = [next(coming), next(coming), next(coming)]
     hook._label = f"2.7.{CONTENT}"  # what a load leaves behind
     rest = [one for one in coming if one is not None]
-    assert [(one.place, one.first, one.last) for one in first if one] == [
+    assert [(one.index, one.first, one.last) for one in first if one] == [
         (0, BEFORE_THE_FIRST, BEFORE_THE_FIRST),
         (1, BEFORE_THE_FIRST, BEFORE_THE_FIRST),
     ]
-    assert [(one.place, one.first) for one in rest if not one.problem] == [(2, (2, 7))]
-    assert [one.place for one in rest if one.problem] == [3]
+    assert [(one.index, one.first) for one in rest if not one.problem] == [(2, (2, 7))]
+    assert [one.index for one in rest if one.problem] == [3]
     told.append(True)
     assert [one for one in local.generate(asks[:1]) if one is not None] == []
 
 
 def test_tokenizers_alone_agrees_with_transformers(directory, tokens):
-    plain = Plain(_plain(directory))
+    plain = PlainTokens(_plain(directory))
     for text in ("1+2=", "19+19="):
         assert plain.encode(text) == tokens.encode(text)
         assert plain.decode(plain.encode(text)) == tokens.decode(tokens.encode(text)) == text
@@ -145,7 +144,7 @@ def test_tokenizers_alone_agrees_with_transformers(directory, tokens):
 
 def test_a_directory_without_a_tokenizer_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="tokenizer"):
-        tokens_of(str(tmp_path))
+        open_tokens(str(tmp_path))
 
 
 # --- servers ------------------------------------------------------------------------------------------------------
@@ -192,7 +191,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr(served, "pause", lambda attempt: 0.01)
+    monkeypatch.setattr(served, "backoff", lambda attempt: 0.01)
 
 
 class Engine:
@@ -205,24 +204,26 @@ class Engine:
 
     def generator(self, server, *, retries=2, settle=5.0, timeout=LONG, concurrency=4):
         asked = HttpClient(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
-        calls = Calls(asked, "policy", lambda: self.running, retries, settle)
-        return Served(calls, concurrency=concurrency, applied=lambda: self.applied, stop=lambda: self.told)
+        calls = ServerCalls(asked, "policy", lambda: self.running, retries, settle)
+        return ServerGenerator(
+            calls, concurrency=concurrency, permitted=lambda: self.applied, stop=lambda: self.told
+        )
 
 
-ASKS = [Ask([1, 2, number], 3, 6, 1.0) for number in range(6)]
+ASKS = [GroupRequest([1, 2, number], 3, 6, 1.0) for number in range(6)]
 
 
 def made(generator, asks=ASKS):
     found = [one for one in generator.generate(asks) if one is not None]
-    assert sorted(one.place for one in found) == list(range(len(asks)))
-    return sorted(found, key=lambda one: one.place)
+    assert sorted(one.index for one in found) == list(range(len(asks)))
+    return sorted(found, key=lambda one: one.index)
 
 
 def test_requests_say_everything_that_sampling_depends_on(server):
     for one in made(Engine().generator(server)):
         assert (one.first, one.last, one.problem) == ((1, 4), (1, 4), "")
-        assert len(one.rollouts) == 3
-        for rollout in one.rollouts:
+        assert len(one.responses) == 3
+        for rollout in one.responses:
             assert rollout.logprobs == [-0.01 * token for token in rollout.tokens]
             assert rollout.text == " ".join(map(str, rollout.tokens))
     body = dict(server.seen)["POST /v1/completions"]
@@ -278,14 +279,14 @@ def test_what_may_pass_is_tried_again(server, reply):
 def test_a_server_that_stays_away_costs_an_attempt_of_all_groups_later(server):
     server.replies["/v1/completions"] = Answer(503, {"error": "loading"})
     found = made(Engine().generator(server), ASKS[:2])
-    assert [(one.again, one.rollouts) for one in found] == [(True, ())] * 2
+    assert [(one.retry, one.responses) for one in found] == [(True, ())] * 2
     assert len(server.seen) == 2 * 3
 
 
 def test_a_request_that_is_refused_is_not_repeated(server):
     server.replies["/v1/completions"] = Answer(400, {"error": {"message": "prompt too long"}})
     (one,) = made(Engine().generator(server), ASKS[:1])
-    assert not one.again
+    assert not one.retry
     assert "prompt too long" in one.problem
     assert len(server.seen) == 1
 
@@ -293,7 +294,7 @@ def test_a_request_that_is_refused_is_not_repeated(server):
 def test_a_server_that_hangs_is_given_up_in_time(server):
     with server.hung():
         (one,) = made(Engine().generator(server, timeout=0.2, retries=1), ASKS[:1])
-    assert one.again
+    assert one.retry
     assert "0.2 s" in one.problem
 
 
@@ -342,7 +343,7 @@ def test_a_malformed_answer_is_tried_again_and_then_its_group_dropped(server, wr
     server.post_v1_completions = answered
     (one,) = made(Engine().generator(server), ASKS[:1])
     assert what in one.problem
-    assert not one.again
+    assert not one.retry
     assert len(server.seen) == 3
 
 
@@ -385,10 +386,10 @@ def test_an_engine_that_was_restarted_gets_no_work_and_its_group_is_made_again(s
 
     server.post_v1_completions = answered
     first, second = made(engine.generator(server, concurrency=1, settle=0.1), ASKS[:2])
-    assert first.again
+    assert first.retry
     assert "restarted" in first.problem
-    assert second.again
-    assert "not on an applied version" in second.problem
+    assert second.retry
+    assert "no applied version" in second.problem
     assert len(server.seen) == 1
 
 
@@ -408,7 +409,7 @@ def test_an_engine_that_does_not_say_what_it_runs_gets_no_work(server):
     generator = engine.generator(server)
     object.__setattr__(generator._calls, "running", away)
     (one,) = made(generator, ASKS[:1])
-    assert one.again
+    assert one.retry
     assert server.seen == []
 
 

@@ -4,9 +4,15 @@ import time
 
 import pytest
 
-from explorer_hooks.explorer.answers import MAX_ANSWER, MAX_RESPONSE, final_answer, same_answer
-from explorer_hooks.explorer.rewards import BUILT_IN, score_of
-from explorer_hooks.explorer.scoring import scorer
+from explorer_hooks.explorer.rewards import (
+    BUILT_IN,
+    MAX_ANSWER,
+    MAX_RESPONSE,
+    final_answer,
+    same_answer,
+    score_of,
+)
+from explorer_hooks.explorer.scoring import open_scorer
 from syncd.errors import ConfigError
 
 
@@ -177,7 +183,7 @@ def places(tmp_path):
 
 @pytest.mark.slow
 def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
-    scores = scorer("own_reward:score", timeout=6.0, workers=2, places=places)
+    scores = open_scorer("own_reward:score", timeout=6.0, workers=2, directories=places)
     try:
         responses = ["1", "hang", "2", "die", "3", "raise", "4", "nan", "5"]
         found = scores.score([("p", response, {"id": "t"}) for response in responses])
@@ -197,4 +203,4 @@ def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
 @pytest.mark.parametrize("function", ["own_reward:missing", "no_such_module:score"])
 def test_a_function_that_cannot_be_imported_is_an_error_at_once(places, function):
     with pytest.raises(ConfigError, match=function):
-        scorer(function, timeout=30.0, workers=1, places=places)
+        open_scorer(function, timeout=30.0, workers=1, directories=places)

@@ -16,7 +16,7 @@ from fake_engines import FakeVllm
 from synchronizers import LONG, Threads, World
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.explorer import places as own
+from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
 from syncd.experience import batch_paths
@@ -265,10 +265,10 @@ def test_evaluations_visit_each_complete_version_once(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
     explore(file, "e0", "--explorer.evaluation.every", "1")
     trainer.end()
-    lines = records(own.evaluations(world.job, "e0"))
+    lines = records(own.evaluations_path(world.job, "e0"))
     assert [(line["generation"], line["step"]) for line in lines] == [(1, 0), (1, 2), (1, 4)]
     assert all(line["tasks"] == 5 and 0 <= line["reward"] <= 1 for line in lines)
-    metrics = records(own.metrics(world.job, "e0"))
+    metrics = records(own.metrics_path(world.job, "e0"))
     assert [line["batch"] for line in metrics] == list(range(1, len(metrics) + 1))
     assert all(line["rollouts"] == GROUPS * SIZE for line in metrics)
     shown = world.explorer("e0").info
@@ -314,7 +314,7 @@ def test_groups_whose_reward_fails_are_dropped_and_others_take_their_place(world
     assert len(made) == 2 * GROUPS * SIZE
     assert {one.reward for one in made} == {0.5}
     assert all(one.info["score"] == {"even": True} for one in made)
-    assert sum(line["dropped"].get("reward", 0) for line in records(own.metrics(world.job, "e0"))) > 0
+    assert sum(line["dropped"].get("reward", 0) for line in records(own.metrics_path(world.job, "e0"))) > 0
 
 
 # --- with a server --------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class Engine(FakeVllm):
 
 @pytest.fixture
 def engine(directory, monkeypatch):
-    monkeypatch.setattr("explorer_hooks.explorer.served.pause", lambda attempt: 0.01)
+    monkeypatch.setattr("explorer_hooks.explorer.served.backoff", lambda attempt: 0.01)
     made = Engine()
     made.started_from = f"{directory}/model"
     yield made

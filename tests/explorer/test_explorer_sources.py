@@ -9,16 +9,16 @@ from followers import Scene  # noqa: E402
 from safetensors.torch import save  # noqa: E402
 from test_transformers_hook import log_probs, tiny  # noqa: E402
 
-from explorer_hooks.explorer import broadcasts  # noqa: E402
-from explorer_hooks.explorer.broadcasts import Broadcasts  # noqa: E402
-from explorer_hooks.explorer.weight_sinks import IntoModel  # noqa: E402
-from explorer_hooks.explorer.weight_sources import Files  # noqa: E402
+from explorer_hooks.explorer import weight_sources  # noqa: E402
+from explorer_hooks.explorer.weight_sinks import ModelSink  # noqa: E402
+from explorer_hooks.explorer.weight_sources import EarlySource, FileSource  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
+from syncd.transports.base import WeightTensors  # noqa: E402
 from syncd.transports.broadcast.control import BroadcastControl  # noqa: E402
-from syncd.transports.broadcast.receive import Received, Receiver  # noqa: E402
+from syncd.transports.broadcast.receive import BroadcastReceiver  # noqa: E402
 
 START = (1, 0)
 
@@ -32,11 +32,11 @@ class Bed:
         self.follower = self.scene.follow("e0", self.hook, verify="header", retries=1)
         self.trainer = Synchronizer.open(self.scene.root, "trainer")
         self.stopped, self.coming = False, []
-        self.receiver = Receiver(self.follower.sync, self.hook.model.state_dict())
-        self.receiver.turn = lambda current, timeout: self.coming.pop(0) if self.coming else None
-        self.source = Broadcasts(
+        self.receiver = BroadcastReceiver(self.follower.sync, self.hook.model.state_dict())
+        self.receiver.wait = lambda current, timeout: self.coming.pop(0)() if self.coming else None
+        self.source = EarlySource(
             self.follower,
-            IntoModel(self.receiver, self.hook),
+            ModelSink(self.receiver, self.hook),
             patience=60.0,
             ready=1.0,
             stop=lambda: self.stopped,
@@ -46,9 +46,14 @@ class Bed:
         """Have a broadcast of a step come, and take part in it."""
         told = Round(step, attempt, generation, 1, "", 1.0, {"e0": 1}, COMMITTED, "sum")
         BroadcastControl(self.trainer).open_round(told)
-        self.coming.append(Received(told, state(step)))
-        assert self.source.turn(0.01).kind == "applied"
+        self.coming.append(lambda: self.received(told, state(step)))
+        assert self.source.update(0.01).kind == "applied"
         return told
+
+    def received(self, told, tensors):
+        """Return what a round brings, as its receiver does."""
+        self.receiver._received = told
+        return WeightTensors(told.pair, told.attempt, tensors)
 
     def publish(self, step, attempt, salt=None):
         """Have the files of a step published; their weights are those of its number unless another one is given."""
@@ -90,7 +95,7 @@ def bed(tmp_path):
 def ahead(bed, attempt="a"):
     """Return a bed whose explorer runs step 2 while step 1 is published."""
     bed.publish(1, "first")
-    assert bed.source.turn(0.0).kind == "applied"
+    assert bed.source.update(0.0).kind == "applied"
     told = bed.send(2, attempt)
     assert bed.source.runs == bed.source.newest() == (1, 2)
     assert bed.runs(2)
@@ -102,13 +107,13 @@ def test_it_runs_at_once_and_its_work_is_handed_out_once_its_own_files_are_publi
     assert bed.source.may_work()
     assert not bed.source.is_published
     assert bed.scene.presence().applied == (1, 1)
-    assert bed.source.turn(0.0).kind == "nothing"
+    assert bed.source.update(0.0).kind == "nothing"
     bed.publish(2, "a")
-    assert bed.source.vouches({(1, 2)})
+    assert bed.source.are_published({(1, 2)})
     assert bed.source.is_published
     assert bed.scene.presence().applied == bed.follower.applied == (1, 2)
     assert "ahead" not in bed.scene.presence().info
-    assert bed.source.turn(0.0).kind == "nothing"
+    assert bed.source.update(0.0).kind == "nothing"
     assert bed.loads() == 1, "the files of a step that was received are not loaded"
 
 
@@ -116,36 +121,36 @@ def test_the_first_version_of_all_comes_that_way_too(bed):
     bed.send(1, "a", generation=0)
     assert bed.source.runs == (1, 1)
     bed.publish(1, "a")
-    assert bed.source.vouches({START, (1, 1)})
+    assert bed.source.are_published({START, (1, 1)})
     assert bed.follower.applied == (1, 1)
     assert bed.loads() == 0
 
 
 def test_work_of_earlier_versions_is_not_held(bed):
     ahead(bed)
-    assert bed.source.vouches({(1, 1)})
+    assert bed.source.are_published({(1, 1)})
     assert not bed.source.is_published
 
 
 def test_told_to_stop_it_waits_for_nothing(bed):
     ahead(bed)
     bed.stopped = True
-    assert not bed.source.vouches({(1, 2)})
+    assert not bed.source.are_published({(1, 2)})
 
 
 def test_another_attempt_under_the_same_number_is_loaded_and_what_was_made_before_is_given_up(bed):
     ahead(bed)
     bed.publish(2, "b", salt=7)
-    assert not bed.source.vouches({(1, 2)})
+    assert not bed.source.are_published({(1, 2)})
     assert bed.runs(7)
     assert bed.source.runs == bed.scene.presence().applied == (1, 2)
-    assert bed.source.vouches({(1, 2)})
+    assert bed.source.are_published({(1, 2)})
 
 
 def test_a_later_step_through_files_is_followed(bed):
     ahead(bed)
     bed.publish(3, "c")
-    assert not bed.source.vouches({(1, 2)})
+    assert not bed.source.are_published({(1, 2)})
     assert bed.runs(3)
     assert bed.source.runs == (1, 3)
 
@@ -169,49 +174,49 @@ def overdue(bed, told):
 
 @pytest.mark.parametrize("why", [withdrawn, gone, began_anew, overdue])
 def test_what_is_never_published_is_given_up_for_what_is(bed, monkeypatch, why):
-    monkeypatch.setattr(broadcasts, "_GONE", 0.05)
+    monkeypatch.setattr(weight_sources, "_GONE", 0.05)
     told = ahead(bed)
     why(bed, told)
-    assert not bed.source.vouches({(1, 2)})
+    assert not bed.source.are_published({(1, 2)})
     assert bed.runs(1)
     assert bed.source.runs == bed.source.newest() == bed.scene.presence().applied == (1, 1)
     assert "ahead" not in bed.scene.presence().info
-    assert bed.source.vouches({(1, 1)})
+    assert bed.source.are_published({(1, 1)})
 
 
 def test_without_anything_published_it_is_work_of_no_version(bed):
     """The start model was overwritten: what the engine makes now is not work of it."""
     told = bed.send(1, "a", generation=0)
     BroadcastControl(bed.trainer).end_round(told, None)
-    bed.source.settle()
+    bed.source.wait_until_published()
     assert bed.source.runs is None
     assert bed.source.newest() is None
-    assert not bed.source.vouches({START})
+    assert not bed.source.are_published({START})
 
 
 def test_weights_that_cannot_be_taken_in_leave_the_step_to_files(bed):
     bed.publish(1, "first")
-    assert bed.source.turn(0.0).kind == "applied"
+    assert bed.source.update(0.0).kind == "applied"
     bed.receiver.load = lambda received: 1 / 0
     told = Round(2, "a", 1, 1, "", 1.0, {"e0": 1}, COMMITTED, "sum")
-    bed.coming.append(Received(told, state(2)))
-    assert bed.source.turn(0.01).kind == "applied"
+    bed.coming.append(lambda: bed.received(told, state(2)))
+    assert bed.source.update(0.01).kind == "applied"
     assert bed.source.is_published
     assert bed.source.runs == (1, 1), (
         "what is published is loaded again: nobody knows what was half filled in"
     )
     assert bed.runs(1)
     bed.publish(2, "a")
-    assert bed.source.turn(0.0).kind == "applied"
+    assert bed.source.update(0.0).kind == "applied"
     assert bed.runs(2)
 
 
 def test_files_vouch_for_all_that_they_load(bed):
-    source = Files(bed.follower)
+    source = FileSource(bed.follower)
     assert source.newest() is None
     bed.publish(1, "first")
-    assert source.turn(0.0).kind == "applied"
+    assert source.update(0.0).kind == "applied"
     assert source.runs == source.newest() == (1, 1)
     assert source.is_published
-    source.settle()
-    assert source.vouches({START, (1, 1)})
+    source.wait_until_published()
+    assert source.are_published({START, (1, 1)})

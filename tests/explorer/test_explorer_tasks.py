@@ -12,9 +12,8 @@ import pytest
 from experiences import make as experience
 from synchronizers import eventually
 
-from explorer_hooks.explorer import places as own
-from explorer_hooks.explorer.cursor import Cursor, Ledger, State
-from explorer_hooks.explorer.records import Records
+from explorer_hooks.explorer import own_files as own
+from explorer_hooks.explorer.own_files import LedgerState, Records, TaskCursor, TaskLedger
 from explorer_hooks.explorer.tasks import epochs, order, read_tasks
 from syncd.errors import ConfigError, CorruptDataError, FencedError
 from syncd.experience import batch_paths
@@ -73,7 +72,7 @@ def test_a_line_that_is_no_task_is_named(tmp_path, row, what):
 def test_a_file_without_tasks_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="no task"):
         read_tasks(lines(tmp_path, "\n"))
-    with pytest.raises(ConfigError, match="no tasks"):
+    with pytest.raises(ConfigError, match="file of tasks is missing"):
         read_tasks(str(tmp_path / "missing"))
 
 
@@ -128,7 +127,7 @@ class Falling(LocalDisk):
 def work(job, batches, size=2):
     """Write batches of tasks as an explorer does, going on from where the tasks stand."""
     writer = ExperienceWriter(job, "e0")
-    ledger = Ledger.opened(writer, TASKS, SEED)
+    ledger = TaskLedger.open(writer, TASKS, SEED)
     while ledger.cursor.batches < batches:
         cursor = ledger.cursor
         groups = [ledger.group(cursor.epoch, cursor.position + number) for number in range(size)]
@@ -180,14 +179,14 @@ def test_batches_that_the_trainer_has_taken_away_count_as_written(tmp_path):
 
 def test_a_later_process_of_the_identity_fences_the_earlier_one(tmp_path):
     job = Job.at(tmp_path)
-    early = Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
-    early.write([experience()], Cursor(0, 1, 1))
-    late = Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
-    before = Path(own.state(job, "e0")).read_bytes()
+    early = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
+    early.write([experience()], TaskCursor(0, 1, 1))
+    late = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
+    before = Path(own.state_path(job, "e0")).read_bytes()
     with pytest.raises(FencedError):
-        early.write([experience()], Cursor(0, 2, 2))
-    assert Path(own.state(job, "e0")).read_bytes() == before
-    assert late.cursor == Cursor(0, 1, 1)
+        early.write([experience()], TaskCursor(0, 2, 2))
+    assert Path(own.state_path(job, "e0")).read_bytes() == before
+    assert late.cursor == TaskCursor(0, 1, 1)
 
 
 def test_other_tasks_or_another_order_are_refused(tmp_path):
@@ -195,28 +194,28 @@ def test_other_tasks_or_another_order_are_refused(tmp_path):
     work(job, 1)
     for tasks, seed in (("others", SEED), (TASKS, "1/e0")):
         with pytest.raises(ConfigError, match="changed"):
-            Ledger.opened(ExperienceWriter(job, "e0"), tasks, seed)
+            TaskLedger.open(ExperienceWriter(job, "e0"), tasks, seed)
 
 
 def test_a_damaged_state_is_an_error_not_a_new_beginning(tmp_path):
     job = Job.at(tmp_path)
     work(job, 1)
-    Path(own.state(job, "e0")).write_bytes(b"{")
+    Path(own.state_path(job, "e0")).write_bytes(b"{")
     with pytest.raises(CorruptDataError):
-        Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
+        TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
 
 
 def test_tasks_of_which_nothing_came_are_passed_over(tmp_path):
     job = Job.at(tmp_path)
-    ledger = Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED)
-    ledger.move(Cursor(0, 4, 0))
-    assert Ledger.opened(ExperienceWriter(job, "e0"), TASKS, SEED).cursor == Cursor(0, 4, 0)
+    ledger = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
+    ledger.move(TaskCursor(0, 4, 0))
+    assert TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED).cursor == TaskCursor(0, 4, 0)
 
 
 def test_a_pending_batch_counts_exactly_if_its_number_is_taken():
-    state = State("r", TASKS, SEED, Cursor(0, 2, 1), pending=2, then=Cursor(0, 4, 2))
-    assert state.settled(2).cursor == Cursor(0, 2, 1)
-    assert state.settled(3).cursor == Cursor(0, 4, 2)
+    state = LedgerState("r", TASKS, SEED, TaskCursor(0, 2, 1), pending=2, then=TaskCursor(0, 4, 2))
+    assert state.resumed(2).cursor == TaskCursor(0, 2, 1)
+    assert state.resumed(3).cursor == TaskCursor(0, 4, 2)
 
 
 PROGRAM = """

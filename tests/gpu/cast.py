@@ -16,10 +16,11 @@ import torch
 import xxhash
 
 from syncd.synchronizer import Synchronizer
+from syncd.transports.base import WeightTensors
+from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
-from syncd.transports.broadcast.receive import Received, Receiver
-from syncd.transports.broadcast.send import Broadcaster, Options
+from syncd.transports.broadcast.receive import BroadcastReceiver
 from syncd.transports.ranks import Alone
 
 LONG = 120.0
@@ -50,7 +51,7 @@ def works(device):
 
 def send(job, device, steps, timeout):
     ends, backends = [], []
-    options = Options(bucket=BUCKET, ready_timeout=LONG, timeout=float(timeout))
+    options = BroadcastOptions(bucket=BUCKET, ready_timeout=LONG, timeout=float(timeout))
     with (
         Synchronizer.open(job, "trainer", timeout=LONG) as sync,
         closing(Broadcaster(Alone(), sync, options, dtype=None)) as broadcaster,
@@ -70,11 +71,11 @@ def receive(job, device, steps, dies=""):
     state, step, devices = weights(0, device), 0, set()
     with (
         Synchronizer.open(job, "explorer", "e0", timeout=LONG) as sync,
-        closing(Receiver(sync, state)) as receiver,
+        closing(BroadcastReceiver(sync, state)) as receiver,
     ):
         while step < int(steps):
-            came = receiver.turn(step, LONG)
-            assert isinstance(came, Received), came
+            came = receiver.wait(step, LONG)
+            assert isinstance(came, WeightTensors), came
             devices |= {str(tensor.device) for tensor in came.tensors.values()}
             receiver.load(came)
             step = came.step

@@ -6,7 +6,7 @@ import torch
 from syncd.protocol.backend import GLOO, KEY, NCCL, Gpu
 from syncd.protocol.presence import Presence
 from syncd.transports.broadcast import process_group
-from syncd.transports.broadcast.send import Broadcaster, Options, _members
+from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions, _members
 from syncd.transports.ranks import Alone
 
 OWN = Gpu("0a", "2.27")
@@ -21,7 +21,7 @@ def presence(name, uuid, start="first"):
 def broadcaster(monkeypatch):
     """One whose weights are on a GPU, as far as it knows."""
     monkeypatch.setattr(process_group, "gpu_of", lambda device: OWN if device.type == "meta" else None)
-    made = Broadcaster(Alone(), None, Options())
+    made = Broadcaster(Alone(), None, BroadcastOptions())
     export = [("w", torch.zeros(3, device="meta"))]
     made._planned(export)
     return made

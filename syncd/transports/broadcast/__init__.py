@@ -5,4 +5,5 @@ from syncd.transports.base import Transport
 TRANSPORT = Transport(
     sender="syncd.transports.broadcast.send:BroadcastSender",
     receiver="syncd.transports.broadcast.receive:BroadcastReceiver",
+    yields="tensors",
 )

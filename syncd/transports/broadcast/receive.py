@@ -1,18 +1,19 @@
-"""Weights in by a broadcast from the trainer: received beside the parameters, and theirs only once it counts.
+"""The explorer's end of a broadcast: weights are received beside the parameters, and loaded only once they count.
 
-    receiver = Receiver(sync, model.state_dict())
-    came = receiver.turn(step, timeout=60)
-    if isinstance(came, Received):
+    receiver = BroadcastReceiver(sync, model.state_dict())
+    came = receiver.wait(step, timeout=60)
+    if isinstance(came, WeightTensors):
         receiver.load(came)
     elif came is not None:
-        ...                             # a version: lease, load from files, confirm
+        ...                             # a version: lease it, load its files, confirm it
 
 docs/broadcast.md has the protocol.
 """
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
 
 import structlog
 import torch
@@ -26,6 +27,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
+from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
 from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
@@ -34,216 +36,212 @@ from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.tensors import TensorMeta, compare, require_fit
 
 BACKEND = GLOO
-"""What every explorer takes; one whose parameters are on a GPU says beside it that it could take NCCL."""
+"""What every explorer takes; one whose parameters are on a GPU also says that it could take NCCL."""
 
 
-@dataclass(frozen=True)
-class Received:
-    """A step that every member has received whole.
+class _JoinedGroup(NamedTuple):
+    """A group that this explorer has joined, and the layout of what is sent in it."""
 
-    Args:
-        round: The round that has brought it.
-        tensors: Views of the receiver's memory by name: they hold until its next turn.
-    """
-
-    round: Round
-    tensors: Mapping[str, torch.Tensor] = field(repr=False)
-
-    @property
-    def step(self) -> int:
-        """Return the trainer's step."""
-        return self.round.step
+    process_group: ProcessGroup
+    offer: Offer
+    plan: BucketPlan
 
 
-class Receiver:
-    """An explorer's side of broadcasts. While it is open, the trainer counts on its turns.
+class BroadcastReceiver(EarlyReceiver):
+    """Receives broadcasts. While it is open, the trainer counts on calls of `wait`.
 
     Args:
         client: The explorer's connection to the job.
         parameters: What the model holds by name: `model.state_dict()`; several names may share memory.
+        check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
     """
+
+    name = "nccl"
 
     def __init__(
         self,
         client: Client,
         parameters: Mapping[str, torch.Tensor],
+        check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None,
     ) -> None:
-        self._identity, self._parameters = client.identity or "", dict(parameters)
-        self._membership = BroadcastMembership(client)
-        self._clock = SystemClock()
+        self._identity = client.identity or ""
+        self._membership, self._parameters = BroadcastMembership(client), dict(parameters)
+        self._check_fit = check_fit or self._check_parameters
         self._log = structlog.get_logger()
-        self._member: ProcessGroup | None = None
-        self._offer: Offer | None = None
-        self._plan: BucketPlan | None = None
+        self._group: _JoinedGroup | None = None
         self._memory: torch.Tensor | None = None
+        self._received: Round | None = None
         self._device = _device_of(self._parameters)
         self.join()
 
-    def turn(self, current: int, timeout: float) -> Received | Version | None:
-        """Wait for newer weights, whichever way they come.
+    @classmethod
+    def open(cls, context: ReceiveContext) -> Self:
+        """Return a receiver; a broadcast that has begun is received to its end, whatever `stop` returns."""
+        return cls(context.client, context.parameters or {}, context.check_fit)
 
-        Args:
-            current: The step that the model has; -1 for none.
-            timeout: Seconds to wait; a broadcast that has begun by then may take its own time on top.
-
-        Returns:
-            What was received; a version to load from files; None: there is nothing newer, or nothing came.
-
-        Raises:
-            SyncdError: The job cannot be read.
-        """
-        deadline = Deadline(self._clock, timeout)
+    def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
+        """Wait for a broadcast or a version."""
+        deadline = Deadline(SystemClock(), timeout)
         while True:
             came = self._membership.wait_for_weights(current, max(deadline.left(), 0.0))
             if not isinstance(came, Round):
                 return came
-            received = self._receive(came) if came.state == OPEN else None
+            received = self.receive(came, timeout)
             if received is not None or deadline.left() <= 0:
                 return received
 
-    def wanted(self) -> bool:
-        """Say whether the trainer waits for this explorer's turn."""
+    def is_wanted(self) -> bool:
+        """Return whether the trainer waits for this explorer to call `wait`."""
         return self._membership.is_wanted()
 
-    def load(self, received: Received) -> None:
-        """Copy what was received into the parameters, and say in the presence that this is what runs."""
+    def receive(self, announcement: Announcement, timeout: float) -> WeightTensors | None:
+        """Take part in a broadcast, which has a time-out of its own; None for a version, or if it failed."""
+        del timeout
+        if not isinstance(announcement, Round) or announcement.state != OPEN:
+            return None
+        deadline = Deadline(SystemClock(), announcement.timeout)
+        try:
+            return self._receive(announcement, deadline)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step arrives through files
+            self._give_up(announcement, error)
+            return None
+
+    def load(self, weights: WeightTensors) -> None:
+        """Copy what was received into the parameters, and report it."""
         with torch.no_grad():
-            for name, tensor in received.tensors.items():
+            for name, tensor in weights.tensors.items():
                 self._parameters[name].copy_(tensor)
-        self.tell(received)
+        self.report_running(weights)
 
-    def tell(self, received: Received) -> None:
-        """Say in the presence that what was received is what runs."""
-        self._membership.set_ahead(received.round)
-
-    def sender_is_here(self) -> bool:
-        """Return whether the trainer that sent what runs lives, and has sent nothing since."""
-        return self._membership.sender_is_here()
+    def report_running(self, weights: WeightTensors) -> None:
+        """Report in the presence that the engine runs what was received last."""
+        assert self._received is not None
+        assert self._received.attempt == weights.attempt
+        self._membership.set_ahead(self._received)
 
     def confirm_published(self) -> bool:
-        """Confirm what a broadcast has brought once it is published; say whether nothing is left to confirm."""
+        """Confirm what was received if it is published now; return whether nothing is left to confirm."""
         return self._membership.confirm_published()
 
     def is_void(self) -> bool:
-        """Say whether what a broadcast has brought will not be published, so that files are to be loaded."""
+        """Return whether what was received will not be published, so that files must be loaded."""
         return self._membership.ahead_is_void()
 
+    def sender_is_here(self) -> bool:
+        """Return whether the trainer that sent it lives, and has sent nothing since."""
+        return self._membership.sender_is_here()
+
     def join(self) -> None:
-        """Take part, from the beginning on or after `leave`."""
+        """Take part, from the start or after `leave`."""
         self._membership.take_part(BACKEND, process_group.gpu_of(self._device))
 
     def leave(self) -> None:
-        """Take part no more, until `join`; the trainer waits for this explorer no longer. The group is kept."""
+        """Take no part until `join`: the trainer does not wait for this explorer. The group is kept."""
         self._membership.take_part(None)
 
     def close(self) -> None:
-        """Take part no more, and leave the group."""
-        self._drop()
+        """Take no part any more, and abort the group."""
+        self._abort_group()
         self._memory = None
         with contextlib.suppress(SyncdError):
             self.leave()
 
-    def check_fit(self, plan: BucketPlan) -> None:
-        """Compare what is offered with the model.
+    def _receive(self, opened: Round, deadline: Deadline) -> WeightTensors:
+        group = self._joined(opened, deadline)
+        tensors, checksum = self._receive_buckets(group, opened, deadline)
+        self._membership.acknowledge(group.offer, opened, checksum)
+        if not self._membership.wait_for_end(opened, max(deadline.left(), 0.0)):
+            raise TryAgainError("the trainer gave up the broadcast, or does not answer")
+        self._received = opened
+        return WeightTensors(opened.pair, opened.attempt, tensors)
 
-        Raises:
-            RefusedError: It does not fit.
-        """
+    def _joined(self, opened: Round, deadline: Deadline) -> _JoinedGroup:
+        """Return the group of a round; this explorer joins it unless it is a member already."""
+        group = self._group
+        if group is None or group.offer.epoch != opened.epoch:
+            self._abort_group()
+            group = self._group = self._join(opened, deadline)
+        _require_same_layout(group.plan, opened)
+        return group
+
+    def _join(self, opened: Round, deadline: Deadline) -> _JoinedGroup:
+        offer = self._membership.join_group(max(deadline.left(), 0.0))
+        if offer.epoch != opened.epoch:
+            raise TryAgainError("the trainer offers another group by now")
+        plan = plan_buckets(offer.tensors, offer.bucket)
+        _require_same_layout(plan, opened)
+        self._require_loadable(plan)
+        device = self._device if offer.backend == NCCL else CPU
+        is_open = lambda: self._membership.is_open(opened)  # noqa: E731
+        joined = ProcessGroup.join(offer, self._identity, deadline, device, is_open)
+        return _JoinedGroup(joined, offer, plan)
+
+    def _require_loadable(self, plan: BucketPlan) -> None:
+        """Raise RefusedError if the engine cannot load what is offered."""
+        if unknown := [slot.name for slot in plan.slots if slot.dtype not in TO_TORCH]:
+            raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
+        self._check_fit({slot.name: TensorMeta(slot.dtype, slot.shape) for slot in plan.slots})
+
+    def _check_parameters(self, offered: Mapping[str, TensorMeta]) -> None:
         model = target_tensors(self._parameters)
-        offered = {place.name: TensorMeta(place.dtype, place.shape) for place in plan.slots}
         require_fit(compare(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
 
-    def _receive(self, told: Round) -> Received | None:
-        deadline = Deadline(self._clock, told.timeout)
-        try:
-            member = self._joined(told, deadline)
-            tensors, checksum = self._pour(member, told, deadline)
-            assert self._offer is not None
-            self._membership.acknowledge(self._offer, told, checksum)
-            if not self._membership.wait_for_end(told, max(deadline.left(), 0.0)):
-                raise TryAgainError("the trainer has given the broadcast up, or says nothing")  # noqa: TRY301
-            return Received(told, tensors)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the step comes through files
-            self._give_up(told, error)
-        return None
-
-    def _joined(self, told: Round, deadline: Deadline) -> ProcessGroup:
-        """Return this explorer's place in the group of a round."""
-        if self._member is None or self._offer is None or self._offer.epoch != told.epoch:
-            self._drop()
-            offer = self._membership.join_group(max(deadline.left(), 0.0))
-            if offer.epoch != told.epoch:
-                raise TryAgainError("the trainer offers another group by now")
-            self._offer, self._plan = offer, self._fitting(offer, told)
-            device = self._device if offer.backend == NCCL else CPU
-            self._member = ProcessGroup.join(
-                offer, self._identity, deadline, device, lambda: self._membership.is_open(told)
-            )
-        if self._plan is None or self._plan.digest != told.digest:
-            raise RefusedError("the round has other tensors than its group")
-        return self._member
-
-    def _fitting(self, offer: Offer, told: Round) -> BucketPlan:
-        """Return the layout of what is offered, once it fits the model.
-
-        Raises:
-            RefusedError: It does not.
-        """
-        plan = plan_buckets(offer.tensors, offer.bucket)
-        if plan.digest != told.digest:
-            raise RefusedError("the round has other tensors than its group")
-        if unknown := [place.name for place in plan.slots if place.dtype not in TO_TORCH]:
-            raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
-        self.check_fit(plan)
-        return plan
-
-    def _pour(
-        self, member: ProcessGroup, told: Round, deadline: Deadline
+    def _receive_buckets(
+        self, joined: _JoinedGroup, opened: Round, deadline: Deadline
     ) -> tuple[Mapping[str, torch.Tensor], str]:
-        """Receive all buckets; return views of the tensors and the checksum of all bytes."""
-        assert self._plan is not None
-        plan, memory = self._plan, self._room(self._plan.total, member.device)
-        goes_on = lambda: self._membership.is_open(told)  # noqa: E731
-        checksum, under_way = checksums.make_checksum(member.device), []
-        with member.aborted_at(deadline):
+        """Receive all buckets; return views of the tensors, and the checksum of all bytes."""
+        group, plan = joined.process_group, joined.plan
+        memory = self._allocated(plan.total, group.device)
+        checksum = checksums.make_checksum(group.device)
+        under_way: deque[tuple[torch.Tensor, Any]] = deque()
+
+        def finish_first() -> None:
+            bucket, work = under_way.popleft()
+            group.finish(work, deadline, lambda: self._membership.is_open(opened))
+            checksum.add(bucket)
+
+        with group.aborted_at(deadline):
             for start, end in plan.buckets():
-                under_way.append((memory[start:end], member.broadcast(memory[start:end], deadline)))
+                bucket = memory[start:end]
+                under_way.append((bucket, group.broadcast(bucket, deadline)))
                 if len(under_way) == UNDER_WAY:
-                    bucket, work = under_way.pop(0)
-                    member.finish(work, deadline, goes_on)
-                    checksum.add(bucket)
-            for bucket, work in under_way:
-                member.finish(work, deadline, goes_on)
-                checksum.add(bucket)
+                    finish_first()
+            while under_way:
+                finish_first()
             found = checksum.text()
         views = {
-            place.name: memory[place.start : place.end].view(TO_TORCH[place.dtype]).view(place.shape)
-            for place in plan.slots
+            slot.name: memory[slot.start : slot.end].view(TO_TORCH[slot.dtype]).view(slot.shape)
+            for slot in plan.slots
         }
         return views, found
 
-    def _room(self, size: int, device: torch.device) -> torch.Tensor:
-        held = self._memory
-        if held is None or held.numel() != size or held.device != device:
-            held = self._memory = None
-            held = self._memory = torch.empty(size, dtype=torch.uint8, device=device)
-        return held
+    def _allocated(self, size: int, device: torch.device) -> torch.Tensor:
+        memory = self._memory
+        if memory is None or memory.numel() != size or memory.device != device:
+            memory = self._memory = None  # the old memory is freed first
+            memory = self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return memory
 
-    def _give_up(self, told: Round, error: BaseException) -> None:
+    def _give_up(self, failed: Round, error: BaseException) -> None:
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
-        self._log.warning("broadcast_failed", step=told.step, reason=reason)
-        self._drop()
-        self._memory = None  # a device may write into it until the group has ended
+        self._log.warning("broadcast_failed", step=failed.step, reason=reason)
+        self._abort_group()
+        self._memory = None  # a device may write to it until the group has ended
         with contextlib.suppress(SyncdError):
-            self._membership.refuse(told, reason)
+            self._membership.refuse(failed, reason)
 
-    def _drop(self) -> None:
-        member, self._member = self._member, None
-        if member is not None:
-            member.abort()
+    def _abort_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.process_group.abort()
+
+
+def _require_same_layout(plan: BucketPlan, opened: Round) -> None:
+    if plan.digest != opened.digest:
+        raise RefusedError("the round has other tensors than its group")
 
 
 def _device_of(parameters: Mapping[str, torch.Tensor]) -> torch.device:
-    """Return the one device of all parameters; main memory where they are on several."""
+    """Return the one device of all parameters; main memory if they are on several."""
     devices = {held.device for held in parameters.values()}
     return devices.pop() if len(devices) == 1 else CPU

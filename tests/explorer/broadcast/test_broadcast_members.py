@@ -14,7 +14,7 @@ from syncd.protocol.presence import path_of, read_presence
 STEPS = 3
 IMPORTED = (
     "explorer_hooks.explorer.run",
-    "explorer_hooks.explorer.broadcasts",
+    "explorer_hooks.explorer.weight_sinks",
     "syncd.experience.table",
     "pandas",
     "torch._dynamo",

@@ -22,7 +22,7 @@ from receive import digest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from explorer_hooks.explorer.sampler import draw, ends_of
+from explorer_hooks.explorer.local import draw, sequence_limits
 
 LONG = 60.0
 
@@ -117,7 +117,7 @@ class Engine:
         with self.lock:
             drawn = draw(
                 self.model,
-                ends_of(self.model, None),
+                sequence_limits(self.model, None),
                 [body["prompt"]],
                 samples=body["n"],
                 max_tokens=body["max_tokens"],

@@ -22,10 +22,10 @@ from tiny import Bigram
 
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import receive
+from syncd.transports.base import WeightTensors
 from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import ProcessGroup
-from syncd.transports.broadcast.receive import Received, Receiver
+from syncd.transports.broadcast.receive import BroadcastReceiver
 
 LONG = 120.0
 BUCKETS = 5
@@ -80,7 +80,7 @@ def arm(text):
     """Have a fault strike."""
     fault = Fault(text)
     if fault.phase == "asked":
-        fault.before(receive.Receiver, "_receive")
+        fault.before(BroadcastReceiver, "_receive")
     elif fault.phase == "joined":
         fault.before(ProcessGroup, "join")
     elif fault.phase == "bucket":
@@ -88,7 +88,7 @@ def arm(text):
     elif fault.phase == "confirming":
         fault.before(BroadcastMembership, "acknowledge")
     elif fault.phase == "shape":
-        receive.Receiver._parameters = property(lambda self: {}, lambda self, value: None)
+        BroadcastReceiver._parameters = property(lambda self: {}, lambda self, value: None)
     else:
         raise SystemExit(f"no phase is called {fault.phase!r}")
 
@@ -134,20 +134,20 @@ def explore(job, identity, style, last, fault="", until="gone"):
     model = Bigram(sizes["vocab"], sizes["width"])
     ways, step = [], -1
     with Synchronizer.open(job, "explorer", identity, timeout=LONG) as sync:
-        receiver = Receiver(sync, model.state_dict(prefix="model."))
+        receiver = BroadcastReceiver(sync, model.state_dict(prefix="model."))
         if fault:
             arm(fault)
         print("ready", flush=True)
         while step < int(last):
             if until == "gone" and sync.trainer_requires_weight_sync() is None:
                 break
-            if style == "fully_async" and not receiver.wanted():
+            if style == "fully_async" and not receiver.is_wanted():
                 came = sync.latest_version()
                 came = came if came and came.step > step else None
                 time.sleep(0.01)
             else:
-                came = receiver.turn(step, timeout=10.0)
-            if isinstance(came, Received):
+                came = receiver.wait(step, timeout=10.0)
+            if isinstance(came, WeightTensors):
                 receiver.load(came)
                 step = came.step
                 ways.append([step, "broadcast"])

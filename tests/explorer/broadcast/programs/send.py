@@ -14,7 +14,7 @@ from receive import BUCKETS, Fault, digest, sockets
 from trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
-from syncd.transports.broadcast import send as sending
+from syncd.transports.broadcast import broadcaster as sending
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
 
@@ -25,9 +25,9 @@ def arm(text):
     """Have a fault strike."""
     fault = Fault(text)
     if fault.phase == "asked":
-        fault.before(sending.Broadcaster, "_offer")
+        fault.before(sending.Broadcaster, "_offer_group")
     elif fault.phase == "joined":
-        fault.before(sending.Broadcaster, "_form")
+        fault.before(ProcessGroup, "connect")
     elif fault.phase == "bucket":
         fault.midst(ProcessGroup, "broadcast", BUCKETS)
     elif fault.phase == "confirming":

@@ -18,7 +18,7 @@ from trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import send as sending
+from syncd.transports.broadcast import broadcaster as sending
 from syncd.transports.broadcast.control import BroadcastControl
 from trainer import auto_method
 from trainer.config.model import JobConfig

@@ -1,0 +1,175 @@
+"""Which version the engine runs, whether it may be given work, and bringing it to the next version."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from explorer_hooks.explorer import pacing
+from explorer_hooks.explorer.evaluation import Evaluation
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
+from explorer_hooks.explorer.own_files import TaskLedger
+from explorer_hooks.explorer.pacing import Allowance
+from explorer_hooks.explorer.weight_sources import WeightSource
+from explorer_hooks.follower.follower import TurnOutcome
+from syncd.client.sync_policy import SyncStyle
+from syncd.errors import EngineDeadError
+from syncd.protocol.version import Pair
+
+PIECE = 1.0
+"""Seconds of one wait, and so the longest delay of a signal."""
+
+_BREATH = 0.05
+"""Seconds between two asks that are answered at once."""
+
+_POLL = 0.25
+"""Seconds between two polls for a version while groups are being generated."""
+
+
+class EngineVersions:
+    """Which version is published and which one the engine runs, and how many batches may still be written.
+
+    Args:
+        source: Keeps the engine at a version.
+        ledger: Knows how many batches were written.
+        batches_per_step: Batches of this size that the trainer takes a step.
+        ahead: Steps for which batches may wait, besides the trainer's next one.
+    """
+
+    def __init__(self, source: WeightSource, ledger: TaskLedger, batches_per_step: float, ahead: int) -> None:
+        self.source, self._ledger = source, ledger
+        self.synced_at = ledger.cursor.batches
+        self.progressed_at = time.monotonic()
+        self._published: Pair | None = None
+        # Counted from the very beginning: an explorer that joins later has no allowance of its own.
+        self._allowance = Allowance(0, 0, batches_per_step, ahead)
+
+    def permitted(self) -> Pair | None:
+        """Return the version with which work may be done, None while the engine has none. Any thread may ask."""
+        runs = self.source.runs
+        if runs is not None:
+            return runs
+        # An engine that runs no version runs what it was started with, which counts only before the first version.
+        return BEFORE_THE_FIRST if self._published is None else None
+
+    def is_ready(self) -> bool:
+        """Return whether the engine runs a published version, or before the first one what it was started with."""
+        self._read_newest()
+        return self.source.may_work() and self.permitted() is not None
+
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
+        """Wait for a version that is due, and load it."""
+        outcome = self.source.update(timeout, ask=ask)
+        if outcome.kind == "applied":
+            self.mark_synced()
+            self._read_newest()
+        return outcome
+
+    def mark_synced(self) -> None:
+        """Note that the explorer's present step has had its sync."""
+        self.synced_at = self._ledger.cursor.batches
+
+    def has_room(self) -> bool:
+        """Return whether the trainer needs another batch."""
+        return self._allowance.covers(self._step, pacing.written(self.source.sync.job))
+
+    def restart_allowance(self) -> None:
+        """Count batches from now on."""
+        written = pacing.written(self.source.sync.job)
+        self._allowance = Allowance(self._step, written, self._allowance.batches, self._allowance.ahead)
+
+    @property
+    def _step(self) -> int:
+        return self._published[1] if self._published else 0
+
+    def _read_newest(self) -> None:
+        """Read which version is the newest. A new generation is a rollback, from which batches are counted again."""
+        pair = self.source.newest()
+        if pair == self._published or pair is None:
+            return
+        has_rolled_back = self._published is not None and pair[0] != self._published[0]
+        self._published, self.progressed_at = pair, time.monotonic()
+        if has_rolled_back:
+            self.restart_allowance()
+
+
+@dataclass(frozen=True, slots=True)
+class GateRules:
+    """When the engine is brought to a version.
+
+    Args:
+        style: Who decides when versions are loaded.
+        timeout: Seconds to wait for an engine, at most.
+    """
+
+    style: SyncStyle
+    timeout: float
+
+
+class EngineGate:
+    """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive.
+
+    Args:
+        versions: Which version the engine runs.
+        evaluation: Evaluates versions; None for none.
+        rules: When the engine is brought to a version.
+        stop: Once it returns true, nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        versions: EngineVersions,
+        evaluation: Evaluation | None,
+        rules: GateRules,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._versions, self._evaluation, self._rules, self._stop = versions, evaluation, rules, stop
+        self._evaluated: Pair | None = None
+        self._polled_at = time.monotonic()
+
+    def wait_until_usable(self, *, is_suspect: bool = False) -> bool:
+        """Wait until the engine may be given work; return false once `stop` returns true.
+
+        Args:
+            is_suspect: Whether the engine did not do its work: then it is first asked what it runs.
+
+        Raises:
+            EngineDeadError: It is dead, or did not come back in time.
+        """
+        end = time.monotonic() + self._rules.timeout
+        if is_suspect and not self._stop():
+            self._versions.update(0.0)
+        while not self._stop():
+            if self._versions.is_ready():
+                return True
+            if time.monotonic() > end:
+                raise EngineDeadError(
+                    f"the engine has run no usable version for {self._rules.timeout:g} s",
+                    hint=f"syncd status {self._versions.source.sync.job.root}",
+                )
+            if self.update(PIECE).kind == "ended":
+                time.sleep(_BREATH)
+        return False
+
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
+        """Wait for a version that is due, load it, and evaluate it."""
+        outcome = self._versions.update(timeout, ask=ask)
+        if outcome.kind == "applied":
+            self.evaluate()
+        return outcome
+
+    def update_during_work(self) -> None:
+        """Load a version that has appeared, if the style allows that while groups are being generated."""
+        now = time.monotonic()
+        if self._rules.style is SyncStyle.FULLY_ASYNC and now - self._polled_at >= _POLL:
+            self._polled_at = now
+            self._versions.update(0.0)
+
+    def evaluate(self) -> None:
+        """Evaluate the version that runs, if it is published and was not seen before."""
+        pair = self._versions.source.runs or BEFORE_THE_FIRST
+        if self._evaluation is None or pair == self._evaluated or self._stop():
+            return
+        if not self._versions.is_ready() or not self._versions.source.is_published:
+            return
+        self._evaluated = pair
+        self._evaluation.applied(pair)

@@ -1,0 +1,208 @@
+"""The files that an explorer keeps in JOB/explorers/<identity>/: which tasks are done, and records of its work.
+
+Each group is written once. Before a batch is written, state.json names two positions in the tasks: the one without
+the batch, and the one once the batch is visible, with the batch's number. Numbers of batches are never used again, so
+a restart sees from the next free number whether the batch was written, whenever the process was killed.
+"""
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from syncd import jsonl
+from syncd.errors import ConfigError, storage_error
+from syncd.experience.model import Experience
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.documents import Document, Fields, encode, read_document
+from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
+
+
+def state_path(job: Job, explorer: str) -> str:
+    """Return the path of the file that records how far an explorer's tasks are done."""
+    return f"{job.root}/explorers/{explorer}/state.json"
+
+
+def metrics_path(job: Job, explorer: str) -> str:
+    """Return the path of the JSONL file with a line for each batch."""
+    return f"{job.root}/explorers/{explorer}/metrics.jsonl"
+
+
+def evaluations_path(job: Job, explorer: str) -> str:
+    """Return the path of the JSONL file with a line for each evaluation."""
+    return f"{job.root}/explorers/{explorer}/evaluations.jsonl"
+
+
+class Records:
+    """A file of JSON lines to which one process appends.
+
+    Args:
+        path: The file; its directory is created.
+        disk: The job's file system.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+
+    def __init__(self, path: str, disk: Disk | None = None) -> None:
+        self.path, self._disk = path, disk or LocalDisk()
+        try:
+            self._disk.make_directory(os.path.dirname(os.path.abspath(path)))
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Append one line.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        try:
+            jsonl.append(self.path, [record], self._disk.adopt)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return the records, without a line that a killed process left incomplete."""
+        try:
+            return [found for found in jsonl.read(self.path) if found is not None]
+        except FileNotFoundError:
+            return []
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCursor:
+    """A position in the order of tasks.
+
+    Args:
+        epoch: The epoch, from 0.
+        position: The index in its order of the next task.
+        batches: Batches written before this position.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    batches: int = 0
+
+    def behind(self, epoch: int, position: int, *, batch: bool) -> "TaskCursor":
+        """Return the position behind a task, one batch later if there is one."""
+        return TaskCursor(epoch, position + 1, self.batches + batch)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """The content of state.json.
+
+    Args:
+        run: Keeps ids of groups apart from those of any other run of this identity.
+        tasks: The digest of the tasks.
+        seed: The seed of their order.
+        cursor: The position unless batch `pending` exists.
+        pending: The number of the batch that is being written; 0 for none.
+        then: The position once that batch exists.
+    """
+
+    run: str
+    tasks: str
+    seed: str
+    cursor: TaskCursor = TaskCursor()
+    pending: int = 0
+    then: TaskCursor = TaskCursor()
+
+    def resumed(self, upcoming: int) -> "LedgerState":
+        """Return the state of a restarted explorer whose next batch would have this number."""
+        if 0 < self.pending < upcoming:
+            return replace(self, cursor=self.then, pending=0)
+        return replace(self, pending=0)
+
+
+class TaskLedger:
+    """Writes batches together with the position in the tasks behind them.
+
+    Args:
+        writer: Where batches go.
+        state: The content of state.json; `open` reads it.
+    """
+
+    def __init__(self, writer: ExperienceWriter, state: LedgerState) -> None:
+        self.writer, self.state = writer, state
+        self._path = state_path(writer.job, writer.explorer)
+
+    @classmethod
+    def open(cls, writer: ExperienceWriter, tasks: str, seed: str) -> "TaskLedger":
+        """Return the ledger of an explorer, at the position where an earlier process of its identity stopped.
+
+        Raises:
+            ConfigError: The tasks or their order have changed since.
+            CorruptDataError: The file is damaged.
+        """
+        path = state_path(writer.job, writer.explorer)
+        try:
+            state = _state(read_document(writer.job.disk, path)).resumed(writer.upcoming)
+        except MISSING:
+            state = LedgerState(uuid.uuid4().hex[:8], tasks, seed)
+        if (state.tasks, state.seed) != (tasks, seed):
+            what = "the tasks have changed" if state.tasks != tasks else "the order of the tasks has changed"
+            raise ConfigError(
+                f"{what} since explorer {writer.explorer} began",
+                path=path,
+                hint=f"give another --name, or start over: rm {path}",
+            )
+        return cls(writer, state)
+
+    @property
+    def cursor(self) -> TaskCursor:
+        """Return the position of the next task."""
+        return self.state.cursor
+
+    def group(self, epoch: int, position: int) -> str:
+        """Return the id of a task's group, unique in the job."""
+        return f"{self.writer.explorer}-{self.state.run}/{epoch}.{position}"
+
+    def write(self, experiences: Sequence[Experience], then: TaskCursor) -> str:
+        """Write a batch durably, advance the cursor, and return the batch's path.
+
+        Raises:
+            FencedError: A later process has taken over this identity.
+            StorageError: It could not be written.
+        """
+        self._save(replace(self.state, pending=self.writer.upcoming, then=then))
+        path = self.writer.write(experiences)
+        self.state = replace(self.state, cursor=then)
+        return path
+
+    def move(self, cursor: TaskCursor) -> None:
+        """Advance the cursor without a batch: none of these tasks could be used.
+
+        Raises:
+            FencedError: A later process has taken over this identity.
+            StorageError: It could not be written.
+        """
+        moved = replace(self.state, cursor=cursor)
+        self._save(moved)
+        self.state = moved
+
+    def _save(self, state: LedgerState) -> None:
+        self.writer.replace(self._path, encode(_document(state)))
+
+
+def _document(state: LedgerState) -> Document:
+    return {**asdict(state), "cursor": asdict(state.cursor), "then": asdict(state.then)}
+
+
+def _state(fields: Fields) -> LedgerState:
+    return LedgerState(
+        run=fields.text("run"),
+        tasks=fields.text("tasks"),
+        seed=fields.text("seed"),
+        cursor=_cursor(fields.record("cursor")),
+        pending=fields.integer("pending"),
+        then=_cursor(fields.record("then")),
+    )
+
+
+def _cursor(fields: Fields) -> TaskCursor:
+    return TaskCursor(fields.integer("epoch"), fields.integer("position"), fields.integer("batches"))
