@@ -121,7 +121,7 @@ def report(summary: Summary) -> str:
 
 
 def _explored(log: Path) -> Explored:
-    lines = [line for line in _lines(log) if line.get("event") == "applied"]
+    lines = [line for line in _lines(log) if line.get("event") == "version_applied"]
     pairs = [_pair_of(line["version"]) for line in lines]
     return Explored(pairs, [sum(line[part] for part in PARTS if part in line) for line in lines])
 
