@@ -274,20 +274,17 @@ def print_error(error: SyncdError) -> None:
 def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
     if isinstance(error, SyncdError):
         return error
-    if isinstance(error, ModuleNotFoundError) and (missing := _not_installed(error, program)):
-        return missing
+    if isinstance(error, ModuleNotFoundError):
+        from syncd.extras import not_installed  # noqa: PLC0415 - only a failed import needs it
+
+        if (missing := not_installed(error, program)) is not None:
+            return missing
     if isinstance(error, OSError):
         known: SyncdError = storage_error(error, None)
         known.hint = _hint(error)
         return known
     message = f"a bug in {program} {__version__}: {type(error).__name__}: {error}"
     return SyncdError(message, hint=f"report what this prints: {shlex.join([program, '--debug', *args])}")
-
-
-def _not_installed(error: ModuleNotFoundError, program: str) -> SyncdError | None:
-    from syncd.extras import not_installed  # noqa: PLC0415 - only a failed import needs it
-
-    return not_installed(error, program)
 
 
 def _hint(error: OSError) -> str | None:

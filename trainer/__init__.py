@@ -1,1 +1,28 @@
-"""The trainer: consumes experiences, trains the model, and writes steps by the protocol."""
+"""The trainer: consumes experiences, trains the model, and writes steps by the protocol.
+
+The names that users of Trinity-RFT's trainer know can be imported from here; each is imported when it is used.
+"""
+
+from pkgutil import resolve_name
+from typing import Any
+
+_NAMES = {
+    "SAMPLE_STRATEGY": "trainer.plugins",
+    "TrainEngineWrapper": "trainer.engines.base",
+    "Trainer": "trainer.loop",
+    "get_latest_hf_checkpoint_path": "trainer.checkpoints",
+    "get_trainer_wrapper": "trainer.wrapper",
+    "load_plugins": "trainer.plugins",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of the names above."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return resolve_name(f"{_NAMES[name]}:{name}")
+
+
+def __dir__() -> list[str]:
+    """Return the names of this package."""
+    return sorted([*globals(), *_NAMES])

@@ -1,9 +1,9 @@
-"""How a step becomes a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
+"""Makes a step a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
 
 The engine's ranks write the training state into a directory of this save inside the sealed step, `.training.SAVE`.
-One rename makes it `training/`; then comes `actor/huggingface/` where it is asked for; then `.full_checkpoint`: now
-the checkpoint counts; last the tracker and a copy of the state in the job directory. What a rank of an earlier start
-writes late goes into a directory that is no longer there.
+One rename makes it `training/`; then comes `actor/huggingface/` if asked for; then `.full_checkpoint`, with which
+the checkpoint is complete; last the tracker and a copy of the state in the job directory. If a rank of an earlier
+start writes late, its directory no longer exists.
 """
 
 import contextlib
@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncd.errors import SyncdError, storage_error
+from syncd.errors import CorruptDataError, SyncdError, storage_error
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
 from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
+from trainer.config.model import JobConfig
 
 TRAINING = "training"
 HUGGINGFACE = "huggingface"
@@ -147,7 +148,7 @@ def complete(
 
 
 def _become_training(disk: Disk, path: str, staged: str) -> None:
-    """Give the training state its name; what a save before it left there unmarked goes."""
+    """Rename the training state to its name, and remove an unfinished one."""
     target = f"{path}/{TRAINING}"
     aside = f"{path}/{_STAGED}replaced-{uuid.uuid4().hex}"
     with contextlib.suppress(*MISSING):
@@ -158,8 +159,41 @@ def _become_training(disk: Disk, path: str, staged: str) -> None:
 
 
 def has_huggingface(job: Job, step: int) -> bool:
-    """Say whether a step has a Hugging Face directory that stands for itself."""
+    """Return whether a step has a complete Hugging Face directory."""
     return HUGGINGFACE in {entry.name for entry in list_if_there(job.disk, f"{job.step(step)}/{ACTOR}")}
+
+
+def latest_hf_directory(job: Job) -> str:
+    """Return the Hugging Face directory of the newest full checkpoint, which the tracker names.
+
+    Raises:
+        OSError: There is no full checkpoint.
+        ValueError: The tracker is not a number.
+        CorruptDataError: The tracker is too long.
+    """
+    job.disk.refresh(job.root)
+    path = job.step(int(job.disk.read(job.tracker).decode()))
+    job.disk.stat(f"{path}/{FULL_CHECKPOINT}")
+    whole = f"{path}/{ACTOR}/{HUGGINGFACE}"
+    return whole if os.path.isdir(whole) else f"{path}/{ACTOR}"
+
+
+def get_latest_hf_checkpoint_path(config: JobConfig) -> str | None:
+    """Return the Hugging Face directory of a job's newest full checkpoint, None before the first.
+
+    Raises:
+        StorageError: The job cannot be read.
+        CorruptDataError: The tracker is damaged.
+    """
+    job = Job.at(config.job.dir, config.job.state_dir or None)
+    try:
+        return latest_hf_directory(job)
+    except MISSING:
+        return None
+    except OSError as error:
+        raise storage_error(error, job.tracker) from error
+    except ValueError as error:
+        raise CorruptDataError("not the number of a step", path=job.tracker) from error
 
 
 def full_checkpoints(job: Job) -> list[int]:
@@ -189,7 +223,7 @@ def _is_full(job: Job, step: int) -> bool:
 
 
 def _link_huggingface(disk: Disk, actor: str) -> None:
-    """Make `huggingface/` of links to what is beside it, whole or not at all; copies where there are no links."""
+    """Make `huggingface/` of links to the files beside it, whole or not at all; of copies without hard links."""
     target = f"{actor}/{HUGGINGFACE}"
     if os.path.isdir(target):
         return

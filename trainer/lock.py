@@ -1,4 +1,4 @@
-"""One trainer trains a job: it holds a term of `.syncd/trainer.lock`, as a daemon holds one of `.syncd/daemon.lock`.
+"""Ensures that one trainer trains a job: it holds a term of `.syncd/trainer.lock`, as the daemon of its own lock.
 
 A trainer seals steps, and replaces marker and tracker, through the directory of its term. A trainer that takes over
 removes that directory. One that was paused and wakes up can do none of this: the file system refuses its renames.
@@ -34,7 +34,7 @@ class _Locked(Job):
 
 
 class TrainerLock:
-    """This process's right to train a job, renewed by a thread until it is closed.
+    """This process's right to train a job; a thread renews it until it is closed.
 
     Args:
         term: The term that was claimed.

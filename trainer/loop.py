@@ -2,13 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 import structlog
 
 from syncd.errors import NonFiniteError, SyncdError
+from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
 from trainer.checkpoints import TrainerState, has_huggingface
@@ -25,7 +26,7 @@ class Trainer:
     """Consumes experiences and trains the model. Each rank has one, and all make the same calls.
 
     Args:
-        engine: What computes.
+        engine: The engine.
         context: What the engine was opened with.
         stop: Signals that ask for an end.
         state: The state to resume from.
@@ -162,11 +163,11 @@ class Trainer:
         return sync.get_weight_sync_info() if sync is not None else None
 
     def setup_weight_sync_group(
-        self, master_address: str, master_port: int, group_name: str = "weights"
+        self, master_address: str, master_port: int, state_dict_meta: Sequence[TensorInfo] | None = None
     ) -> None:
         """Offer a broadcast group to explorers. The sender of transport nccl does this by itself."""
         if self._context.sync is not None:
-            self._context.sync.setup_weight_sync_group(master_address, master_port, group=group_name)
+            self._context.sync.setup_weight_sync_group(master_address, master_port, state_dict_meta)
 
     def teardown_weight_sync_group(self, timeout: float | None = None) -> None:
         """Close the broadcast group once explorers have left it, without waiting for those that have ended."""

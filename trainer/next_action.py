@@ -1,4 +1,4 @@
-"""What the trainer does next, as pure functions of what is known."""
+"""Decides what the trainer does next: pure functions over facts."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Save:
 
     Args:
         block: Whether the loop waits until it is durable.
-        as_hf: Whether it gets a Hugging Face directory that stands for itself.
+        as_hf: Whether it gets a complete Hugging Face directory.
     """
 
     block: bool
@@ -36,7 +36,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Wait for so many seconds, then look again."""
+    """Wait for so many seconds, then decide again."""
 
     seconds: float
 
@@ -48,7 +48,7 @@ class Finish:
     Args:
         reason: Why, in a few words.
         error: What went wrong, None where nothing did.
-        again: Whether a later start shall go on.
+        again: Whether a later start resumes the run.
         intact: Whether the samples' state is known to be whole, so that a checkpoint may be saved despite the error.
         is_done: Whether the run has reached all that it was started for.
     """
@@ -65,11 +65,11 @@ Action = Train | Sync | Save | Idle | Finish
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """What is known at the beginning of a turn.
+    """What is known when the next action is decided.
 
     Args:
         step: Steps trained so far.
-        synced: The step whose weights were handed out last.
+        synced: The step whose weights were published last.
         saved: The step of the last full checkpoint, 0 before the first.
         saved_as_hf: Whether that one has a Hugging Face directory.
         tried: The step at which a full checkpoint was tried last; what failed is tried again at the next interval.
@@ -103,20 +103,20 @@ def end_of(config: JobConfig, step: int, over: str) -> str:
 
 
 def need_sync(config: JobConfig, now: LoopFacts) -> bool:
-    """Say whether the weights are due."""
+    """Return whether the weights are due."""
     sync = config.sync
     due = trainer_needs_sync(sync.style, now.step, now.synced, sync.interval, explorer_asks=now.explorer_asks)
     return now.step > 0 and now.is_watched and due
 
 
 def publishes_only_to_watchers(config: JobConfig) -> bool:
-    """Say whether weights are published only while an explorer lives, apart from full checkpoints."""
+    """Return whether weights are published only while an explorer lives, apart from full checkpoints."""
     unwatched = config.sync.unwatched
     return unwatched == "skip" or (unwatched == "auto" and config.algorithm.name == SFT)
 
 
 def need_save(config: JobConfig, now: LoopFacts) -> bool:
-    """Say whether a full checkpoint is due: at each interval, and always at the end."""
+    """Return whether a full checkpoint is due: at each interval, and always at the end."""
     if now.step == 0:
         return False
     if now.saved == now.step:
@@ -126,13 +126,13 @@ def need_save(config: JobConfig, now: LoopFacts) -> bool:
 
 
 def save_as_hf(config: JobConfig, now: LoopFacts) -> bool:
-    """Say whether a checkpoint saved now gets a Hugging Face directory."""
+    """Return whether a checkpoint saved now gets a Hugging Face directory."""
     wanted = config.trainer.save_hf_checkpoint
     return wanted == "always" or (wanted == "last" and bool(now.ending) and not now.interrupted)
 
 
 def due_action(config: JobConfig, now: LoopFacts) -> Save | Sync | Finish | None:
-    """Return what must be done before another step is trained, None for nothing.
+    """Return the action that is due before another step is trained, None if none is.
 
     A save publishes the weights too, so one save serves when a sync and a save fall together.
     """

@@ -1,4 +1,4 @@
-"""Where a run goes on, and how explorers that were ahead of it are led back."""
+"""Finds the checkpoint that a run resumes from, and rolls back explorers that were ahead of it."""
 
 import structlog
 
@@ -10,20 +10,20 @@ from syncd.protocol.marker import parse_marker, read_marker
 from trainer.checkpoints import TrainerState, full_checkpoints, read_state
 
 FRESH = TrainerState(step=0, generation=0, world_size=1)
-"""The state of a run that has none."""
+"""The state of a run without a checkpoint."""
 
 _BACK = 120.0
-"""Seconds within which the daemon must have followed the marker back."""
+"""Seconds within which the daemon must publish the earlier step."""
 
 
 def find_state(job: Job) -> TrainerState:
-    """Return the loop's state of the checkpoint to go on from: the tracker's, or an older one where that is damaged.
+    """Return the loop's state of the checkpoint to resume from: the tracker's, or an older one if that is damaged.
 
     Raises:
         CorruptDataError: There are full checkpoints, and none of them is whole.
     """
     named, found = _tracked(job), full_checkpoints(job)
-    # Above the tracker lies what the run has once gone back from, or what it was killed at just before the end.
+    # Steps above the tracker were rolled back, or the run was killed before the tracker was written.
     candidates = [step for step in found if named is None or step <= named]
     for step in reversed(candidates):
         try:
@@ -34,21 +34,21 @@ def find_state(job: Job) -> TrainerState:
         raise CorruptDataError(
             "no full checkpoint is whole",
             path=job.root,
-            hint=f"syncd ls {job.root}, or --trainer.continue_from_checkpoint false to start anew beside it",
+            hint=f"syncd ls {job.root}, or --trainer.continue_from_checkpoint false to start a new job beside it",
         )
     return FRESH
 
 
-def lead_back(sync: Client, step: int, base: str) -> None:
-    """Have explorers that are ahead of the step go back to it; the generation grows.
+def roll_back_explorers(sync: Client, step: int, base: str) -> None:
+    """Roll back explorers that are ahead of the step; the generation grows.
 
     Args:
         sync: The trainer's connection to the job.
-        step: The step that the run goes on from.
-        base: Where the weights of step 0 are, for a run that begins again without any checkpoint.
+        step: The step that the run resumes from.
+        base: Where the weights of step 0 are, for a run that starts without a checkpoint.
 
     Raises:
-        TimedOutError: No daemon has followed.
+        TimedOutError: No daemon has published it.
     """
     job = sync.job
     marker = read_marker(job.disk, job.marker).step

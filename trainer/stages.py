@@ -1,7 +1,6 @@
 """Runs the stages of one file, one after the other: each is a job that starts from the model of the stage before."""
 
 import json
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,8 +9,9 @@ from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_er
 from syncd.jobfile.loader import Layer
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.records import STAGES, StagesRecord, read_record
-from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job, is_identity
+from syncd.protocol.layout import Job, is_identity
 from syncd.protocol.local_disk import LocalDisk
+from trainer.checkpoints import latest_hf_directory
 from trainer.config.changes import Contradiction, split
 from trainer.config.job_config import contradictions, make_job_dir, moved_to, next_job_dir, refuse
 from trainer.config.load import LOADER, file_layer, resolved
@@ -246,17 +246,12 @@ def newest_model(directory: str) -> str:
     Raises:
         StorageError: There is none.
     """
-    job = Job.at(directory)
     try:
-        job.disk.refresh(job.root)
-        step = job.step(int(job.disk.read(job.tracker).decode()))
-        job.disk.stat(f"{step}/{FULL_CHECKPOINT}")
+        return latest_hf_directory(Job.at(directory))
     except (OSError, ValueError, CorruptDataError) as error:
         raise StorageError(
             f"no full checkpoint is there ({error})", path=directory, hint="name the next stage's model.path"
         ) from error
-    whole = f"{step}/{ACTOR}/huggingface"
-    return whole if os.path.isdir(whole) else f"{step}/{ACTOR}"
 
 
 def _write_record(directory: str, record: StagesRecord) -> None:

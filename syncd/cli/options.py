@@ -1,6 +1,5 @@
 """Options and arguments that several verbs share."""
 
-import math
 import os
 import signal
 import sys
@@ -61,7 +60,6 @@ def timeout_option(default: float) -> Callable[[F], F]:
     return click.option(
         "--timeout",
         type=kind,
-        callback=_finite,
         default=default,
         show_default=True,
         metavar="S",
@@ -79,7 +77,7 @@ def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
 
     Raises:
         JobMissingError: There is no such directory.
-        UsageError: It is empty, or it is a step.
+        UsageError: It is a step.
     """
     noting = calls or pending_calls()
     place = find_job(job, state_dir, noting)
@@ -95,32 +93,15 @@ def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
     """Return the job, whose directory need not exist yet.
 
     Raises:
-        UsageError: It is empty, or it is a step.
+        UsageError: It is a step.
         ConfigError: The state directory belongs to another job.
     """
     noting = calls or pending_calls()
     with noting("find", os.path.abspath(job)):
-        check_job(job)
+        directory, name = os.path.split(os.path.realpath(job))
+        if parse_step_name(name) is not None:
+            raise UsageError(f"{job} is a step; its job is {directory}")
         place = tracked(Job.at(job, state_dir), noting)
     if not is_own(place):
         check_owner(place)
     return place
-
-
-def check_job(value: str) -> None:
-    """Refuse what cannot be a job directory.
-
-    Raises:
-        UsageError: It is empty, or it is a step.
-    """
-    if not value:
-        raise UsageError("JOB is empty; is a shell variable unset?")
-    directory, name = os.path.split(os.path.realpath(value))
-    if parse_step_name(name) is not None:
-        raise UsageError(f"{value} is a step; its job is {directory}")
-
-
-def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):
-        raise click.BadParameter("must be finite")
-    return value

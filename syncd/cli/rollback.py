@@ -81,7 +81,9 @@ def _wait(job: Job, request: Request, timeout: float) -> Version:
                 "the daemon refused the rollback", path=job.root, hint=f"tail -3 {job.events}"
             )
         if candidate.holder() is None:
-            _publish_here(job)
+            from syncd.cli.watch import once  # noqa: PLC0415
+
+            once(job, {"prune": False, "log_level": "warning"})
         else:
             time.sleep(_POLL)
     raise TimedOutError(
@@ -89,9 +91,3 @@ def _wait(job: Job, request: Request, timeout: float) -> Version:
         path=job.root,
         hint=f"syncd status {job.root}",
     )
-
-
-def _publish_here(job: Job) -> None:
-    from syncd.cli.watch import once  # noqa: PLC0415
-
-    once(job, {"prune": False, "log_level": "warning"})

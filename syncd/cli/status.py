@@ -157,13 +157,9 @@ def _show(source: _StatusSource, seconds: float, *, as_json: bool) -> None:
     try:
         document = source.read(seconds)
     except StuckError:
-        _show_known(source, as_json=as_json)
+        _print(source.known(), "known", as_json=as_json)
         raise
     _print(document, "status", as_json=as_json)
-
-
-def _show_known(source: _StatusSource, *, as_json: bool) -> None:
-    _print(source.known(), "known", as_json=as_json)
 
 
 def _print(document: dict[str, Any], kind: Literal["status", "known"], *, as_json: bool) -> None:

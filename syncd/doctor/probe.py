@@ -57,11 +57,6 @@ def fail(detail: str, advice: str = "", figures: Figures | None = None) -> Findi
     return Finding("", "fail", detail, advice, figures or {})
 
 
-def skip(detail: str) -> Finding:
-    """Return a finding that the probe could not run."""
-    return Finding("", "skip", detail)
-
-
 def worst(findings: Iterable[Finding]) -> Verdict:
     """Return the verdict of all: the worst of them, `ok` where nothing was found."""
     found = {finding.verdict for finding in findings}

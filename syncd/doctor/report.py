@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -130,14 +131,10 @@ def probe_all(probes: tuple[Probe, ...], place: ProbeTarget) -> Iterator[Finding
             yield Finding(probe.name, "skip", "the file system does not answer")
             continue
         try:
-            yield _ask(probe, place)
+            yield bounded(partial(probe, place), STUCK + place.seconds)
         except TimedOutError as error:
             stuck = probe.essential
             yield Finding(probe.name, "fail" if stuck else "warn", error.message, _STUCK)
-
-
-def _ask(probe: Probe, place: ProbeTarget) -> Finding:
-    return bounded(lambda: probe(place), STUCK + place.seconds)
 
 
 def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Names and places of experiences: the one module that knows what their files are called.
+"""The paths of experiences: only this module knows what their files are called.
 
 JOB/experiences/<explorer>/<seq>.parquet are batches; directories that begin with a dot are the protocol's own:
 `.writers` (half-written batches, one directory a writer process), `.consumed` (how far the trainer has removed an
@@ -74,7 +74,7 @@ def consumed_through(job: Job, explorer: str) -> int:
 
 
 def mark_consumed(job: Job, explorer: str, through: int) -> None:
-    """Leave word how far batches are removed, before the first of them is: no number is used again."""
+    """Record how far batches are removed, before the first of them is removed, so that no number is used again."""
     job.disk.make_directory(f"{root(job)}/.consumed")
     job.disk.replace(_consumed(job, explorer), encode({"through": through}))
 

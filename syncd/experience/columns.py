@@ -12,7 +12,7 @@ from syncd.errors import UsageError
 from syncd.experience.model import Experience, Span, TurnReward
 
 MAX_ITEMS = 1 << 20
-"""Spans, and rewards of turns, of one batch: in memory they take several times what they take in the file."""
+"""The most spans, and rewards of turns, of one batch: in memory they are several times as large as in the file."""
 
 _CODES = {"int32": "i", "int64": "q", "float": "f", "double": "d"}
 _STRUCTS: dict[str, Callable[..., Any]] = {"spans": Span._make, "turn_rewards": TurnReward._make}

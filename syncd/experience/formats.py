@@ -1,4 +1,4 @@
-"""The formats of a batch: a number of their own, independent of the protocol's, and one schema for each.
+"""The formats of a batch: a number independent of the protocol's, and one schema for each.
 
 A change of the schema is a new number. Readers keep the schemas of all earlier numbers; writers write the newest.
 """
@@ -91,7 +91,7 @@ def format_of(metadata: Mapping[bytes, bytes], path: str) -> int:
     """
     own = _number(metadata.get(b"format"), path)
     if own is None:
-        # Format 1 has no number of its own and says the protocol's, which was 1.
+        # Format 1 names no format but the protocol, which was 1.
         protocol = _number(metadata.get(b"protocol"), path)
         if protocol is not None and protocol > _FIRST:
             raise _too_new(f"a batch of protocol {protocol}, which says no format", path)

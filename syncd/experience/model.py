@@ -47,7 +47,7 @@ class Experience:
     """One segment of a rollout, most often the whole rollout; checked when it is made.
 
     A rollout has several segments where its context was rewritten on the way: each is a row with a prompt and a
-    response. All of them have the rollout's group, task, number and reward, and stand in one batch, in order.
+    response. All of them have the rollout's group, task, number and reward, and are in one batch, in order.
     Sequences are copied into compact arrays; docs/experience.md says what each field means to the trainer.
 
     Args:
@@ -151,7 +151,7 @@ def check_total(segments: Sequence[Experience]) -> None:
     if not told:
         return
     if len(told) < len(segments):
-        raise _refusal("turn_rewards stand in some segments of the rollout and not in others")
+        raise _refusal("some segments of the rollout have turn_rewards and others do not")
     parts, whole = [turn.reward for turns in told for turn in turns], segments[0].reward
     total, size = math.fsum(parts), math.fsum(map(abs, parts)) + abs(whole)
     if abs(total - whole) > _ROUNDING * size:

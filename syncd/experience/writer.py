@@ -1,4 +1,4 @@
-"""The writing side: a batch becomes visible whole and durable or not at all, and no number is used twice."""
+"""Writes batches: each becomes visible whole and durable or not at all, and no number is used twice."""
 
 import os
 import uuid
@@ -100,7 +100,7 @@ class ExperienceWriter:
         return max(taken | {batch_paths.consumed_through(self.job, self.explorer)}) + 1
 
     def _explain(self, error: OSError, path: str) -> None:
-        """Raise what is to be raised for a failed write; return if the batch is out and durable all the same."""
+        """Raise the error of a failed write; return if the batch is visible and durable all the same."""
         if exists(self.job.disk, path):
             try:
                 self.job.disk.sync_directory(path.rpartition("/")[0])
@@ -118,5 +118,5 @@ class ExperienceWriter:
         return FencedError(
             f"a later process writes as explorer {self.explorer}",
             path=self._place,
-            hint="give each explorer an identity of its own",
+            hint="give each explorer a different identity",
         )

@@ -136,12 +136,12 @@ class Keys:
         return place
 
     def _resolved(self, schema: Schema) -> Schema:
-        """Return what a reference stands for, the schema itself where it is none."""
+        """Return the schema that a reference names, the schema itself if it is not a reference."""
         reference = schema.get("$ref")
         return self._schema["$defs"][reference.rpartition("/")[2]] if reference else schema
 
     def _about(self, schema: Schema) -> str:
-        # What is said of a section by itself stands at the section only, where both say the same.
+        # A section's own description is used if the key has none.
         return str(schema.get("description") or self._resolved(schema).get("description", ""))
 
     def _key(self, name: str, schema: Schema, required: bool) -> Key:  # noqa: FBT001 - a fact, not a switch

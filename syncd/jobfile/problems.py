@@ -1,4 +1,4 @@
-"""What is wrong with a file: all of it in one error."""
+"""Problems of a file, reported in one error."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
     Args:
         key: The dotted key that it is about.
@@ -33,7 +33,7 @@ class Problem:
 
 
 def error_of(problems: Sequence[Problem], hint: str) -> ConfigError:
-    """Return the one error that says all of them; `hint` is what to run where there are several."""
+    """Return one error for all problems; `hint` is what to run if there are several."""
     if len(problems) == 1:
         (only,) = problems
         return ConfigError(only.text, path=only.where, hint=only.hint)
@@ -42,6 +42,6 @@ def error_of(problems: Sequence[Problem], hint: str) -> ConfigError:
 
 
 def shown(value: Any) -> str:
-    """Return a value as it would stand in a file, shortened where it is long."""
+    """Return a value as a file would have it, shortened if it is long."""
     text = json.dumps("none" if value is None else value, default=str, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,6 +1,6 @@
 """The sections of the job's file that trainer and explorers both read. Frozen once they are read.
 
-What a key means is said once, in its description: schemas and the pages of all keys are made of it.
+The description of a key is its only documentation: schemas and the pages of all keys are made of it.
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
@@ -71,7 +71,7 @@ class JobSection(Section):
     state_dir: str = ""
     """Where `.syncd/` is, if not in the job directory."""
     permissions: Permissions = "umask"
-    """Who may read and write what is made in the job directory: umask (as each process is told), private, group."""
+    """Permissions of what is made in the job directory: umask (of each process), private, group."""
     group: str = ""
     """With permissions = "group": name or number of the group."""
     seed: Count = Field(default=0, json_schema_extra=FIXED)
@@ -114,7 +114,7 @@ class DataSection(Section):
     group_timeout: Seconds = 600.0
     """Seconds that a group waits for its missing rollouts before it is dropped."""
     max_waiting: Positive = 4096
-    """Experiences taken in and not yet used; more of them wait on disk."""
+    """Experiences that are read and not yet used; further ones wait on disk."""
     max_age: Count | NoneText = Field(default=None, json_schema_extra=FIXED)
     """Age in versions up to which an experience counts in full; none for no bound."""
     beyond: Literal["drop", "weight"] = Field(default="drop", json_schema_extra=FIXED)
@@ -134,13 +134,13 @@ class DataSection(Section):
     max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
     """Tokens of an SFT example: longer ones are cut at the end, rows whose prompt reaches it are skipped."""
     epochs: Count = 0
-    """sft: passes over the data set after which the run ends; 0 for no end by itself."""
+    """sft: passes over the data set after which the run ends; 0 for no end."""
     consumed: Literal["delete", "archive"] = "delete"
-    """What becomes of batches once a saved checkpoint covers them."""
+    """What happens to batches once a saved checkpoint covers them."""
     end_when_left: bool = True
     """End the run when all explorers that were there have left and no whole batch waits."""
     left_grace: Seconds = 30.0
-    """Seconds that they must have been gone for that."""
+    """Seconds after which explorers that are gone have left."""
     wait_timeout: Seconds = 3600.0
     """Seconds without a batch after which the run ends with an error."""
 
@@ -155,13 +155,13 @@ class SyncSection(Section):
     interval: Positive = Field(default=1, json_schema_extra=FIXED)
     """Steps between two syncs; ages of experiences count in it."""
     offset: Count = 0
-    """Steps that explorers go ahead."""
+    """Steps that explorers are ahead."""
     unwatched: Literal["auto", "publish", "skip"] = "auto"
-    """While no explorer lives: publish all the same, or skip all but full checkpoints; auto: skip with sft only."""
+    """While no explorer lives: publish, or skip all but full checkpoints; auto: skip with sft only."""
     timeout: Seconds = 3600.0
-    """Seconds that a side waits for the other one."""
+    """Seconds that trainer and explorers wait for each other."""
     mode: Literal["background", "stream"] = "background"
-    """background: the loop goes on while files are written. stream: it does not, and no memory is kept for it."""
+    """background: the loop continues while files are written. stream: it waits, and needs no memory for it."""
     dtype: Literal["bfloat16", "float16", "float32", "keep"] = Field(
         default="bfloat16", json_schema_extra=FIXED
     )

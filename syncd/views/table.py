@@ -178,7 +178,7 @@ def _filling(filling: Iterable[Document]) -> Table:
     table = _table("filling", "", "shards", "bytes")
     for step in filling:
         bar = ProgressBar(total=step["expected"] or 1, completed=step["present"], width=_BAR)
-        table.add_row(str(step["step"]), bar, _shards(step), size(step["bytes"]))
+        table.add_row(str(step["step"]), bar, _of(step["present"], step["expected"]), size(step["bytes"]))
     return table
 
 
@@ -241,10 +241,6 @@ def _lag(lag: int | None) -> Text:
 
 def _pair(pair: Document | None) -> str:
     return "" if pair is None else f"{pair['generation']}.{pair['step']}"
-
-
-def _shards(step: Document) -> str:
-    return _of(step["present"], step["expected"])
 
 
 def _of(there: int, expected: int | None) -> str:

@@ -22,8 +22,9 @@ from trainer.config.algorithms import (
     SFT,
     estimator_and_loss,
 )
+from trainer.config.job_config import to_toml
 from trainer.config.load import load_config
-from trainer.config.model import KEYS, AlgorithmSection, documentation, json_schema, to_toml
+from trainer.config.model import KEYS, AlgorithmSection, documentation, json_schema
 from trainer.stages import load_stages
 
 ROOT = Path(__file__).parents[2]

@@ -12,6 +12,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "syncd|trainer|explorer_hooks|tests|benchmarks|examples"
 FILE = re.compile(rf"(?<![\w/])(?:{FOLDERS})/[\w./-]+\.(?:py|sh|toml|sbatch|yml|json|md)\b")
+DOTTED = re.compile(r"\b(?:syncd|trainer|explorer_hooks)(?:\.\w+)+")
+IMPORT = re.compile(r"from ((?:syncd|trainer|explorer_hooks)[\w.]*) import ([\w, ]+)")
 GUARD = re.compile(r"(tests/[\w/]+\.py)?::(\w+)")
 
 
@@ -64,3 +66,36 @@ def test_every_test_that_the_track_record_names_exists():
             if path and not ((ROOT / path).exists() and test in names_in(ROOT / path)):
                 missing.append(f"{path}::{test}")
     assert missing == []
+
+
+def module_of(dotted):
+    """Return the file of the longest prefix that is a module, and the name within it; None if it is no module."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 1, -1):
+        base = ROOT.joinpath(*parts[:count])
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.exists():
+                return file, parts[count] if count < len(parts) else ""
+    return None
+
+
+def bound_in(file):
+    """Return the names that a module defines or imports at its top level."""
+    body = ast.parse(file.read_text()).body
+    imported = {
+        name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    assigned = {name.id for node in body for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return names_in(file) | imported | assigned
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_name_that_a_page_names_exists(page):
+    text = page.read_text() if page.name != "track-record.md" else ""
+    dotted = set(DOTTED.findall(text))
+    for module, imported in IMPORT.findall(text):
+        dotted |= {f"{module}.{name.strip()}" for name in imported.split(",")}
+    found = {name: module_of(name) for name in dotted}
+    assert {
+        name for name, place in found.items() if place and place[1] and place[1] not in bound_in(place[0])
+    } == set()

@@ -1,11 +1,11 @@
-"""`trainer config`: what can stand in a file."""
+"""`trainer config`: the keys and algorithms of the file."""
 
 import click
 
 
 @click.group()
 def config() -> None:
-    """Say what can stand in a file."""
+    """Print the keys of the file, and the algorithms."""
 
 
 @config.command()

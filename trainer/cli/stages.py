@@ -37,7 +37,7 @@ def stages(
 ) -> None:
     """Run the [[stages]] of CONFIG that are not done yet, each in <job.dir>/<name>.
 
-    Exits as the stage that did not end with 0; the same command goes on with it.
+    Exits with the code of the stage that failed; the same command resumes with that stage.
 
     \b
     Examples:

@@ -43,7 +43,7 @@ def allow_change_option(command: F) -> F:
 
 def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
     """Print a resolved configuration, and on stderr its job directory and what contradicts the job there."""
-    from trainer.config.model import to_toml  # noqa: PLC0415
+    from trainer.config.job_config import to_toml  # noqa: PLC0415
 
     click.echo(to_toml(config), nl=False)
     click.echo(f"job directory: {config.job.dir}", err=True)

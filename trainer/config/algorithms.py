@@ -1,9 +1,10 @@
-"""The algorithms by name, and which of verl's estimators and losses an experience has enough for. No torch here."""
+"""The algorithms by name, and the estimators and losses of verl that experiences suffice for. No torch here."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from trainer.config.model import AlgorithmSection
+from trainer.plugins import POLICY_LOSSES
 
 VERL = "verl"
 """The engine that these tables are about."""
@@ -13,7 +14,7 @@ SFT = "sft"
 
 
 class Algorithm(NamedTuple):
-    """What a name stands for.
+    """The estimator and the loss of a name.
 
     Args:
         advantage: verl's advantage estimator, empty for sft.
@@ -66,7 +67,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     ),
     "grpo_passk": Algorithm("grpo_passk", "vanilla", "only the best of a group, against the second best"),
 }
-"""Each name with its pair. Dr. GRPO is a setting of grpo, no name of its own: see docs/configuration.md."""
+"""Each name with its pair. Dr. GRPO is a setting of grpo, not a name: see docs/configuration.md."""
 
 
 class Loss(NamedTuple):
@@ -121,6 +122,9 @@ LOSSES: Mapping[str, Loss] = {
 }
 """verl's policy losses that need no more than log-probs and advantages, with the values of their publications."""
 
+OWN_LOSS = Loss({"clip_ratio": 0.2}, frozenset[str]().union(*(loss.reads for loss in LOSSES.values())))
+"""What a loss of another package may read, with verl's default clip."""
+
 NORMALISED = frozenset({"grpo", "grpo_vectorized", "grpo_passk"})
 """The estimators that read norm_advantage."""
 
@@ -139,6 +143,12 @@ LACKING: Mapping[str, str] = {
     "tir_optimal_token_baseline": "it needs sums over the whole vocabulary",
 }
 """verl's other estimators, and why they are not supported."""
+
+LACKING_LOSSES: Mapping[str, str] = {
+    "geo_mean": "it would depend on how rows are split over ranks",
+    "bypass_mode": 'it is algorithm.old_logprobs = "rollout" with another loss',
+}
+"""verl's other policy losses, and why they are not supported."""
 
 AGGREGATIONS = frozenset(
     {
@@ -162,12 +172,22 @@ def estimator_and_loss(section: AlgorithmSection) -> tuple[str, str]:
     return _pair(section.name, section.advantage, section.loss)
 
 
+def find_loss(name: str) -> Loss | None:
+    """Return what a policy loss of verl or of another package reads, None if there is none of this name."""
+    return LOSSES.get(name) or (OWN_LOSS if name and name in POLICY_LOSSES.installed else None)
+
+
+def loss_names() -> frozenset[str]:
+    """Return the names of verl's policy losses and of those of other packages."""
+    return frozenset(LOSSES) | frozenset(POLICY_LOSSES.installed)
+
+
 def unread(name: str, advantage: str = "", loss: str = "") -> tuple[str, ...]:
     """Return the keys of [algorithm] that the loss and the estimator do not read; none for sft, which has neither."""
     estimator, policy = _pair(name, advantage, loss)
-    if estimator not in ADVANTAGES or policy not in LOSSES:
+    known = find_loss(policy)
+    if estimator not in ADVANTAGES or known is None:
         return ()
-    known = LOSSES[policy]
     return (
         *(() if known.clip else _CLIPS),
         *(() if known.has_modes else ("loss_agg_mode",)),
@@ -178,9 +198,9 @@ def unread(name: str, advantage: str = "", loss: str = "") -> tuple[str, ...]:
 def with_published(section: AlgorithmSection) -> AlgorithmSection:
     """Return the table with the values of the publication wherever it says nothing; a second call changes nothing."""
     advantage, loss = estimator_and_loss(section)
-    if loss not in LOSSES:
+    known, found = find_loss(loss), dict[str, Any]()
+    if known is None:
         return section
-    known, found = LOSSES[loss], dict[str, Any]()
     if section.clip_ratio is None:
         found |= {key: value for key, value in known.clip.items() if getattr(section, key) is None}
     if known.has_modes and not section.loss_agg_mode:
@@ -193,9 +213,9 @@ def with_published(section: AlgorithmSection) -> AlgorithmSection:
 
 def published(loss: str) -> tuple[str, str]:
     """Return the clip and the aggregation of a loss's publication, for people; `-` where there is none."""
-    if loss not in LOSSES:
+    known = find_loss(loss)
+    if known is None:
         return "-", "-"
-    known = LOSSES[loss]
     bounds = sorted(known.clip.items(), reverse=True)  # low, high
     return "/".join(f"{value:g}" for _, value in bounds) or "-", known.mode
 

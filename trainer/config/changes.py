@@ -1,4 +1,4 @@
-"""What a person may change between two starts of one job, and the record of such changes: `JOB/changes.json`."""
+"""Checks which keys may change between two starts of one job, and records changes: `JOB/changes.json`."""
 
 import getpass
 import socket
@@ -34,12 +34,12 @@ UNSOUND = {
     "sync.interval": "the ages of experiences that wait are counted in it",
     "sync.dtype": "the engines of explorers hold weights of that dtype",
 }
-"""Keys that no start may change, each with the reason. All other fixed keys may be changed when a person says so."""
+"""Keys that no start may change, each with the reason. `--allow-change` lets the other fixed keys change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A key of which the job says one thing and this start another."""
+    """A fixed key with different values in the job and in this start."""
 
     key: str
     kept: Any
@@ -51,10 +51,10 @@ class Contradiction:
 
 
 def check_allowed(names: Iterable[str]) -> None:
-    """Refuse what `--allow-change` cannot mean.
+    """Refuse keys that `--allow-change` cannot allow.
 
     Raises:
-        UsageError: A key that is unknown, may change anyway, or may not change at all.
+        UsageError: A key is unknown, may change anyway, or may never change.
     """
     for name in names:
         if name not in KEYS.all:
@@ -69,12 +69,12 @@ def check_allowed(names: Iterable[str]) -> None:
 
 
 def flags(found: Iterable[Contradiction]) -> str:
-    """Return the options that allow those of some changes that can be allowed, empty where none can."""
+    """Return the options that allow changes, empty if none can be allowed."""
     return " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
 
 
 def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
-    """Add changes to the record, durably: before the configuration is replaced, so that none is lost.
+    """Add changes to the record durably; call it before the configuration is replaced, so that none is lost.
 
     Raises:
         SyncdError: The record is damaged.
@@ -108,7 +108,7 @@ def read_changes(disk: Disk, directory: str) -> list[Any]:
 def split(
     found: Sequence[Contradiction], allowed: Collection[str]
 ) -> tuple[list[Contradiction], list[Contradiction]]:
-    """Return the contradictions that are allowed, and the others."""
+    """Return the allowed contradictions, and the others."""
     return [one for one in found if one.key in allowed], [one for one in found if one.key not in allowed]
 
 

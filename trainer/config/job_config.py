@@ -1,4 +1,4 @@
-"""The job directory that a start gets, and the resolved configuration that is kept in it as `config.toml`."""
+"""Enters the job directory, and keeps the resolved configuration in it as `config.toml`."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import structlog
+import tomli_w
 
 from syncd.errors import DOCS, ConfigError, storage_error
 from syncd.jobfile.keys import Key
@@ -14,7 +15,7 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
 from trainer.config.changes import Contradiction, check_allowed, flags, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
-from trainer.config.model import KEYS, JobConfig, plain, to_toml
+from trainer.config.model import KEYS, JobConfig, plain
 
 _HEAD = f"""{FIRST_LINE}
 # `syncd watch` reads its [daemon] table here. Later starts must agree with it:
@@ -29,17 +30,17 @@ def kept_path(directory: str) -> str:
 
 
 def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig:
-    """Make or take the job directory, keep the configuration there, and return it as it holds from now on.
+    """Make or reuse the job directory, keep the configuration there, and return it.
 
     One process of a job calls this, before any other uses the job directory.
 
     Args:
         config: This start's configuration.
-        allowed: Fixed keys that a person lets change.
+        allowed: Fixed keys that the user lets change.
 
     Raises:
-        ConfigError: It contradicts the job that is there, or another config.toml is in the way.
-        UsageError: A key that is let change cannot.
+        ConfigError: It contradicts the job in that directory, or another config.toml is there.
+        UsageError: A key of `allowed` cannot change.
         StorageError: The directory cannot be made or written.
     """
     check_allowed(allowed)
@@ -49,13 +50,13 @@ def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig
 
 
 def make_job_dir(config: JobConfig) -> JobConfig:
-    """Make the job directory, and return the configuration with it; a second call changes nothing.
+    """Make the job directory, and return the configuration for it; a second call changes nothing.
 
     With `continue_from_checkpoint = false` it is the first of `DIR`, `DIR-2`, ... that is not there or empty, and no
-    other start gets the same; from then on the configuration says true, for that directory is to be gone on in.
+    other start gets the same; the returned configuration says true, so that the next start resumes there.
 
     Raises:
-        ConfigError: The policy of its files means nothing on this host, or not for this user.
+        ConfigError: The policy of its files is invalid on this host or for this user.
         StorageError: It cannot be made.
     """
     disk = _disk(config)
@@ -72,7 +73,7 @@ def make_job_dir(config: JobConfig) -> JobConfig:
 
 
 def next_job_dir(config: JobConfig) -> str:
-    """Return the directory that `make_job_dir` would take now; nothing is made.
+    """Return the directory that `make_job_dir` would use now; nothing is made.
 
     Raises:
         StorageError: A directory cannot be read.
@@ -87,7 +88,7 @@ def next_job_dir(config: JobConfig) -> str:
 
 
 def moved_to(config: JobConfig, directory: str) -> JobConfig:
-    """Return the configuration as it holds once it has been settled on `job.dir`, or on that with a suffix."""
+    """Return the configuration for the directory that the job uses: `job.dir`, or that with a suffix."""
     job, trainer = config.job, config.trainer
     suffix = directory.removeprefix(job.dir)
     state_dir = f"{job.state_dir}{suffix}" if job.state_dir else ""
@@ -100,14 +101,14 @@ def moved_to(config: JobConfig, directory: str) -> JobConfig:
 
 
 def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple[Contradiction, ...]:
-    """Return the fixed keys of which the copy in the job directory says something else; none where there is none.
+    """Return the fixed keys that differ from the copy in the job directory; none without a copy.
 
     Args:
-        config: This start's configuration, with its settled job directory.
+        config: This start's configuration, in its job directory.
         besides: Keys that are not compared.
 
     Raises:
-        ConfigError: The copy is not TOML any more.
+        ConfigError: The copy is not TOML.
         StorageError: It cannot be read.
     """
     path = kept_path(config.job.dir)
@@ -120,27 +121,27 @@ def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple
 
 
 def refuse(found: Sequence[Contradiction]) -> None:
-    """Do nothing where nothing contradicts.
+    """Raise an error if there are contradictions.
 
     Raises:
-        ConfigError: It says every key with both values.
+        ConfigError: It names every key with both values.
     """
     if found:
         lines = "".join(f"\n  {contradiction}" for contradiction in found)
         allowing = f", allow it with {allowing}" if (allowing := flags(found)) else ""
         raise ConfigError(
-            f"the job that is there was started otherwise:{lines}",
+            f"the job in this directory was started with other values:{lines}",
             hint=f"put it back{allowing}, or give --trainer.continue_from_checkpoint false for a new directory"
             " beside it",
         )
 
 
 def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
-    """Write the copy, durably, unless this start contradicts the one that is there; record what is let change.
+    """Write the copy durably unless this start contradicts it; record the allowed changes.
 
     Raises:
         ConfigError: It contradicts in a key that may not change, or the trainer did not write the config.toml
-            that is there.
+            in the directory.
         StorageError: The job directory cannot be read or written.
     """
     path = kept_path(config.job.dir)
@@ -159,6 +160,11 @@ def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
         raise storage_error(error, path) from error
 
 
+def to_toml(config: JobConfig) -> str:
+    """Return the configuration as TOML, with all keys; it reads as the same configuration."""
+    return tomli_w.dumps(plain(config))
+
+
 def _suffixes() -> Iterator[str]:
     yield ""
     for number in count(2):
@@ -166,7 +172,7 @@ def _suffixes() -> Iterator[str]:
 
 
 def _claim(disk: LocalDisk, directory: str, source: str) -> bool:
-    """Say whether the directory is now this start's: of all that find it empty, one makes the state directory."""
+    """Return whether this start owns the directory: of all that find it empty, one makes the state directory."""
     if not _is_free(directory, source):
         return False
     disk.make_directory(directory)
@@ -179,7 +185,7 @@ def _claim(disk: LocalDisk, directory: str, source: str) -> bool:
 
 
 def _disk(config: JobConfig) -> LocalDisk:
-    """Return what makes files as the job's policy says, before the job keeps that policy."""
+    """Return the disk that makes files by the job's policy, before the job directory holds that policy."""
     job = config.job
     policy = {"daemon": config.daemon, "job": {"permissions": job.permissions, "group": job.group}}
     modes = modes_in(policy, job.source or "the command line")
@@ -187,7 +193,7 @@ def _disk(config: JobConfig) -> LocalDisk:
 
 
 def _is_free(directory: str, source: str) -> bool:
-    """Say whether there is nothing at a place, or a directory with nothing but a file that a user starts from."""
+    """Return whether a path is free: nothing, or a directory that holds at most the file that a user starts from."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -218,7 +224,7 @@ def _is_same(path: str, source: str) -> bool:
 
 
 def _move_aside(path: str, content: bytes, source: str) -> None:
-    """Save a user's own file beside the place that the copy needs, if it is what this start was given."""
+    """Save the user's file beside the copy's path, if this start was given that file."""
     if not _is_same(path, source):
         raise ConfigError(
             "the trainer did not write the config.toml that is in the job directory",

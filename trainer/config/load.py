@@ -1,6 +1,7 @@
 """Reads the trainer's configuration: from a file and the command line to a checked model, or to one error."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from syncd.config import load as load_daemon
@@ -15,11 +16,12 @@ from trainer.config.algorithms import (
     ALGORITHMS,
     KL_TYPES,
     LACKING,
-    LOSSES,
+    LACKING_LOSSES,
     SFT,
     VERL,
     clip_bounds,
     estimator_and_loss,
+    loss_names,
     unread,
     with_published,
 )
@@ -103,9 +105,9 @@ def check(config: JobConfig) -> Iterator[Problem]:
     yield from _names(config)
     yield from _plugins(config)
     yield from _data(config)
-    yield from _optimizer(config)
+    yield from optimizer_problems(config)
     if config.engine.name == VERL:
-        yield from _verl(config)
+        yield from verl_problems(config)
     yield from _daemon(config.daemon)
 
 
@@ -152,7 +154,8 @@ def _data(config: JobConfig) -> Iterator[Problem]:
         yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
 
 
-def _optimizer(config: JobConfig) -> Iterator[Problem]:
+def optimizer_problems(config: JobConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the schedule of the learning rate."""
     optimizer, key = config.algorithm.optimizer, "algorithm.optimizer"
     if optimizer.schedule != "cosine":
         return
@@ -170,22 +173,16 @@ def _optimizer(config: JobConfig) -> Iterator[Problem]:
         )
 
 
-def _verl(config: JobConfig) -> Iterator[Problem]:
+def verl_problems(config: JobConfig) -> Iterator[Problem]:
+    """Yield what verl cannot do here, without importing verl."""
     section = config.algorithm
     yield from _one_of("engine.strategy", config.engine.strategy, _STRATEGIES)
     if section.loss_agg_mode:
         yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
     yield from _one_of("algorithm.name", section.name, ALGORITHMS)
-    if section.loss:
-        yield from _one_of("algorithm.loss", section.loss, LOSSES)
-    if section.advantage in LACKING:
-        why = LACKING[section.advantage]
-        yield Problem(
-            "algorithm.advantage", f'algorithm.advantage = "{section.advantage}" is not supported: {why}'
-        )
-    elif section.advantage:
-        yield from _one_of("algorithm.advantage", section.advantage, ADVANTAGES)
+    yield from _supported("algorithm.loss", section.loss, loss_names(), LACKING_LOSSES)
+    yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES, LACKING)
     yield from _pair(config)
     yield from _unread(section)
     yield from algorithm_problems(section)
@@ -221,8 +218,17 @@ def _pair(config: JobConfig) -> Iterator[Problem]:
 
 def _one_of(key: str, value: str, known: Mapping[str, object] | frozenset[str]) -> Iterator[Problem]:
     if value not in known:
-        hint = "trainer config algorithms" if key == "algorithm.name" else None
+        near = get_close_matches(value, known, 1)
+        hint = f"did you mean {near[0]}?" if near else None
         yield Problem(key, f'{key} = "{value}" is not one of {", ".join(sorted(known))}', hint)
+
+
+def _supported(key: str, value: str, known: frozenset[str], lacking: Mapping[str, str]) -> Iterator[Problem]:
+    if value in lacking:
+        hint = f"one of {', '.join(sorted(known))}"
+        yield Problem(key, f'{key} = "{value}" is not supported: {lacking[value]}', hint)
+    elif value:
+        yield from _one_of(key, value, known)
 
 
 def _daemon(table: Mapping[str, Any]) -> Iterator[Problem]:

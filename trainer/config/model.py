@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-import tomli_w
 from pydantic import ConfigDict, Field
 
 from syncd.jobfile.keys import Keys
@@ -29,14 +28,14 @@ from syncd.jobfile.sections import (
 
 
 class EngineSection(Section):
-    """What computes."""
+    """The engine."""
 
     name: str = Field(default="verl", json_schema_extra=FIXED)
     """An engine registered under the entry point `trainer.engines`."""
     strategy: str = Field(default="fsdp2", json_schema_extra=FIXED)
     """How the engine spreads the model over ranks; verl: fsdp2 or fsdp."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it computes; auto takes GPUs where there are some."""
+    """The device; auto is cuda if GPUs are visible."""
     compute_dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", json_schema_extra=FIXED)
     """Of activations and gathered parameters (FSDP mixed precision)."""
     micro_batch_size: Positive = 8
@@ -50,7 +49,7 @@ class EngineSection(Section):
     collective_timeout: Seconds = 1800.0
     """Seconds after which a collective that a rank does not join is an error."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What else the engine takes, by its own names; of verl: docs/engines.md."""
+    """Further settings by the engine's own names; verl's: docs/engines.md."""
 
 
 class OptimizerSection(Section):
@@ -73,14 +72,14 @@ class OptimizerSection(Section):
 
 
 class AlgorithmSection(Section):
-    """What is learnt from experiences. Estimators and losses are verl's, by verl's names."""
+    """The algorithm. Estimators and losses are verl's, by verl's names."""
 
     name: str = Field(default="grpo", json_schema_extra=FIXED)
     """sft, or a known pair of estimator and loss: grpo, ppo, gspo, ... (`trainer config algorithms` lists them)."""
     advantage: str = Field(default="", json_schema_extra=FIXED)
     """verl's advantage estimator, if not the one of `name`; only those that need no critic."""
     loss: str = Field(default="", json_schema_extra=FIXED)
-    """verl's policy loss, if not the one of `name`."""
+    """The policy loss, if not the one of `name`: verl's, or one registered under the entry point `trainer.losses`."""
     clip_ratio: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
     """How far the ratio of probabilities may leave 1, if not what the loss's publication sets."""
     clip_ratio_low: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
@@ -92,7 +91,7 @@ class AlgorithmSection(Section):
     entropy_coeff: float = Field(default=0.0, json_schema_extra=FIXED)
     """Weight of the entropy bonus."""
     kl_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
-    """Weight of the KL loss against the model as it was at the start; above 0 a second copy of it is kept."""
+    """Weight of the KL loss against the initial model; above 0 a second copy of the model is kept."""
     kl_type: str = Field(default="low_var_kl", json_schema_extra=FIXED)
     """verl's KL estimator."""
     norm_advantage: bool | NoneText = Field(default=None, json_schema_extra=FIXED)
@@ -125,11 +124,11 @@ class TrainerSection(Section):
     max_checkpoints_to_keep: Count = 0
     """Newest full checkpoints that are kept; 0 for all."""
     save_hf_checkpoint: Literal["always", "never", "last"] = "last"
-    """Which full checkpoints get `actor/huggingface/`, a directory that stands for itself."""
+    """Which full checkpoints get `actor/huggingface/`, a complete Hugging Face directory."""
     continue_from_checkpoint: bool = True
-    """Go on in the job directory; false starts a new one beside it if it is not empty."""
+    """Resume in the job directory; false starts a new one beside it if it is not empty."""
     start_daemon: bool = True
-    """Start `syncd watch` beside the trainer where no daemon leads the job."""
+    """Start `syncd watch` beside the trainer if no daemon leads the job."""
 
 
 class MonitorSection(Section):
@@ -161,7 +160,7 @@ class JobConfig(JobFile):
     """The whole file."""
 
     engine: EngineSection = EngineSection()
-    """What computes."""
+    """The engine."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """What is learnt from experiences."""
     data: DataSection = DataSection()
@@ -194,11 +193,6 @@ def plain(config: JobConfig) -> dict[str, Any]:
         del table["stages"]
     table["daemon"] = {_KEEP_FULL: config.trainer.max_checkpoints_to_keep, **table["daemon"]}
     return table
-
-
-def to_toml(config: JobConfig) -> str:
-    """Return the configuration as TOML, with all keys; it reads as the same configuration."""
-    return tomli_w.dumps(plain(config))
 
 
 def json_schema() -> str:

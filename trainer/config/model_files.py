@@ -1,4 +1,4 @@
-"""What a model directory must have, looked at before ranks are started: no torch, a few small reads."""
+"""Checks the model directory before ranks are started: no torch, a few small reads."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def _needs_tokenizer(config: JobConfig) -> str:
 
 
 def _has_tokens(path: str) -> bool:
-    """Say whether the first row of a data set has tokens; what is no data set is refused where it is read."""
+    """Return whether the first row of a data set has tokens; other files are refused when they are read."""
     if path.endswith(".parquet"):
         import pyarrow as pa  # noqa: PLC0415 - only Parquet needs it
         import pyarrow.parquet as pq  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Which options go through to verl, and why others do not. Pure functions over a configuration, no torch.
+"""Checks the options that are passed to verl. Pure functions over a configuration, no torch.
 
 An option is accepted where it changes what is computed; `tests/trainer/engines/test_verl_options.py` compares these
 tables with verl itself.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from syncd.jobfile.problems import Problem, shown
-from trainer.config.algorithms import LOSSES, SFT, estimator_and_loss, with_published
+from trainer.config.algorithms import LOSSES, OWN_LOSS, SFT, estimator_and_loss, find_loss, with_published
 from trainer.config.model import AlgorithmSection, EngineSection
 
 Accept = Callable[[Any], bool]
@@ -105,7 +105,7 @@ def _wrapping(*names: str) -> Accept:
 
 
 def is_threshold(value: Any) -> bool:
-    """Say whether a value is a bound of rollout correction: a number, or `"lower_upper"`."""
+    """Return whether a value is a bound of rollout correction: a number, or `"lower_upper"`."""
     if not isinstance(value, str):
         return _number(0)(value)
     try:
@@ -160,10 +160,11 @@ OF_FSDP1: Mapping[str, Accept] = {
 def algorithm_problems(section: AlgorithmSection) -> Iterator[Problem]:
     """Yield what is wrong with `algorithm.options`: names that do nothing with this loss, and refused values."""
     _, loss = estimator_and_loss(section)
-    if section.name == SFT or loss not in LOSSES:
+    found = find_loss(loss)
+    if section.name == SFT or found is None:
         return
     table, given = "algorithm.options", dict(_flat(section.options))
-    known = {name: OF_LOSSES[name] for name in LOSSES[loss].reads} | dict(OF_ALL)
+    known = {name: OF_LOSSES[name] for name in found.reads} | dict(OF_ALL)
     for name, value in given.items():
         if name in OF_LOSSES and name not in known:
             yield _problem(table, name, f"the loss {loss} does not read {table}.{name}", _readers(name))
@@ -238,7 +239,7 @@ def _problems(
 
 def _useless(name: str, section: AlgorithmSection) -> str:
     """Return why an option that every loss takes does nothing here, empty where it does something."""
-    known = LOSSES[estimator_and_loss(section)[1]]
+    known = find_loss(estimator_and_loss(section)[1]) or OWN_LOSS
     mode = with_published(section).loss_agg_mode if known.has_modes else known.mode
     if name == "loss_scale_factor" and mode != "seq-mean-token-sum-norm":
         return 'it divides with loss_agg_mode = "seq-mean-token-sum-norm" only'

@@ -41,7 +41,7 @@ class Batch:
 
     @property
     def firsts(self) -> tuple[Experience, ...]:
-        """Return the first segment of each rollout: for what is said once a rollout."""
+        """Return the first segment of each rollout, for values that a rollout has once."""
         return tuple(one for one in self.experiences if one.segment == 0)
 
 

@@ -1,4 +1,4 @@
-"""How far the batches of each explorer have been taken in: the reader's share of the trainer's state."""
+"""How far the batches of each explorer have been read: the reader's part of the trainer's state."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ class BatchFile(NamedTuple):
 
 @dataclass
 class BatchCursor:
-    """What has been taken in.
+    """The batches that have been read.
 
     Args:
-        through: The highest number taken in of each explorer; all below it are too.
-        last: The explorer whose batch was taken in last: the round goes on behind it.
+        through: The highest number read of each explorer; all below it have been read too.
+        last: The explorer whose batch was read last: the round continues behind it.
     """
 
     through: dict[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class BatchCursor:
         return [name for name in names if name > self.last] + [name for name in names if name <= self.last]
 
     def advance(self, file: BatchFile) -> None:
-        """Note that a batch has been taken in."""
+        """Record that a batch has been read."""
         self.through[file.explorer], self.last = file.seq, file.explorer
 
     def document(self) -> dict[str, Any]:

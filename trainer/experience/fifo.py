@@ -24,7 +24,7 @@ class SampleSettings:
         groups: Groups of one training step.
         staleness: What happens to old experiences.
         group_timeout: Seconds that a group may wait for its other rollouts before it is dropped.
-        max_waiting: Rollouts in whole groups above which no more batches are taken in; they wait on disk.
+        max_waiting: Rollouts in whole groups above which no more batches are read; they wait on disk.
     """
 
     group_size: int
@@ -34,7 +34,7 @@ class SampleSettings:
     max_waiting: int = 4096
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Refuse invalid settings.
 
         Raises:
             ConfigError: A field is out of range.

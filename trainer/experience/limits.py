@@ -1,4 +1,4 @@
-"""What a model can take of an experience: rows beyond it could only fail inside the engine."""
+"""The limits of a model's rows: longer rows, and tokens outside the vocabulary, would fail inside the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How old experiences are, in versions, and what follows from it."""
+"""The ages of experiences in versions, and the weights that follow from them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from syncd.protocol.version import Pair
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """What is done with what is older than a number of versions.
+    """What happens to experiences that are older than a number of versions.
 
     Args:
         bound: The age in versions up to which an experience counts in full; None for no bound.
@@ -26,7 +26,7 @@ class Staleness:
     interval: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot mean anything.
+        """Refuse invalid settings.
 
         Raises:
             ConfigError: A field is out of range.
@@ -73,5 +73,5 @@ class Staleness:
         return 0.0 if self.beyond == "drop" else float(self.decay**over)
 
     def is_stale(self, experiences: Iterable[Experience], now: Pair) -> bool:
-        """Say whether any of a group's experiences may not be used any more."""
+        """Return whether any of a group's experiences is too old to be used."""
         return any(self.weight(self.age(experience, now)) == 0.0 for experience in experiences)

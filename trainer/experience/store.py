@@ -1,6 +1,6 @@
-"""The reading side: each batch of each explorer once and in order, whatever else lies in the directories.
+"""Reads each batch of each explorer once and in order, whatever else is in the directories.
 
-Names are found by listing directories, never by asking for a name that may not be there yet. A batch is taken in
+Names are found by listing directories, never by asking for a name that may not be there yet. A batch is read
 only after the one numbered before it: a listing made while batches arrive may show the later of two alone.
 """
 
@@ -26,7 +26,7 @@ from trainer.experience.cursor import BatchCursor, BatchFile
 from trainer.experience.limits import UNLIMITED, Limits
 
 Consumed = Literal["delete", "archive"]
-"""What becomes of batches once a saved state covers them."""
+"""What happens to batches once a saved state covers them."""
 
 
 def _set_aside(job: Job, clock: Clock, explorer: str, name: str, reason: str) -> None:
@@ -89,7 +89,7 @@ class _UntrainableError(CorruptDataError):
 
 
 class LoadedBatch(NamedTuple):
-    """A batch taken in."""
+    """A batch that has been read."""
 
     file: BatchFile
     experiences: tuple[Experience, ...]
@@ -101,7 +101,7 @@ class ExperienceReader:
     Args:
         job: The job.
         clock: For how long something has been missing.
-        consumed: What becomes of batches once a saved state covers them.
+        consumed: What happens to batches once a saved state covers them.
         settle: See `SETTLE`.
     """
 
@@ -120,7 +120,7 @@ class ExperienceReader:
         self._log = structlog.get_logger()
 
     def poll(self) -> Iterator[LoadedBatch]:
-        """Yield what has arrived, one batch of each explorer in turn; stop iterating to take no more in.
+        """Yield the batches that have arrived, one of each explorer in turn; stop iterating to read no more.
 
         Never raises for what it finds: what is not a batch is set aside, what cannot be read now waits.
         """
@@ -133,7 +133,7 @@ class ExperienceReader:
                     yield loaded
 
     def restore(self, cursor: BatchCursor) -> None:
-        """Go on from a saved cursor; what was archived since that was saved is taken in again."""
+        """Resume from a saved cursor; batches that were archived after it was saved are read again."""
         self.cursor = cursor
         self._stuck.clear()
         self._archived = {
@@ -142,7 +142,7 @@ class ExperienceReader:
         }
 
     def load(self, file: BatchFile) -> tuple[Experience, ...] | None:
-        """Return the experiences of a batch that was taken in before, None if it is gone."""
+        """Return the experiences of a batch that was read before, None if it is gone."""
         try:
             return self._checked(file)
         except _UntrainableError as error:
@@ -152,7 +152,7 @@ class ExperienceReader:
         return None
 
     def commit(self, through: dict[str, int], keep: AbstractSet[BatchFile]) -> int:
-        """Let go of the batches that a durably saved state covers and does not name; return how many."""
+        """Release the batches that a durably saved state covers and does not name; return how many."""
         try:
             return _retire_batches(self.job, through, keep, self._consumed)
         except OSError as error:
@@ -161,7 +161,7 @@ class ExperienceReader:
             return 0
 
     def _present(self) -> dict[str, set[int]]:
-        """Return the numbers that are not taken in yet, by explorer."""
+        """Return the numbers of unread batches, by explorer."""
         present = {}
         for explorer in self._explorers():
             seqs = self._listed(explorer) | self._archived.get(explorer, set())
@@ -204,10 +204,10 @@ class ExperienceReader:
                 self._reject(explorer, name, "its name is not the number of a batch")
 
     def _next(self, explorer: str, seqs: set[int]) -> LoadedBatch | None:
-        """Take one batch in, or step over what is not one; empty `seqs` where nothing more can be done now."""
+        """Read one batch, or skip what is not a batch; empty `seqs` if nothing more can be read now."""
         file = BatchFile(explorer, self.cursor.through.get(explorer, 0) + 1)
         if file.seq not in seqs:
-            self._step_over(file, seqs)
+            self._skip_missing(file, seqs)
             return None
         try:
             loaded = LoadedBatch(file, self._checked(file))
@@ -220,9 +220,9 @@ class ExperienceReader:
                 return None
             self._reject(explorer, f"{file.seq}{batch_paths.SUFFIX}", f"cannot be read: {error}")
         else:
-            self._took(file, seqs)
+            self._advance(file, seqs)
             return loaded
-        self._took(file, seqs)
+        self._advance(file, seqs)
         return None
 
     def _checked(self, file: BatchFile) -> tuple[Experience, ...]:
@@ -239,22 +239,22 @@ class ExperienceReader:
             path = f"{batch_paths.archive(self.job, file.explorer)}/{file.seq}{batch_paths.SUFFIX}"
             return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
 
-    def _took(self, file: BatchFile, seqs: set[int]) -> None:
+    def _advance(self, file: BatchFile, seqs: set[int]) -> None:
         self._stuck.pop(file, None)
         seqs.discard(file.seq)
         self.cursor.advance(file)
 
-    def _step_over(self, file: BatchFile, seqs: set[int]) -> None:
-        """Deal with a number that is missing below others: set aside or removed before, or not seen yet."""
+    def _skip_missing(self, file: BatchFile, seqs: set[int]) -> None:
+        """Skip a number that is missing below others if it was rejected, removed or is long overdue."""
         gap = min(seqs) - 1
         removed = min(gap, batch_paths.consumed_through(self.job, file.explorer))
         if removed >= file.seq:
-            self._took(BatchFile(file.explorer, removed), seqs)
+            self._advance(BatchFile(file.explorer, removed), seqs)
         elif file.seq in batch_paths.numbers(self.job, batch_paths.rejected(self.job, file.explorer)):
-            self._took(file, seqs)
+            self._advance(file, seqs)
         elif self._is_settled(file):
             self._note("missing", explorer=file.explorer, first=file.seq, last=gap)
-            self._took(BatchFile(file.explorer, gap), seqs)
+            self._advance(BatchFile(file.explorer, gap), seqs)
         else:
             seqs.clear()
 

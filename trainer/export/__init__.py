@@ -1,4 +1,4 @@
-"""Any step or full checkpoint as a Hugging Face directory that stands for itself: docs/export.md."""
+"""Any step or full checkpoint as a complete Hugging Face directory: docs/export.md."""
 
 from trainer.export.run import export
 

@@ -28,7 +28,7 @@ Region = tuple[slice, ...]
 
 
 def has_fsdp_files(disk: Disk, directory: str) -> bool:
-    """Say whether a directory holds the weights of FSDP's ranks."""
+    """Return whether a directory holds the weights of FSDP's ranks."""
     return any(_FILE.fullmatch(entry.name) for entry in list_if_there(disk, directory))
 
 

@@ -1,4 +1,4 @@
-"""One export from start to end."""
+"""Exports one step from start to end."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
-    """Write a step as a Hugging Face directory that stands for itself: all there, or nothing.
+    """Write a step as a complete Hugging Face directory, or nothing.
 
     Args:
         job_dir: The job directory.

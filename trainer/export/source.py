@@ -1,4 +1,4 @@
-"""Where the weights of a step are, and what lies beside them."""
+"""Finds the weights of a step, and the files beside them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ _OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """What is exported.
+    """The weights of a step and the files beside them.
 
     Args:
         path: The step's directory.

@@ -1,4 +1,4 @@
-"""What an export writes: a directory that is there whole or not at all."""
+"""Writes an export: a directory that appears whole or not at all."""
 
 import contextlib
 import json
@@ -106,7 +106,7 @@ def _require_digest(record: FileRecord, found: str, path: str) -> None:
 def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torch.dtype | None) -> None:
     """Write weights as safetensors files of at most `SHARD_LIMIT` bytes, and the index.
 
-    Each tensor is read, cast on its way through a ring of 48 MiB, and let go.
+    Each tensor is read, cast on its way through a ring of 48 MiB, and released.
 
     Args:
         disk: Where the directory is.

@@ -1,4 +1,4 @@
-"""What an export reads: whole tensors by name, one at a time."""
+"""Reads whole tensors by name, one at a time, and leaves out those that only repeat a tied one."""
 
 import errno
 import importlib
@@ -75,7 +75,7 @@ class SafetensorsFiles:
 
 
 class WithoutTied:
-    """Weights, but some names left out."""
+    """Weights without some names."""
 
     def __init__(self, weights: ModelWeights, names: set[str]) -> None:
         self._weights = weights

@@ -3,7 +3,7 @@
     python -m trainer.launch.die_with_parent SIGNAL PARENT COMMAND [ARGUMENT ...]
 
 Linux sends SIGNAL when the thread that started the command ends, even by kill -9, so no rank
-outlives its trainer. The command keeps the process id. It is a program of its own because nothing may run between
+outlives its trainer. The command keeps the process id. It is a separate program because nothing may run between
 fork and exec in a process that has threads.
 """
 

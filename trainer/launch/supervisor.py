@@ -114,7 +114,7 @@ class RankSupervisor:
     def start(
         self, command: Sequence[str], place: RankEnv, environ: Mapping[str, str], listener: socket.socket
     ) -> None:
-        """Start one rank in a process group of its own, so that Ctrl-C reaches it once, through us."""
+        """Start one rank in a new process group, so that Ctrl-C reaches it once, through us."""
         output = PrefixedOutput(f"[rank {place.rank}] ") if place.rank else None
         process = subprocess.Popen(  # noqa: S603 - the caller's command
             dying_with_parent(signal.SIGKILL, command),

@@ -1,7 +1,7 @@
 """The one interface of monitors.
 
 A monitor is registered under the entry point group `trainer.monitors` as a callable that takes a `MonitoredRun`.
-It may raise whatever it likes: `trainer.monitors.several.Monitors`, which the loop talks to, says so and goes on.
+It may raise any exception: `trainer.monitors.several.Monitors`, which the loop uses, logs it and continues.
 """
 
 import os
@@ -17,7 +17,7 @@ from trainer.plugins import unknown_name
 
 @dataclass(frozen=True, slots=True)
 class MonitoredRun:
-    """What a monitor is told about the run.
+    """What a monitor knows about the run.
 
     Args:
         directory: The job directory.
@@ -26,7 +26,7 @@ class MonitoredRun:
         name: The run's name.
         config: The resolved configuration as plain data.
         options: What the configuration has for this kind.
-        resumed_from: The step that the run goes on from, 0 at the first start. Later steps may be logged again.
+        resumed_from: The step that the run resumes from, 0 at the first start. Later steps may be logged again.
     """
 
     directory: str
@@ -56,10 +56,10 @@ class Monitor(Protocol):
     """Takes figures and rollouts."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the figures of a step."""
+        """Log the metrics of a step."""
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Take rollouts that were trained on."""
+        """Log rollouts that were trained on."""
 
     def close(self) -> None:
         """Write out what is left."""

@@ -80,7 +80,7 @@ class History:
     ignored: int = 0
 
     def add(self, document: Mapping[str, Any] | None) -> None:
-        """Take one line; it takes back what earlier lines say of later steps."""
+        """Add one line; it revokes what earlier lines say of later steps."""
         step, figures = _checked(document)
         if step is None:
             self.ignored += 1

@@ -67,7 +67,7 @@ def _uri(run: MonitoredRun) -> str:
     asked = run.options.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
     if asked:
         return str(asked)
-    # MLflow wants to be told that files are meant; its databases are not safe on network mounts.
+    # MLflow needs this to write files; its databases are not safe on network mounts.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     return Path(monitor_directory(run.directory, "mlflow")).as_uri()
 

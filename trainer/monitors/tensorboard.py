@@ -1,6 +1,6 @@
 """TensorBoard event files, written by the `tensorboard` package alone: no torch, no TensorFlow.
 
-Options: `dir`, JOB/monitors/tensorboard unless given. After a resume TensorBoard is told to forget later steps.
+Options: `dir`, JOB/monitors/tensorboard unless given. After a resume TensorBoard discards later steps.
 """
 
 import time

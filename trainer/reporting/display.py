@@ -1,4 +1,4 @@
-"""Which display there is, and what it may not do: stop training because nobody can read it."""
+"""Shows progress: live on a terminal, else as plain lines. A display that fails never stops training."""
 
 import logging
 import sys
@@ -55,7 +55,7 @@ class Progress:
         Args:
             config: The configuration.
             total_steps: Steps after which the run is done; None for no end.
-            step: The step that it goes on from.
+            step: The step that the run resumes from.
         """
         figures = RunFigures(total_steps, step, time.monotonic())
         return cls(figures, _display(config.monitor.progress, figures))

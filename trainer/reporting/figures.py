@@ -1,4 +1,4 @@
-"""What is worth showing of a run, without a word on how: pure, given the time."""
+"""The metrics of a run that people see, as text; pure functions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -43,7 +43,7 @@ class PlotPanel:
     """One set of axes.
 
     Args:
-        title: What it shows.
+        title: Its title.
         unit: Of its values.
         lines: Its curves.
         bands: What the filled areas are, where there are some.
@@ -84,7 +84,7 @@ PANELS = (REWARD, LOSS, KL, AGE, TIMES)
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Of jobs in turn: told apart by people who do not see all colours, and in print."""
+"""Colours of jobs in turn, distinct also for colour-blind people and in print."""
 
 SIZE = (11.0, 7.5)
 """Inches."""

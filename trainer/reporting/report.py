@@ -1,4 +1,4 @@
-"""What people and tools see of a run: the monitors, the progress display, previews of rollouts."""
+"""Reports a run to people and tools: monitors, the progress display, samples of rollouts."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,11 +12,11 @@ from trainer.sampling import load_tokenizer
 
 
 class Screen:
-    """Hands figures to everybody who wants them. Nothing here can stop training.
+    """Passes metrics to the monitors and the display. Nothing here can stop training.
 
     Args:
         config: The job's file.
-        step: The step that the run goes on from.
+        step: The step that the run resumes from.
     """
 
     def __init__(self, config: JobConfig, step: int) -> None:
@@ -26,17 +26,17 @@ class Screen:
         self._decode = _decoder(config)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the figures of a step."""
+        """Log the metrics of a step."""
         self._monitors.log(metrics, step)
         self._progress.update(metrics, step)
 
     def preview(self, batch: Batch, step: int) -> None:
-        """Take rollouts that were trained on."""
+        """Log rollouts that were trained on."""
         if count := self._config.monitor.preview:
             self._monitors.log_rollouts(pick_rollouts(batch, count, self._decode), step)
 
     def note(self, text: str) -> None:
-        """Say something to whoever watches."""
+        """Show a line of text."""
         self._progress.note(text)
 
     def close(self) -> None:

@@ -240,10 +240,10 @@ DRO = {"policy_loss": {"dro_beta": 0.1}}
 
 def every_algorithm(bench):
     """Return the figures of one step of each algorithm, estimator and loss."""
-    from trainer.engines.verl.advantages import usable
+    from trainer.config.algorithms import ADVANTAGES
 
     ways = [{"name": name} for name, pair in ALGORITHMS.items() if pair.loss]
-    ways += [{"advantage": name} for name in usable()]
+    ways += [{"advantage": name} for name in sorted(ADVANTAGES)]
     ways += [{"loss": name, "options": DRO if name == "dro" else {}} for name in LOSSES]
     engine, found = bench.engine_of(algorithm=STILL), []
     for way in ways:

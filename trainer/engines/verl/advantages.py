@@ -7,41 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 from verl.trainer.config import AlgoConfig
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from syncd.errors import ConfigError
-from trainer.config.algorithms import ADVANTAGES, LACKING
 from trainer.config.model import AlgorithmSection
-from trainer.engines.verl.checks import known
 from trainer.experience.batch import Batch
 
-_GIVEN = frozenset({"token_level_rewards", "response_mask", "index", "config", "norm_adv_by_std_in_grpo"})
-"""What an estimator may ask for. Others want a critic's values, a baseline's rewards, or more of the model."""
-
 _MEAN_OF_ROWS = "seq-mean-token-mean"
-
-
-def usable() -> list[str]:
-    """Return the names of the estimators that need no more than rewards and groups."""
-    return sorted(name for name in ADV_ESTIMATOR_REGISTRY if name in ADVANTAGES and not _missing(name))
-
-
-def check_estimator(name: str) -> None:
-    """Refuse an estimator that is not there, or that needs what is not there.
-
-    Raises:
-        ConfigError: With those that work.
-    """
-    names = usable()
-    if name not in ADV_ESTIMATOR_REGISTRY:
-        hint = known("algorithm.advantage", name, names)
-        raise ConfigError(f"no advantage estimator is called {name!r}", hint=hint)
-    if name not in names:
-        needed = ", ".join(_missing(name)) or LACKING.get(name, "what is not supported").removeprefix(
-            "it needs "
-        )
-        hint = f"algorithm.advantage is one of {', '.join(names)}"
-        raise ConfigError(f"{name} needs {needed}, which are not computed", hint=hint)
 
 
 def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
@@ -118,12 +90,3 @@ def _rewards(batch: Batch, mask: torch.Tensor) -> torch.Tensor:
     last = mask.sum(1).long().sub(1).clamp(min=0)
     rewards[torch.arange(len(mask)), last] = torch.tensor([one.reward for one in batch.firsts])
     return rewards
-
-
-def _missing(name: str) -> list[str]:
-    """Return what an estimator must be given and we have not."""
-    parameters = inspect.signature(ADV_ESTIMATOR_REGISTRY[name]).parameters.values()
-    needed = [
-        one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
-    ]
-    return [parameter for parameter in needed if parameter not in _GIVEN]

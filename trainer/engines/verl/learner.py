@@ -12,10 +12,10 @@ from trainer.config.model import JobConfig
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
 from trainer.engines.verl import figures, state
-from trainer.engines.verl.advantages import advantages, check_estimator
+from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import Found, MicroBatch, forward
 from trainer.engines.verl.checks import resolve
-from trainer.engines.verl.losses import correction_weights, measure_difference
+from trainer.engines.verl.losses import correction_weights, measure_difference, register_own_loss
 from trainer.engines.verl.models import Model, build_model
 from trainer.engines.verl.rows import (
     Columns,
@@ -52,7 +52,7 @@ class Learner:
         self._algorithm = resolve(config.algorithm)
         policy = self._algorithm.name != SFT
         if policy:
-            check_estimator(self._algorithm.advantage)
+            register_own_loss(self._algorithm.loss)
             actor_config(config, self._algorithm, 1)
         _seed(config.job.seed)
         self.model = build_model(config, device.type)

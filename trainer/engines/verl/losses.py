@@ -16,14 +16,17 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss, sft_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+from trainer.config.algorithms import LOSSES
 from trainer.engines.verl.batches import Found
 from trainer.engines.verl.figures import StepMetrics
 from trainer.engines.verl.rows import TokenRow
+from trainer.plugins import POLICY_LOSSES
 
 _NAMES = {"kl_loss": "actor/kl_loss", "actor/entropy_loss": "actor/entropy"}
 
@@ -83,6 +86,16 @@ class ExampleLoss:
         loss, _ = sft_loss(None, model_output, data, dp_group)
         self.figures.add("sft/loss", float(loss.detach()) / data["dp_size"] * self.share)
         return loss, {}
+
+
+def register_own_loss(name: str) -> None:
+    """Give verl a policy loss of the entry point group `trainer.losses`; nothing for verl's losses.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    if name not in LOSSES:
+        register_policy_loss(name)(POLICY_LOSSES.get(name))
 
 
 def measure_difference(

@@ -106,7 +106,7 @@ def install() -> None:
 
 
 def _device_module() -> ModuleType:
-    """Return what stands where `torch.cuda` does: `torch.cpu`, and answers to questions about memory."""
+    """Return what replaces `torch.cuda`: `torch.cpu` with functions about memory."""
     module = ModuleType("torch.cpu")
     vars(module).update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
     vars(module).update(

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from verl.trainer.config import CheckpointConfig
-from verl.trainer.ppo.core_algos import kl_penalty
 from verl.workers.config import (
     FSDPActorConfig,
     FSDPEngineConfig,
@@ -15,17 +13,9 @@ from verl.workers.config import (
 )
 
 from syncd.errors import ConfigError
-from trainer.config.algorithms import AGGREGATIONS, LOSSES, clip_bounds
+from trainer.config.algorithms import OWN_LOSS, clip_bounds, find_loss
 from trainer.config.model import AlgorithmSection, JobConfig
-from trainer.config.options import algorithm_problems, engine_problems
-from trainer.engines.verl.checks import known, refuse_first, schedule_steps
-
-_KL_TYPES = ("low_var_kl", "kl", "abs", "mse", "k1", "k2", "k3", "k1+", "k3+")
-_OTHERS = {
-    "geo_mean": "geo_mean would depend on how rows are dealt to ranks",
-    "bypass_mode": 'bypass_mode is algorithm.old_logprobs = "rollout" with another loss',
-}
-"""Losses of verl that are not supported, with the reason."""
+from trainer.engines.verl.checks import schedule_steps
 
 
 def model_config(config: JobConfig) -> HFModelConfig:
@@ -41,13 +31,8 @@ def model_config(config: JobConfig) -> HFModelConfig:
 
 
 def engine_config(config: JobConfig, device: str, *, forward_only: bool = False) -> FSDPEngineConfig:
-    """Return how the model is spread and in what it computes.
-
-    Raises:
-        ConfigError: `engine.options` has what verl has not.
-    """
+    """Return how the model is spread and in what it computes."""
     engine = config.engine
-    refuse_first(engine_problems(engine))
     precision = {"param_dtype": engine.compute_dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
     elsewhere = device != "cpu"  # there is other memory to keep things in
     settings: dict[str, Any] = {
@@ -96,13 +81,9 @@ def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -
         horizon: What `seq-mean-token-sum-norm` divides by, unless `algorithm.options` has a `loss_scale_factor`.
 
     Raises:
-        ConfigError: verl has no such loss, or `algorithm.options` has what verl has not.
+        ConfigError: verl refuses the algorithm.
     """
-    _check_kl_type(algorithm.kl_type)
-    _check_loss(algorithm.loss)
-    mode = algorithm.loss_agg_mode or LOSSES[algorithm.loss].mode
-    _check_mode(mode)
-    refuse_first(algorithm_problems(algorithm))
+    mode = algorithm.loss_agg_mode or (find_loss(algorithm.loss) or OWN_LOSS).mode
     options = dict(algorithm.options)
     settings: dict[str, Any] = {
         "strategy": config.engine.strategy,
@@ -125,32 +106,11 @@ def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -
 
 
 def entropy_in_updates(algorithm: AlgorithmSection) -> bool:
-    """Say whether updates compute the entropy with its gradient, which takes memory for each token and word."""
+    """Return whether updates compute the entropy with its gradient, which needs memory for each token and word."""
     return algorithm.entropy_coeff != 0 or bool(algorithm.options.get("calculate_entropy"))
-
-
-def _check_loss(loss: str) -> None:
-    if loss in _OTHERS:
-        raise ConfigError(_OTHERS[loss], hint=f"algorithm.loss is one of {', '.join(LOSSES)}")
-    if loss not in LOSSES:
-        raise ConfigError(f"no policy loss is called {loss!r}", hint=known("algorithm.loss", loss, LOSSES))
 
 
 def _policy_loss(loss: str, options: Mapping[str, Any]) -> PolicyLossConfig:
     """Return verl's table; the weights of a rollout correction come with the batch (corrections.py)."""
     own = {name: value for name, value in options.items() if name != "rollout_correction"}
     return PolicyLossConfig(loss_mode=loss, **own)
-
-
-def _check_kl_type(name: str) -> None:
-    try:
-        kl_penalty(torch.zeros(1), torch.zeros(1), name)
-    except NotImplementedError as error:
-        hint = known("algorithm.kl_type", name, _KL_TYPES)
-        raise ConfigError(f"verl has no KL estimator {name!r}", hint=hint) from error
-
-
-def _check_mode(name: str) -> None:
-    if name not in AGGREGATIONS:
-        hint = known("algorithm.loss_agg_mode", name, sorted(AGGREGATIONS))
-        raise ConfigError(f"verl cannot aggregate losses by {name!r}", hint=hint)
