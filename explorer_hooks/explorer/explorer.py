@@ -141,11 +141,11 @@ class Explorer:
         if is_due and (outcome.kind in ("applied", "refused", "gone", "failed") or answered):
             self._versions.mark_synced()
         if time.monotonic() - self._versions.progressed_at > self._settings.patience:
-            self._count_anew()
+            self._renew_allowance()
         if took < _BREATH:
             time.sleep(_BREATH)
 
-    def _count_anew(self) -> None:
+    def _renew_allowance(self) -> None:
         """Allow further batches: a living trainer that publishes no version dropped some, and waits for others."""
         _LOG.info("allowance_renewed", seconds=self._settings.patience)
         self._versions.progressed_at = time.monotonic()
