@@ -55,11 +55,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     help="Directory for one copy per host, such as /dev/shm/syncd.",
 )
 @click.option(
-    "--policy",
-    metavar="P",
-    default="newest",
-    show_default=True,
-    help="newest, every, exact=N or at-least=N.",
+    "--policy", metavar="P", default="newest", show_default=True, help="newest, every, exact=N or at-least=N."
 )
 @click.option(
     "--max-lag", type=click.IntRange(min=0), metavar="N", help="Steps that a ready engine may be behind."

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate
 from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult, Response
 from explorer_hooks.explorer.own_files import TaskLedger
@@ -34,29 +35,6 @@ _LOG = structlog.get_logger()
 
 _SHOWN = MAX_INFO // 8
 """Characters of a prompt and of a response in the info of an experience."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchShape:
-    """What a batch consists of.
-
-    Args:
-        groups: Groups.
-        samples: Responses of a group.
-        max_tokens: Tokens of a response at most.
-        max_prompt_tokens: Tokens of a prompt at most.
-        temperature: At which responses are sampled.
-        epochs: Passes over the tasks; 0 for no end.
-        max_failures: Groups in a row after which dropping is an error.
-    """
-
-    groups: int
-    samples: int
-    max_tokens: int
-    max_prompt_tokens: int
-    temperature: float
-    epochs: int = 0
-    max_failures: int = 64
 
 
 @dataclass
@@ -112,7 +90,7 @@ class BatchMaker:
         tokens: The tokenizer.
         generator: Generates groups.
         scorer: Scores responses.
-        shape: What a batch consists of.
+        file: The configuration: what a batch consists of.
         gate: Keeps work waiting until the engine may be given some.
         stop: Once it returns true, an unfinished batch is given up.
     """
@@ -125,12 +103,12 @@ class BatchMaker:
         tokens: Tokens,
         generator: Generator,
         scorer: Scorer,
-        shape: BatchShape,
+        file: ExplorerFile,
         gate: EngineGate,
         stop: Callable[[], bool],
     ) -> None:
         self._tasks, self._seed, self._ledger, self._tokens = tasks, seed, ledger, tokens
-        self._generator, self._scorer, self._shape = generator, scorer, shape
+        self._generator, self._scorer, self._file = generator, scorer, file
         self._gate, self._stop = gate, stop
         self._failures, self._problem = 0, ""
 
@@ -138,7 +116,7 @@ class BatchMaker:
     def is_over(self) -> bool:
         """Return whether no task is left."""
         cursor = self._ledger.cursor
-        return 0 < self._shape.epochs <= cursor.epoch + (cursor.position >= len(self._tasks.all))
+        return 0 < self._file.explorer.epochs <= cursor.epoch + (cursor.position >= len(self._tasks.all))
 
     def make(self) -> ExplorerBatch | None:
         """Return the next batch; None if it was told to stop, then nothing of the batch may be written.
@@ -151,7 +129,7 @@ class BatchMaker:
         unfinished: list[EpochTask] = []
         fruitless = 0
         while not self._stop() and self._gate.wait_until_usable(is_suspect=fruitless > 0):
-            unfinished += islice(coming, max(self._shape.groups - len(batch.groups) - len(unfinished), 0))
+            unfinished += islice(coming, max(self._file.groups - len(batch.groups) - len(unfinished), 0))
             if not unfinished:
                 return batch
             left = self._generate(unfinished, batch)
@@ -167,11 +145,11 @@ class BatchMaker:
         """Yield the next tasks, and record in the batch how far that is."""
         cursor = self._ledger.cursor
         for epoch, position, task in epochs(self._tasks, self._seed, cursor.epoch, cursor.position):
-            if 0 < self._shape.epochs <= epoch:
+            if 0 < self._file.explorer.epochs <= epoch:
                 return
             prompt = self._tokens.encode(task.prompt)
             batch.then = (epoch, position)
-            if 0 < len(prompt) <= self._shape.max_prompt_tokens:
+            if 0 < len(prompt) <= self._file.explorer.sampling.max_prompt_tokens:
                 yield EpochTask(epoch, position, task, prompt)
             else:
                 self._drop(batch, "prompt", f"the prompt of task {task.id} has {len(prompt)} tokens")
@@ -179,9 +157,9 @@ class BatchMaker:
     def _generate(self, unfinished: Sequence[EpochTask], batch: ExplorerBatch) -> list[EpochTask]:
         """Add the groups of these tasks to a batch, and return the tasks to retry."""
         left = dict(enumerate(unfinished))
-        shape = self._shape
+        file, most = self._file, self._file.explorer.sampling.max_tokens
         requests = [
-            GroupRequest(one.prompt, shape.samples, shape.max_tokens, shape.temperature) for one in unfinished
+            GroupRequest(one.prompt, file.data.group_size, most, file.temperature) for one in unfinished
         ]
         with closing(self._generator.generate(requests)) as results:
             for result in results:
@@ -227,7 +205,7 @@ class BatchMaker:
         batch.dropped[why] += 1
         self._failures, self._problem = self._failures + 1, problem
         _LOG.warning("group_dropped", why=why, problem=problem)
-        if self._failures < self._shape.max_failures:
+        if self._failures < self._file.explorer.reward.max_failures:
             return
         message = f"{self._failures} groups in a row could not be used, the last one because: {problem}"
         raise (EngineDeadError if why == "engine" else ConfigError)(message, hint=_HINTS[why])

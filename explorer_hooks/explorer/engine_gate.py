@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.evaluation import Evaluation
@@ -13,6 +12,7 @@ from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.follower.follower import TurnOutcome
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
+from syncd.jobfile.sections import SyncSection
 from syncd.protocol.version import Pair
 
 PIECE = 1.0
@@ -92,26 +92,13 @@ class EngineVersions:
             self.restart_allowance()
 
 
-@dataclass(frozen=True, slots=True)
-class GateRules:
-    """When the engine is brought to a version.
-
-    Args:
-        style: Who decides when versions are loaded.
-        timeout: Seconds to wait for an engine, at most.
-    """
-
-    style: SyncStyle
-    timeout: float
-
-
 class EngineGate:
     """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive.
 
     Args:
         versions: Which version the engine runs.
         evaluation: Evaluates versions; None for none.
-        rules: When the engine is brought to a version.
+        settings: The job file's `[sync]`.
         stop: Once it returns true, nothing is waited for.
     """
 
@@ -119,10 +106,10 @@ class EngineGate:
         self,
         versions: EngineVersions,
         evaluation: Evaluation | None,
-        rules: GateRules,
+        settings: SyncSection,
         stop: Callable[[], bool],
     ) -> None:
-        self._versions, self._evaluation, self._rules, self._stop = versions, evaluation, rules, stop
+        self._versions, self._evaluation, self._settings, self._stop = versions, evaluation, settings, stop
         self._evaluated: Pair | None = None
         self._polled_at = time.monotonic()
 
@@ -135,7 +122,7 @@ class EngineGate:
         Raises:
             EngineDeadError: It is dead, or did not come back in time.
         """
-        end = time.monotonic() + self._rules.timeout
+        end = time.monotonic() + self._settings.timeout
         if is_suspect and not self._stop():
             self._versions.update(0.0)
         while not self._stop():
@@ -143,7 +130,7 @@ class EngineGate:
                 return True
             if time.monotonic() > end:
                 raise EngineDeadError(
-                    f"the engine has run no usable version for {self._rules.timeout:g} s",
+                    f"the engine has run no usable version for {self._settings.timeout:g} s",
                     hint=f"syncd status {self._versions.source.sync.job.root}",
                 )
             if self.update(PIECE).kind == "ended":
@@ -160,7 +147,7 @@ class EngineGate:
     def update_during_work(self) -> None:
         """Load a version that has appeared, if the style allows that while groups are being generated."""
         now = time.monotonic()
-        if self._rules.style is SyncStyle.FULLY_ASYNC and now - self._polled_at >= _POLL:
+        if self._settings.style is SyncStyle.FULLY_ASYNC and now - self._polled_at >= _POLL:
             self._polled_at = now
             self._versions.update(0.0)
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 import structlog
 
@@ -16,21 +15,6 @@ from syncd.protocol.version import Pair
 
 _ATTEMPTS = 3
 _LOG = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """The result of an evaluation.
-
-    Args:
-        pair: The version that generated every response.
-        rewards: The reward of each task; None if it has none.
-        tokens: Tokens of all responses.
-    """
-
-    pair: Pair
-    rewards: Sequence[float | None]
-    tokens: int
 
 
 class Evaluation:
@@ -79,58 +63,43 @@ class Evaluation:
             self._since += 1
             return
         begin = time.monotonic()
-        found = self._result(pair)
-        if found is None:
+        groups = self._groups_of(pair)
+        if groups is None:
             return
         self._since = 1
         self._visited.add(pair)
-        self._records.add(_line(found, time.monotonic() - begin))
+        self._records.add(self._line(pair, groups, begin))
 
-    def _result(self, pair: Pair) -> EvaluationResult | None:
-        """Return how a version does on all tasks, None if that could not be determined."""
+    def _groups_of(self, pair: Pair) -> list[GroupResult] | None:
+        """Return what a version generates for all tasks, None if that could not be determined."""
         for _ in range(_ATTEMPTS):
             groups = self._groups()
             if groups is None:
                 return None
-            if all((one.first, one.last) == (pair, pair) or one.problem for one in groups) and not any(
-                one.retry for one in groups
-            ):
-                return self._scored(pair, groups)
+            are_of_pair = all((one.first, one.last) == (pair, pair) or one.problem for one in groups)
+            if are_of_pair and not any(one.retry for one in groups):
+                return groups
         _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1])
         return None
 
     def _groups(self) -> list[GroupResult] | None:
-        requests = [
-            GroupRequest(self._tokens.encode(task.prompt), 1, self._max_tokens, 0.0)
-            for task in self._tasks.all
-        ]
+        prompts = [self._tokens.encode(task.prompt) for task in self._tasks.all]
+        requests = [GroupRequest(prompt, 1, self._max_tokens, 0.0) for prompt in prompts]
         with closing(self._generator.generate(requests)) as coming:
             groups = [one for one in coming if one is not None]
         return None if self._stop() else sorted(groups, key=lambda one: one.index)
 
-    def _scored(self, pair: Pair, groups: Sequence[GroupResult]) -> EvaluationResult:
-        calls = [
-            (task.text, one.responses[0].text, plain_task(task))
-            for one in groups
-            if one.responses
-            for task in (self._tasks.all[one.index],)
-        ]
-        rewards: list[float | None] = [score.reward for score in self._scorer.score(calls)]
-        missing = [None] * (len(self._tasks.all) - len(rewards))
-        return EvaluationResult(
-            pair, [*rewards, *missing], sum(len(one.responses[0].tokens) for one in groups if one.responses)
-        )
-
-
-def _line(found: EvaluationResult, seconds: float) -> dict[str, object]:
-    rewards = [reward for reward in found.rewards if reward is not None]
-    return {
-        "generation": found.pair[0],
-        "step": found.pair[1],
-        "reward": sum(rewards) / len(rewards) if rewards else None,
-        "tasks": len(rewards),
-        "failed": len(found.rewards) - len(rewards),
-        "tokens": found.tokens,
-        "seconds": round(seconds, 3),
-        "at": time.time(),
-    }
+    def _line(self, pair: Pair, groups: Sequence[GroupResult], begin: float) -> dict[str, object]:
+        answered = [(self._tasks.all[one.index], one.responses[0]) for one in groups if one.responses]
+        calls = [(task.text, response.text, plain_task(task)) for task, response in answered]
+        rewards = [score.reward for score in self._scorer.score(calls) if score.reward is not None]
+        return {
+            "generation": pair[0],
+            "step": pair[1],
+            "reward": sum(rewards) / len(rewards) if rewards else None,
+            "tasks": len(rewards),
+            "failed": len(self._tasks.all) - len(rewards),
+            "tokens": sum(len(response.tokens) for _, response in answered),
+            "seconds": round(time.monotonic() - begin, 3),
+            "at": time.time(),
+        }

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.batches import BatchMaker, ExplorerBatch
+from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next, PacingFacts
@@ -34,27 +34,6 @@ _LAST = 30.0
 _LOG = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class ExplorerRules:
-    """When an explorer syncs, waits and ends.
-
-    Args:
-        style: Who decides when versions are loaded.
-        interval: Batches between two syncs.
-        offset: Batches that explorers are ahead.
-        patience: Seconds without a version after which a living trainer is given further batches.
-        timeout: Seconds to wait for a trainer, at most.
-        max_batches: Batches of this explorer after which it ends; None for no end.
-    """
-
-    style: SyncStyle
-    interval: int
-    offset: int
-    patience: float
-    timeout: float
-    max_batches: int | None = None
-
-
 class Explorer:
     """Explores until the trainer is gone, the tasks are done, or it is told to stop.
 
@@ -63,7 +42,7 @@ class Explorer:
         gate: Brings the engine to versions.
         batches: Makes batches.
         ledger: Writes batches, and knows which tasks are done.
-        rules: When it syncs, waits and ends.
+        file: The configuration: when it syncs, waits and ends.
         metrics: Gets a line for each batch.
         stop: Once it returns true, the explorer ends.
     """
@@ -74,12 +53,13 @@ class Explorer:
         gate: EngineGate,
         batches: BatchMaker,
         ledger: TaskLedger,
-        rules: ExplorerRules,
+        file: ExplorerFile,
         metrics: Records,
         stop: Callable[[], bool],
     ) -> None:
         self._versions, self._gate, self._batches = versions, gate, batches
-        self._ledger, self._rules, self._metrics, self._stop = ledger, rules, metrics, stop
+        self._ledger, self._metrics, self._stop = ledger, metrics, stop
+        self._settings, self._sync = file.explorer, file.sync
         self._source = versions.source
         self._trainer_seen_at = time.monotonic()
         self._end_read_at = float("-inf")
@@ -110,12 +90,12 @@ class Explorer:
         return reason
 
     def _facts(self, *, is_over: bool) -> PacingFacts:
-        rules, batches = self._rules, self._ledger.cursor.batches
+        sync, batches = self._sync, self._ledger.cursor.batches
         return PacingFacts(
             is_over=is_over,
             is_ready=is_over or self._versions.is_ready(),
             is_due=pacing.sync_is_due(
-                rules.style, batches, self._versions.synced_at, rules.interval, rules.offset
+                sync.style, batches, self._versions.synced_at, sync.interval, sync.offset
             ),
             has_room=self._versions.has_room(),
         )
@@ -137,7 +117,7 @@ class Explorer:
         path = self._ledger.write(batch.experiences, then)
         self._record(batch, path, seconds)
         self._gate.evaluate()
-        if self._rules.style is SyncStyle.FULLY_ASYNC:
+        if self._sync.style is SyncStyle.FULLY_ASYNC:
             self._gate.update(0.0)
 
     def _is_published(self, batch: ExplorerBatch) -> bool:
@@ -154,20 +134,20 @@ class Explorer:
     def _wait(self, *, is_due: bool) -> None:
         """Wait a little for a version; while one is due or there is no room, nothing is generated."""
         begin = time.monotonic()
-        outcome = self._gate.update(TURN, ask=asks_trainer(self._rules.style))
+        outcome = self._gate.update(TURN, ask=asks_trainer(self._sync.style))
         took = time.monotonic() - begin
         self._waited += took
         answered = outcome.kind == "nothing" and took < TURN
         if is_due and (outcome.kind in ("applied", "refused", "gone", "failed") or answered):
             self._versions.mark_synced()
-        if time.monotonic() - self._versions.progressed_at > self._rules.patience:
-            self._count_anew()
+        if time.monotonic() - self._versions.progressed_at > self._settings.patience:
+            self._renew_allowance()
         if took < _BREATH:
             time.sleep(_BREATH)
 
-    def _count_anew(self) -> None:
+    def _renew_allowance(self) -> None:
         """Allow further batches: a living trainer that publishes no version dropped some, and waits for others."""
-        _LOG.info("allowance_renewed", seconds=self._rules.patience)
+        _LOG.info("allowance_renewed", seconds=self._settings.patience)
         self._versions.progressed_at = time.monotonic()
         self._versions.mark_synced()
         self._versions.restart_allowance()
@@ -178,7 +158,10 @@ class Explorer:
         """Return why the explorer ends, empty if it does not."""
         if self._stop():
             return "told to stop"
-        if self._rules.max_batches is not None and self._ledger.cursor.batches >= self._rules.max_batches:
+        if (
+            self._settings.max_batches is not None
+            and self._ledger.cursor.batches >= self._settings.max_batches
+        ):
             return "max_batches"
         if self._batches.is_over:
             return "all tasks are done"
@@ -207,9 +190,9 @@ class Explorer:
         now = time.monotonic()
         if sync.trainers.last():
             self._trainer_seen_at = now
-        elif now - self._trainer_seen_at > self._rules.timeout:
+        elif now - self._trainer_seen_at > self._sync.timeout:
             raise TimedOutError(
-                f"no trainer has come for {self._rules.timeout:g} s",
+                f"no trainer has come for {self._sync.timeout:g} s",
                 hint="start `trainer train`, or give a longer sync.timeout",
             )
         return False

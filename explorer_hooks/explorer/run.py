@@ -11,11 +11,11 @@ from typing import Any
 import structlog
 
 from explorer_hooks.explorer import own_files, served
-from explorer_hooks.explorer.batches import BatchMaker, BatchShape
+from explorer_hooks.explorer.batches import BatchMaker
 from explorer_hooks.explorer.config import ExplorerFile
-from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions, GateRules
+from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.evaluation import Evaluation
-from explorer_hooks.explorer.explorer import Explorer, ExplorerRules
+from explorer_hooks.explorer.explorer import Explorer
 from explorer_hooks.explorer.generation import Generator, PermittedVersion
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import ahead_of
@@ -23,7 +23,7 @@ from explorer_hooks.explorer.scoring import open_scorer
 from explorer_hooks.explorer.stopping import Stop
 from explorer_hooks.explorer.tasks import Tasks, Tokens, hide_progress_bars, open_tokens, read_tasks
 from explorer_hooks.explorer.weight_sinks import ModelSink, ServerSink, WeightSink
-from explorer_hooks.explorer.weight_sources import EarlySource, FileSource, WeightSource
+from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import Hook
@@ -85,7 +85,7 @@ def run(file: ExplorerFile) -> str:
                 max_tokens=section.sampling.max_tokens,
                 stop=stop,
             )
-        gate = EngineGate(versions, evaluation, GateRules(file.sync.style, file.sync.timeout), stop)
+        gate = EngineGate(versions, evaluation, file.sync, stop)
         batches = BatchMaker(
             tasks,
             seed if section.shuffle else None,
@@ -93,12 +93,12 @@ def run(file: ExplorerFile) -> str:
             tokens,
             generator,
             scorer,
-            _shape(file),
+            file,
             gate,
             stop,
         )
         metrics = Records(own_files.metrics_path(job, name), job.disk)
-        return Explorer(versions, gate, batches, ledger, _rules(file), metrics, stop).run()
+        return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _open_source(
     """Yield where weights come from: besides files a transport of tensors, if the job and the engine have one."""
     transport = _tensor_transport(file.sync.method)
     if transport is None or not _takes_tensors(engine):
-        yield FileSource(follower)
+        yield WeightSource(follower)
         return
     hook = engine.hook
     parameters = engine.model.state_dict() if engine.model is not None else None
@@ -219,31 +219,6 @@ def _open_follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
 
 def _log_event(level: str, event: str, fields: Mapping[str, Any]) -> None:
     getattr(_LOG, level)(event, **fields)
-
-
-def _rules(file: ExplorerFile) -> ExplorerRules:
-    sync = file.sync
-    return ExplorerRules(
-        sync.style,
-        sync.interval,
-        sync.offset,
-        file.explorer.patience,
-        sync.timeout,
-        file.explorer.max_batches,
-    )
-
-
-def _shape(file: ExplorerFile) -> BatchShape:
-    sampling = file.explorer.sampling
-    return BatchShape(
-        file.groups,
-        file.data.group_size,
-        sampling.max_tokens,
-        sampling.max_prompt_tokens,
-        file.temperature,
-        file.explorer.epochs,
-        file.explorer.reward.max_failures,
-    )
 
 
 def _held_out(file: ExplorerFile) -> Tasks | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from syncd.transports.base import WeightTensors
 
 if TYPE_CHECKING:
     from explorer_hooks.explorer.weight_sinks import WeightSink
-    from syncd.client.client import Client
 
 PIECE = 1.0
 """Seconds of one wait, and so the longest delay of a signal."""
@@ -30,29 +28,32 @@ _LONGEST_REST = 64
 _LOG = structlog.get_logger()
 
 
-class WeightSource(ABC):
-    """Keeps an engine at a version, and reports which one. Used by one thread, but for `runs` and `may_work`."""
+class WeightSource:
+    """Keeps an engine at a version, and reports which one: weights come from files, so whatever runs is published.
+
+    Used by one thread, but for `runs` and `may_work`.
+
+    Args:
+        follower: Loads the files.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower, self.sync = follower, follower.sync
 
     @property
-    @abstractmethod
-    def sync(self) -> "Client":
-        """Return the connection to the job."""
-
-    @property
-    @abstractmethod
     def runs(self) -> Pair | None:
         """Return the version that the engine runs and that its work carries, None if it runs none."""
+        return self._follower.applied
 
     @property
-    @abstractmethod
     def is_published(self) -> bool:
         """Return whether what runs is published, so that its work may be written."""
+        return True
 
-    @abstractmethod
     def may_work(self) -> bool:
-        """Return whether the engine may be given work."""
+        """Return whether the engine may be given work: it answers, and is not too far behind."""
+        return self._follower.may_work()
 
-    @abstractmethod
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
         """Wait for weights that are due, and load them.
 
@@ -64,15 +65,16 @@ class WeightSource(ABC):
             EngineDeadError: The engine can neither load nor roll back.
             StorageError: The job directory could not be read for half a minute.
         """
+        return self._follower.turn(timeout, ask=ask)
 
-    @abstractmethod
     def are_published(self, versions: Collection[Pair]) -> bool:
         """Return whether work of these versions may be written: each was published when this returns.
 
         Waits, within bounds, if one of them is not published yet.
         """
+        del versions
+        return True
 
-    @abstractmethod
     def wait_until_published(self) -> None:
         """Wait, within bounds, until what runs is published or given up."""
 
@@ -88,49 +90,7 @@ class WeightSource(ABC):
         return None
 
 
-class FileSource(WeightSource):
-    """Weights come from files alone, so whatever runs is published.
-
-    Args:
-        follower: Loads the files.
-    """
-
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-
-    @property
-    def sync(self) -> "Client":
-        """Return the connection to the job."""
-        return self._follower.sync
-
-    @property
-    def runs(self) -> Pair | None:
-        """Return what the engine has confirmed."""
-        return self._follower.applied
-
-    @property
-    def is_published(self) -> bool:
-        """Return that it is."""
-        return True
-
-    def may_work(self) -> bool:
-        """Return whether the engine answers, and is not too far behind."""
-        return self._follower.may_work()
-
-    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        """Wait for a version, and load it."""
-        return self._follower.turn(timeout, ask=ask)
-
-    def are_published(self, versions: Collection[Pair]) -> bool:
-        """Return that they are."""
-        del versions
-        return True
-
-    def wait_until_published(self) -> None:
-        """Do nothing."""
-
-
-class EarlySource(FileSource):
+class EarlySource(WeightSource):
     """Weights come by a transport that delivers them before they are published, else from files.
 
     What the transport delivers runs at once, under the pair that it will have. Until the daemon publishes it, its

@@ -11,7 +11,7 @@ from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.explorer import weight_sources  # noqa: E402
 from explorer_hooks.explorer.weight_sinks import ModelSink  # noqa: E402
-from explorer_hooks.explorer.weight_sources import EarlySource, FileSource  # noqa: E402
+from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
@@ -212,7 +212,7 @@ def test_weights_that_cannot_be_taken_in_leave_the_step_to_files(bed):
 
 
 def test_files_vouch_for_all_that_they_load(bed):
-    source = FileSource(bed.follower)
+    source = WeightSource(bed.follower)
     assert source.newest() is None
     bed.publish(1, "first")
     assert source.update(0.0).kind == "applied"

@@ -13,14 +13,14 @@ from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
 CPU = torch.device("cpu")
 
 Room = tuple[torch.Tensor, torch.Tensor]
-"""Two buckets: one is filled while the other one is on its way."""
+"""Two buckets: one is filled while the other is sent."""
 
 
 class Packer:
-    """Has the memory of two buckets, and fills them by turns.
+    """Fills two buckets in turn, in memory that it owns.
 
     Args:
-        check_finite: Whether NaN and infinity are refused.
+        check_finite: Whether to refuse NaN and infinity.
     """
 
     def __init__(self, *, check_finite: bool) -> None:
@@ -28,18 +28,18 @@ class Packer:
         self._room: Room | None = None
 
     def buckets(self, plan: BucketPlan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
-        """Yield the buckets of a walk on a device; the last but one is filled again.
+        """Yield the buckets of a walk, on a device; each is valid until the next but one is requested.
 
         Raises:
-            CorruptDataError: The tensors are not those of the plan, or one holds NaN or infinity. What a device has
-                found is known after the last bucket.
+            CorruptDataError: The tensors are not those of the plan, or one holds NaN or infinity. On a device
+                the latter is known only after the last bucket.
         """
         finite = DeviceFiniteCheck()
         yield from fill(plan, self._pieces(walk, device, finite), self._room_for(plan, device))
         finite.require()
 
     def drop(self) -> None:
-        """Give the memory up: a broadcast that broke off may still read it."""
+        """Drop the memory: a broadcast that failed may still read it."""
         self._room = None
 
     def _pieces(
