@@ -33,7 +33,7 @@ from jobs import shard_bytes, start, write_step
 from report import Row
 
 from syncd.daemon.scan import examine_all
-from syncd.daemon.wake import Pipe, Watcher
+from syncd.daemon.wake import WakePipe, Watcher
 from syncd.protocol.disk import remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk, SystemClock
@@ -147,7 +147,7 @@ def _notify(path: Path, rounds: int) -> dict[str, float]:
     """Time from the marker's replace until a waiter knows: the daemon's watcher against a poll each second."""
     job = _job(path)
     write_marker(job.disk, job.marker, 0)
-    pipe = Pipe()
+    pipe = WakePipe()
     watcher = Watcher(job.root, pipe, "events")
     try:
         watched = [_notified(job, number, partial(watcher.wait, 5.0)) for number in range(1, 10 * rounds)]

@@ -2,13 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 import structlog
 
 from syncd.errors import NonFiniteError, SyncdError
+from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
@@ -158,15 +159,17 @@ class Trainer:
             if self._tolerated(self.engine.wait_for_save):
                 self._failures = 0
 
-    def get_weight_sync_info(self) -> tuple[str, int, list[Any]] | None:
+    def get_weight_sync_info(self) -> tuple[str, int, list[TensorInfo]] | None:
         """Return address, port and tensors of the broadcast group that is offered, None if there is none."""
         offer = self._broadcasts.offered() if self._broadcasts is not None else None
         return None if offer is None else (offer.address, offer.port, list(offer.tensors))
 
-    def setup_weight_sync_group(self, master_address: str, master_port: int) -> None:
+    def setup_weight_sync_group(
+        self, master_address: str, master_port: int, state_dict_meta: Sequence[TensorInfo] = ()
+    ) -> None:
         """Offer a broadcast group to explorers. The sender of transport nccl does this by itself."""
         if self._broadcasts is not None:
-            self._broadcasts.offer_group(master_address, master_port)
+            self._broadcasts.offer_group(master_address, master_port, state_dict_meta)
 
     def teardown_weight_sync_group(self, timeout: float | None = None) -> None:
         """Close the broadcast group once explorers have left it, without waiting for those that have ended."""

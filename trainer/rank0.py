@@ -7,7 +7,6 @@ from typing import Concatenate, ParamSpec, Protocol
 
 import structlog
 
-from syncd.client.client import Client
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import batch_paths
@@ -17,6 +16,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.protocol.presence import RunningStatus
+from syncd.synchronizer import Synchronizer
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
@@ -80,7 +80,7 @@ class Rank0:
     def __init__(
         self,
         config: JobConfig,
-        sync: Client,
+        sync: Synchronizer,
         strategy: SampleStrategy,
         sink: FigureSink,
         clock: Clock | None = None,

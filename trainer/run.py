@@ -4,10 +4,10 @@ import sys
 from collections.abc import Collection
 from contextlib import ExitStack, nullcontext
 
-from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
+from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import is_agreed, rank0_or_error
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
@@ -90,7 +90,7 @@ def _open_rank0(
     """Join the job, and open what only rank 0 has; `opened` closes all of it."""
     assert lock is not None
     state_dir = config.job.state_dir or None
-    sync = Client.open(
+    sync = Synchronizer.open(
         job.root,
         "trainer",
         config.trainer.name,

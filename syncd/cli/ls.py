@@ -29,8 +29,10 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
       syncd ls /ckpt/job --json | jq '.steps[] | select(.keep | not) | .step'
     """
     # Late, so that --help need not wait for it.
-    from syncd.daemon.policy import policy_of  # noqa: PLC0415
-    from syncd.daemon.retention import decide  # noqa: PLC0415
+    from syncd.daemon.retention import (  # noqa: PLC0415
+        decide,
+        policy_of,
+    )
     from syncd.views.data import listing  # noqa: PLC0415
     from syncd.views.job_view import JobViewer  # noqa: PLC0415
 

@@ -60,7 +60,7 @@ def _grace(job: Job) -> dict[str, float]:
 
 def _decide(job: Job, policy: dict[str, Any]) -> tuple[Decision, ...]:
     from syncd.daemon.plan import plan  # noqa: PLC0415
-    from syncd.daemon.policy import policy_of  # noqa: PLC0415
+    from syncd.daemon.retention import policy_of  # noqa: PLC0415
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())

@@ -15,7 +15,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
 if TYPE_CHECKING:
-    from syncd.daemon.policy import Policy
+    from syncd.daemon.retention import Policy
     from syncd.dashboard.poller import SharedPoll
 
 _FIRST_POLL = 5.0
@@ -100,7 +100,7 @@ def serve(
 
 
 def _rules(job: Job, given: dict[str, Any]) -> "Policy":
-    from syncd.daemon.policy import policy_of  # noqa: PLC0415
+    from syncd.daemon.retention import policy_of  # noqa: PLC0415
 
     return policy_of(read_config(job, given))
 

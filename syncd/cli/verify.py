@@ -106,11 +106,11 @@ def _loss(job: Job, step: "Step", version: Version | None) -> str:
 
 
 def _problems(job: Job, step: "Step", level: str) -> list[str]:
-    from syncd.daemon.verify import Verify, problems_of  # noqa: PLC0415
+    from syncd.daemon.examine import Verification, problems_of  # noqa: PLC0415
 
     if step.state is StepState.DAMAGED:
         return _missing(job, step) or [step.problem]
-    return problems_of(job, step, Verify(level))
+    return problems_of(job, step, Verification(level))
 
 
 def _missing(job: Job, step: "Step") -> list[str]:

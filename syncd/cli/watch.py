@@ -71,7 +71,7 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
     from syncd.daemon.run import Background, run  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
-    from syncd.daemon.watchdog import Attendance  # noqa: PLC0415
+    from syncd.daemon.watchdog import Watchdog  # noqa: PLC0415
     from syncd.observe import names  # noqa: PLC0415
     from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
     from syncd.stall import hostfile  # noqa: PLC0415
@@ -92,9 +92,9 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     heard = _observers(job, config, calls)
     with heard.all as observers:
         daemon = Daemon(job, config, clock, observers, background)
-        daemon.tell(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
+        daemon.report(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = hostfile.Writer(job.root, os.path.abspath(name))
-        attendance = Attendance(clock, calls, heard.aside, keeper, watchdog_interval())
+        attendance = Watchdog(clock, calls, heard.aside, keeper, watchdog_interval())
         run(daemon, clock, Notifier(), load, attendance, background)
 
 

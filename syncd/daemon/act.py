@@ -1,14 +1,17 @@
-"""The only code that publishes or deletes as the leader: in its term, so that a deposed one fails on the server."""
+"""Publishes the version and moves steps to the trash, in the leader's term: a deposed leader fails on the server.
+
+Nothing else publishes a version or prunes published steps. docs/architecture.md lists every place that deletes in a
+job.
+"""
 
 import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from syncd.daemon.leases import Beat, Dead, Held, read_held
-from syncd.daemon.leftovers import step_in_trash
+from syncd.daemon.leases import Beat, Claims, Dead, read_claims
 from syncd.daemon.plan import Answer
-from syncd.errors import CorruptDataError, FencedError, ProtocolTooNewError, SyncdError
+from syncd.errors import CorruptDataError, FencedError, SyncdError
 from syncd.protocol.disk import (
     MISSING,
     Clock,
@@ -27,7 +30,7 @@ from syncd.protocol.marker import read_marker
 from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import request_path
 from syncd.protocol.step import NATIVE, Step
-from syncd.protocol.version import Version, encode_version, read_version
+from syncd.protocol.version import Version, encode_version, read_version_or_none
 
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")
 """How the names of the markers' temporary files begin."""
@@ -61,10 +64,10 @@ class Actor:
         """Replace the version file and return what was published.
 
         Raises:
-            FencedError: A newer leader has taken over, or has published this or more.
+            FencedError: A newer leader has moved over, or has published this or more.
         """
         stamped = replace(version, term=self._term.token, published_at=self._clock.time())
-        current = self._published()
+        current = read_version_or_none(self._job)
         if current and current.pair >= stamped.pair:
             raise FencedError(f"version {current.generation}.{current.step} is published already")
         if version.layout == NATIVE:
@@ -74,14 +77,6 @@ class Actor:
                 self._job.disk.sync_directory(directory)
         self._term.publish(self._job.version, encode_version(stamped))
         return stamped
-
-    def _published(self) -> Version | None:
-        try:
-            return read_version(self._job)
-        except ProtocolTooNewError:
-            raise
-        except CorruptDataError:
-            return None
 
     def remove(self, steps: Iterable[Step], dead: Dead) -> dict[int, str | OSError]:
         """Move steps to the trash, except those that have been leased, pinned or made a full checkpoint meanwhile.
@@ -100,63 +95,63 @@ class Actor:
             nobody knows who reads it.
 
         Raises:
-            FencedError: A newer leader has taken over.
+            FencedError: A newer leader has moved over.
             OSError: Nobody knows who reads what; nothing was moved.
         """
-        held = read_held(self._job, dead, self._presences)
-        taken: dict[str, Step] = {}
+        claims = read_claims(self._job, dead, self._presences)
+        moved: dict[str, Step] = {}
         found: dict[int, str | OSError] = {}
         try:
             for step in steps:
-                found[step.step] = self._take(step, held, taken)
+                found[step.step] = self._move_to_trash(step, claims, moved)
         finally:
-            found.update(self._check_again(taken, dead))
+            found.update(self._check_again(moved, dead))
         return found
 
-    def _take(self, step: Step, held: Held, taken: dict[str, Step]) -> str | OSError:
+    def _move_to_trash(self, step: Step, claims: Claims, moved: dict[str, Step]) -> str | OSError:
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
         try:
             if step.is_attempt:
                 return "" if self.remove_attempt(step) else "it is there no longer"
-            if reason := self._claimed(step, f"{self._job.root}/{step.directory}", held):
+            if reason := self._claimed(step, f"{self._job.root}/{step.directory}", claims):
                 return reason
             self._trashed_at[name] = self._clock.monotonic()
             self._term.move_to_trash(f"{self._job.root}/{step.directory}", name)
         except OSError as error:
             self._trashed_at.pop(name, None)
             return error
-        taken[name] = step
+        moved[name] = step
         return ""
 
-    def _check_again(self, taken: Mapping[str, Step], dead: Dead) -> dict[int, str | OSError]:
-        """Put back what is claimed now; what nobody can tell of stays, too."""
-        if not taken:
+    def _check_again(self, moved: Mapping[str, Step], dead: Dead) -> dict[int, str | OSError]:
+        """Put back what is claimed now, and what may be claimed because the claims cannot be read."""
+        if not moved:
             return {}
         found: dict[int, str | OSError] = {}
-        held: Held | OSError
+        claims: Claims | OSError
         try:
-            held = read_held(self._job, dead, self._presences)
+            claims = read_claims(self._job, dead, self._presences)
         except OSError as error:
-            held = error
-        for name, step in taken.items():
-            reason = held if isinstance(held, OSError) else self._claimed_in_trash(step, name, held)
+            claims = error
+        for name, step in moved.items():
+            reason = claims if isinstance(claims, OSError) else self._claimed_in_trash(step, name, claims)
             is_back = bool(reason) and self._put_back(name, step.directory)
             found[step.step] = reason if is_back or isinstance(reason, OSError) else ""
         return found
 
-    def _claimed_in_trash(self, step: Step, name: str, held: Held) -> str | OSError:
+    def _claimed_in_trash(self, step: Step, name: str, claims: Claims) -> str | OSError:
         try:
-            return self._claimed(step, f"{self._term.trash}/{name}", held)
+            return self._claimed(step, f"{self._term.trash}/{name}", claims)
         except OSError as error:
             return error
 
     def remove_attempt(self, attempt: Step) -> bool:
-        """Move an attempt that nobody will seal to the trash; say whether it was still there.
+        """Move an attempt that nobody will seal to the trash; return whether it was still there.
 
         Nobody reads one, so it is deleted when the trash is emptied next, without a grace time.
 
         Raises:
-            FencedError: A newer leader has taken over.
+            FencedError: A newer leader has moved over.
         """
         name = f"attempt-{uuid.uuid4().hex}"
         self._trashed_at[name] = float("-inf")
@@ -170,22 +165,22 @@ class Actor:
         return True
 
     def answer(self, answer: Answer) -> None:
-        """Take a request away that is done or refused.
+        """Remove a request that is completed or refused.
 
         Raises:
-            FencedError: A newer leader has taken over; the request is its to answer.
+            FencedError: A newer leader has moved over; the request is its to answer.
         """
         self._term.discard(request_path(self._job, answer.request.identity))
 
     def forget(self, name: str, last: Beat) -> bool:
-        """Remove the file of an explorer that has been silent for long; say whether it is gone.
+        """Remove the presence of an explorer that has been silent for long; return whether it is removed.
 
         Args:
             name: The explorer.
             last: Its last heartbeat. One that beats again meanwhile gets its file back.
 
         Raises:
-            FencedError: A newer leader has taken over.
+            FencedError: A newer leader has moved over.
         """
         path, disk = path_of(self._job.explorers, name), self._job.disk
         aside = self._term.set_aside(path)
@@ -258,24 +253,24 @@ class Actor:
         return Emptied(entries, files, left)
 
     def _is_rescued(self, name: str, dead: Dead) -> bool:
-        """Put a step of the trash back if it is leased or pinned; say whether it must not be deleted."""
+        """Put a step of the trash back if it is leased or pinned; return whether it must not be deleted."""
         found = step_in_trash(name)
         if found is None or exists(self._job.disk, f"{self._job.root}/{found[0]}"):
             return False
         directory, step = found
         try:
-            if read_held(self._job, dead).why(step) is None:
+            if read_claims(self._job, dead).why(step) is None:
                 return False
         except OSError:
             return True
         self._put_back(name, directory)
         return True
 
-    def _claimed(self, step: Step, path: str, held: Held) -> str:
-        return held.why(step.step) or (self._changed(step, path) if step.is_native else None) or ""
+    def _claimed(self, step: Step, path: str, claims: Claims) -> str:
+        return claims.why(step.step) or (self._changed(step, path) if step.is_native else None) or ""
 
     def _changed(self, step: Step, path: str) -> str | None:
-        """Say what has become of a step since it was examined, which may be long ago."""
+        """Return how a step has changed since it was examined, which may be long ago; None if it has not."""
         if _digest_at(self._job.disk, path) != step.digest:
             return "it has been written again"
         if not step.full and FULL_CHECKPOINT in {entry.name for entry in list_if_there(self._job.disk, path)}:
@@ -316,3 +311,9 @@ def _digest_at(disk: Disk, path: str) -> str:
         return read_manifest(disk, path).digest
     except (*MISSING, CorruptDataError):
         return ""
+
+
+def step_in_trash(name: str) -> tuple[str, int] | None:
+    """Return directory and step of a trash entry by its name, None where it is not a step."""
+    directory, _, number = name.rpartition(".")[0].rpartition(".")
+    return (directory, int(number)) if directory and number.isdecimal() else None

@@ -1,15 +1,20 @@
-"""What one step directory is, read once through the seam. Native steps here, those of others in `foreign`."""
+"""Examines one step directory: what it is, and whether its content is good enough to publish.
+
+This is for steps of this protocol; `foreign` examines those of other frameworks.
+"""
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from enum import StrEnum
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, exists, list_if_there
-from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, step_name
-from syncd.protocol.manifest import Manifest, decode_manifest, missing_files
+from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, Job, step_name
+from syncd.protocol.manifest import Manifest, damaged_files, decode_manifest, missing_files, read_manifest
 from syncd.protocol.receipt import receipts_directory
+from syncd.protocol.safetensors import Header, read_header, signature
 from syncd.protocol.step import Step, StepState
 
 
@@ -146,3 +151,67 @@ def _of_manifest(manifest: Manifest, wrong: list[str], *, full: bool) -> Step:
         parent=manifest.parent,
         problem=wrong[0] if wrong else "",
     )
+
+
+class Verification(StrEnum):
+    """How closely a step is verified before it is published.
+
+    size: every file is there with its size. header: every safetensors header parses and accounts for every byte of
+    its file, and no tensor is in two shards. content: every byte is read and matches its digest.
+    """
+
+    SIZE = "size"
+    HEADER = "header"
+    CONTENT = "content"
+
+
+def problems_of(
+    job: Job, step: Step, level: Verification, progress: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Return what is wrong with a complete step, nothing when it is good.
+
+    Foreign steps were checked by their layout.
+
+    Args:
+        job: The job.
+        step: The step.
+        level: How closely to verify.
+        progress: Called again and again during the work.
+    """
+    if level is Verification.SIZE or not step.is_native or step.kind == "remote":
+        return []
+    path = job.step(step.step)
+    try:
+        manifest = read_manifest(job.disk, path)
+        wrong = _headers(job, path, manifest, progress)
+        return wrong or (
+            damaged_files(job.disk, path, manifest, progress) if level is Verification.CONTENT else []
+        )
+    except (*MISSING, CorruptDataError) as error:
+        return [str(error)]
+
+
+def _headers(job: Job, path: str, manifest: Manifest, progress: Callable[[], None]) -> list[str]:
+    wrong: list[str] = []
+    try:
+        signature(_sound_headers(job, path, manifest, progress, wrong))
+    except CorruptDataError as error:
+        wrong.append(error.message)
+    return wrong
+
+
+def _sound_headers(
+    job: Job, path: str, manifest: Manifest, progress: Callable[[], None], wrong: list[str]
+) -> Iterator[Header]:
+    """Yield the headers that describe their files, and append what is wrong with the others."""
+    for record in manifest.shards:
+        progress()
+        try:
+            header = read_header(job.disk, f"{path}/{record.name}", progress)
+        except (*MISSING, CorruptDataError) as error:
+            wrong.append(f"{record.name}: {error}")
+            continue
+        if record.tensors and len(header.tensors) != record.tensors:
+            wrong.append(f"{record.name}: {len(header.tensors)} tensors of {record.tensors}")
+            continue
+        yield header

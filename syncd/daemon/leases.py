@@ -1,4 +1,4 @@
-"""Who still needs which steps: leases and pins, read where they are, not as some look found them."""
+"""Who still needs which steps: leases and pins, read from their files now, not from a snapshot."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ explorer and a trainer may have one name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Claims:
     """What one reading of leases and pins found.
 
     Args:
@@ -28,11 +28,11 @@ class Held:
     everything: str = ""
 
     def why(self, step: int) -> str | None:
-        """Say why a step must stay, None when nobody leases or pins it."""
+        """Return why a step must stay, None when nobody leases or pins it."""
         return self.everything or self.steps.get(step)
 
 
-def read_held(job: Job, dead: Dead, presences: Presences | None = None) -> Held:
+def read_claims(job: Job, dead: Dead, presences: Presences | None = None) -> Claims:
     """Read who leases and pins what. What was written before this call is in it.
 
     Args:
@@ -54,7 +54,7 @@ def read_held(job: Job, dead: Dead, presences: Presences | None = None) -> Held:
             if presence.problem:
                 everything = f"what {name} leases cannot be read"
             steps.update(_leased(name, presence))
-    return Held(steps, everything)
+    return Claims(steps, everything)
 
 
 def _leased(name: str, presence: Presence) -> dict[int, str]:

@@ -1,17 +1,16 @@
 """What to do about a snapshot: `plan(snapshot, policy) -> Plan`, pure.
 
 The marker is a hint and the manifest is the truth. Forward, any complete step that the hint does not exclude may be
-published. Back, explorers go only when the trainer says so: the marker names an earlier complete step and stands
-still, or a person asks for a rollback.
+published. Explorers roll back only when the trainer says so: the marker names an earlier complete step and does not
+change for a while, or a person requests a rollback.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts, removable
+from syncd.daemon.report import LASTING, symptoms
+from syncd.daemon.retention import Decision, Policy, decide, is_abandoned, is_meant, lost_attempts, removable
 from syncd.daemon.snapshot import Snapshot
-from syncd.daemon.symptoms import LASTING, symptoms
 from syncd.protocol.marker import MISSING_MARKER
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
@@ -25,11 +24,11 @@ ROOM = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What becomes of a request.
+    """The answer to a request.
 
     Args:
         request: The request.
-        done: Whether it is carried out; refused otherwise.
+        done: Whether it is completed; refused otherwise.
         detail: Why it is refused.
     """
 
@@ -43,14 +42,15 @@ class Plan:
     """What `act` carries out, in this order.
 
     Args:
-        first: Removals for which a publish must not be waited for, since it lacks the room that they make.
+        first: Removals that come before the publish, which lacks the room that they make.
         publish: The version to publish, None to publish nothing. Its date and term are for `act` to fill in.
         reason: Why it is published: first, newer, rewind, rewritten, rollback, behind.
         answers: Requests that are done or refused once the version is published.
         decisions: What happens to each step after that.
-        problems: What is worth saying, each state once: (stable name, detail).
+        problems: What is worth reporting, each state once: (stable name, detail).
         lost: Attempts to write a step that will not become one, to be removed.
-        due_in: Seconds after which another look may publish though nothing changes, None when time does nothing.
+        due_in: Seconds after which another scan may publish although nothing changes, None if time alone changes
+            nothing.
     """
 
     publish: Version | None
@@ -75,7 +75,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what to publish, to answer and to remove, from the snapshot alone."""
     choice, answers = _rollbacks(snapshot)
     if choice is None:
-        choice = _choose(snapshot, policy)
+        choice = _next_choice(snapshot, policy)
     version = _version(choice, snapshot) if choice else None
     after = replace(snapshot, version=version) if version else snapshot
     decisions = decide(after, policy)
@@ -92,7 +92,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
 
 
 def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: Policy) -> tuple[Decision, ...]:
-    """Return what goes whether or not the publish succeeds, where there may be no room for it."""
+    """Return what is removed before the publish, where there may be no room for it."""
     is_short = snapshot.crowded or (snapshot.free is not None and snapshot.free < ROOM)
     if not is_short:
         return ()
@@ -101,7 +101,7 @@ def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: Policy) -> t
 
 
 def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) -> bool:
-    """Say whether the plan for one snapshot is the plan for a later one, which need not be planned for then.
+    """Return whether the plan for one snapshot is the plan for a later one, which then need not be planned.
 
     Nothing has changed but the time, and none of the times that decide something has passed.
     """
@@ -112,7 +112,7 @@ def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) 
     return is_past[0] == is_past[1] and before == replace(now, marker_stable_for=before.marker_stable_for)
 
 
-def _choose(snapshot: Snapshot, policy: Policy) -> _Choice | None:
+def _next_choice(snapshot: Snapshot, policy: Policy) -> _Choice | None:
     version = snapshot.version
     if _is_torn(snapshot) and snapshot.marker_stable_for < policy.rewind_settle:
         return None
@@ -125,7 +125,7 @@ def _choose(snapshot: Snapshot, policy: Policy) -> _Choice | None:
 
 
 def _is_torn(snapshot: Snapshot) -> bool:
-    """Say whether the marker names no step: it may be in the midst of being written in place."""
+    """Return whether the marker names no step: it may be half written in place."""
     return snapshot.marker.problem not in ("", "missing")
 
 
@@ -135,7 +135,7 @@ def _against(newest: Step, version: Version, snapshot: Snapshot, policy: Policy)
         return _Choice(newest, _generation_above(floor, newest.step), "newer")
     if newest.step == version.step:
         return _same_step(newest, version, floor, policy)
-    # A marker that is written in place may be read half written: only one that stands still turns explorers back.
+    # A marker that is written in place may be read half written: only one that stays rolls explorers back.
     if newest.step == snapshot.hint and snapshot.marker_stable_for >= policy.rewind_settle:
         return _Choice(newest, floor[0] + 1, "rewind")
     return None
@@ -144,7 +144,7 @@ def _against(newest: Step, version: Version, snapshot: Snapshot, policy: Policy)
 def _same_step(newest: Step, version: Version, floor: Pair, policy: Policy) -> _Choice | None:
     if newest.digest != version.digest:
         return _Choice(newest, floor[0] + 1, "rewritten") if _settled(newest, policy) else None
-    # Explorers never go back to a lower pair: where one has applied a higher, they would wait for ever.
+    # Explorers never go back to a lower pair: if one has applied a higher pair, it would wait forever.
     return _Choice(newest, floor[0] + 1, "behind") if floor > version.pair else None
 
 
@@ -169,7 +169,7 @@ def _eligible(snapshot: Snapshot, policy: Policy) -> Iterator[Step]:
 
 
 def _is_held(step: Step, snapshot: Snapshot) -> bool:
-    """Say whether a rollback still excludes a step: its trainer has announced nothing since.
+    """Return whether a rollback still excludes a step: its trainer has announced nothing since.
 
     A marker announces by changing. A trainer without one announces by completing a step that was not there at the
     rollback: what was there is abandoned, and a step that could not be examined then is abandoned without a digest.
@@ -192,7 +192,7 @@ def _is_without_marker(snapshot: Snapshot) -> bool:
 
 
 def _names_what_it_named(snapshot: Snapshot) -> bool:
-    """Say whether the tracker, where it stands in for the marker, has not moved since the last rollback."""
+    """Return whether the tracker, where it replaces the marker, has not moved since the last rollback."""
     version = snapshot.version
     if version is None or not _is_without_marker(snapshot):
         return False
@@ -202,7 +202,7 @@ def _names_what_it_named(snapshot: Snapshot) -> bool:
 
 
 def _is_announced(step: Step, named: int | None, policy: Policy) -> bool:
-    """Say whether its writer has said that the step may be read."""
+    """Return whether its writer has announced that the step may be read."""
     if step.announced_by == "itself":
         return named is None or step.step <= named or not step.is_native
     if step.announced_by == "marker":
@@ -215,7 +215,7 @@ def _settled(step: Step, policy: Policy) -> bool:
 
 
 def _settling(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
-    """Return the seconds until each thing that must stand still has done so."""
+    """Return the seconds until each thing that must not change for a while has done so."""
     version, named = snapshot.version, snapshot.hint
     left = policy.rewind_settle - snapshot.marker_stable_for
     goes_back = version is not None and named is not None and named < version.step
@@ -227,7 +227,7 @@ def _settling(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
 
 
 def _rollbacks(snapshot: Snapshot) -> tuple[_Choice | None, tuple[Answer, ...]]:
-    """Return the first rollback that can be carried out, and the answers up to it; the next has its turn later."""
+    """Return the first rollback that can be carried out, and the answers up to it; the next one waits."""
     answers = []
     for request in snapshot.requests:
         if request.kind != "rollback":
@@ -272,14 +272,14 @@ def _version(choice: _Choice, snapshot: Snapshot) -> Version:
 
 
 def _carried_out(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the requests that were carried out before and whose files would not go: they must not be done twice."""
+    """Return the completed requests whose files could not be removed: they must not be done twice."""
     before = snapshot.version
     done = {before.request, *before.carried_out} if before else set()
     return tuple(request.identity for request in snapshot.requests if request.identity in done)
 
 
 def _held_tracker(snapshot: Snapshot, *, goes_back: bool) -> int | None:
-    """Return what the tracker names at a rollback; it is remembered for as long as the tracker says the same."""
+    """Return what the tracker names at a rollback; it is kept for as long as the tracker says the same."""
     before = snapshot.version
     if not _is_without_marker(snapshot):
         return None
@@ -289,7 +289,7 @@ def _held_tracker(snapshot: Snapshot, *, goes_back: bool) -> int | None:
 
 
 def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ...]:
-    """Return the steps that are no longer newest: those of before that are there, and those above a way back."""
+    """Return the abandoned steps: those of before that still exist, and those above a step that was gone back to."""
     before = snapshot.version.abandoned if snapshot.version else ()
     there = {(step.step, step.digest) for step in snapshot.steps.values()}
     found = {item for item in before if item in there}
@@ -303,7 +303,7 @@ def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ..
 
 
 def _vacated(snapshot: Snapshot, decisions: tuple[Decision, ...]) -> Iterator[Answer]:
-    """Answer the requests to vacate: done when the step has gone, refused when it may never go, else they wait."""
+    """Answer the requests to vacate: done when the step is removed, refused when it never will be, else they wait."""
     kept = {decision.step: decision for decision in decisions if decision.keep}
     for request in snapshot.requests:
         if request.kind != "vacate":
@@ -320,7 +320,7 @@ _FINAL = frozenset(
 
 
 def _is_final(decision: Decision, named: int | None) -> bool:
-    """Say whether waiting cannot help: a lease ends, and a newest version may yet be left behind."""
+    """Return whether waiting cannot help: a lease ends, and a newest version may still be superseded."""
     if decision.rule == "newest_version":
         return named is None or named >= decision.step
     return decision.rule in _FINAL

@@ -1,13 +1,98 @@
-"""What is worth telling about two looks at a job: pure, so that every message is testable and said once."""
+"""What is worth reporting about a job: what changed between two snapshots, and what is wrong with one.
 
-from collections.abc import Iterator, Mapping
+`differences` and `symptoms` are pure, so that every message is testable and is published once. `EventReporter` hands
+events to the observers.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from syncd.daemon.snapshot import Module, Snapshot
+from syncd.errors import StorageError, plain
 from syncd.observe import names
-from syncd.observe.events import Level
+from syncd.observe.events import Event, Level, Observer
+from syncd.protocol.disk import Clock
+from syncd.protocol.marker import MISSING_MARKER
+from syncd.protocol.mount import MountState, MountTrouble
+from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.step import Step, StepState
+from syncd.protocol.version import BELIEVED_GENERATION
+
+LASTING = 1.0
+"""Seconds that a marker must be wrong before that is worth reporting."""
+
+_EVENT_OF_PROBLEM = {
+    "marker": names.MARKER_REJECTED,
+    "version": names.VERSION_FILE_REJECTED,
+    "unreadable_presence": names.ENTRY_READ_FAILED,
+    "unreadable_directory": names.ENTRY_READ_FAILED,
+    "tracker": names.ENTRY_READ_FAILED,
+    "obstacle": names.ENTRY_READ_FAILED,
+    "document": names.DOCUMENT_REJECTED,
+}
+
+Problem = tuple[str, str]
+"""A stable name, and what is wrong."""
+
+
+class EventReporter:
+    """Publishes events to the observers, from any thread.
+
+    Args:
+        observer: Hears every event.
+        clock: This host's clock.
+    """
+
+    def __init__(self, observer: Observer, clock: Clock) -> None:
+        self._observer, self._clock = observer, clock
+        self._one_at_a_time = threading.Lock()  # another thread empties the trash
+        self._problems: set[Problem] = set()
+
+    def publish(self, name: str, level: Level, **fields: Any) -> None:
+        """Hand an event to the observers."""
+        with self._one_at_a_time:
+            self._observer.observe(Event(name, level, self._clock.time(), fields))
+
+    def publish_differences(self, before: Snapshot, after: Snapshot) -> None:
+        """Publish what has changed between two snapshots."""
+        for message in differences(before, after):
+            self.publish(message.name, message.level, **message.fields)
+
+    def publish_problems(self, problems: Iterable[Problem]) -> None:
+        """Publish each problem when it begins, and not again while it lasts."""
+        now = tuple(problems)
+        for name, detail in now:
+            if (name, detail) in self._problems:
+                continue
+            event = _EVENT_OF_PROBLEM.get(name, names.STEP_DAMAGED)
+            if event == names.ENTRY_READ_FAILED:
+                self.publish(event, "error", code=StorageError.code, detail=detail)
+            else:
+                self.publish(event, "warning", detail=detail)
+        self._problems = set(now)
+
+    def publish_obstacle(self, obstacle: Obstacle) -> None:
+        """Publish an entry that cannot be moved or removed."""
+        self.publish(
+            names.ENTRY_MOVE_FAILED,
+            "error",
+            code=StorageError.code,
+            path=obstacle.path,
+            detail=f"it cannot be moved or removed: {obstacle.message}",
+            owner=obstacle.owner,
+            hint=obstacle.hint,
+        )
+
+    def publish_mount(self, before: MountTrouble | None, now: MountTrouble | None) -> None:
+        """Publish the state of the file system if it has changed."""
+        was = before.state if before else MountState.OK
+        if now is not None and now.state is not was:
+            fields = {"state": now.state, "detail": now.message, "hint": now.hint}
+            self.publish(names.MOUNT_STATE_CHANGED, "error", **fields)
+        elif now is None and was is not MountState.OK:
+            self.publish(names.MOUNT_STATE_CHANGED, "info", state=MountState.OK, detail=f"it was {was}")
 
 
 class Message(NamedTuple):
@@ -99,9 +184,9 @@ def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module
 
 
 def _is_another(known: Module, module: Module) -> bool:
-    """Say whether it runs anew, or beats again after it was taken for dead."""
-    runs_anew = known.presence.incarnation != module.presence.incarnation
-    return runs_anew or (module.alive and not known.alive)
+    """Return whether it is a new run, or beats again after it counted as dead."""
+    is_new_run = known.presence.incarnation != module.presence.incarnation
+    return is_new_run or (module.alive and not known.alive)
 
 
 def _has_left(module: Module) -> bool:
@@ -109,7 +194,7 @@ def _has_left(module: Module) -> bool:
 
 
 def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
-    """Say how far each live explorer is behind whenever that changes."""
+    """Yield how far each live explorer is behind whenever that changes."""
     if before.explorers is after.explorers and before.version == after.version:
         return
     for name, module in after.explorers.items():
@@ -126,3 +211,53 @@ def lag_of(snapshot: Snapshot, module: Module) -> int | None:
     generation, step = module.presence.applied
     behind = snapshot.version.step - step
     return max(behind, 0) if generation == snapshot.version.generation else max(behind, 1)
+
+
+def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
+    """Yield what is wrong with the marker and with what is published."""
+    marker, version = snapshot.marker, snapshot.version
+    # A marker that is written in place is empty or torn for a moment at each step: that is no problem.
+    lasting = snapshot.marker_stable_for >= LASTING
+    if (
+        lasting
+        and marker.problem
+        and (marker.problem != MISSING_MARKER.problem or _should_have_marker(snapshot))
+    ):
+        yield "marker", f"{marker.problem}: {marker.text!r}" if marker.text else marker.problem
+    elif lasting and marker.step is not None and _is_missing(snapshot, marker.step):
+        yield "marker", f"ahead of its step: {marker.step} is not complete"
+    for module in snapshot.unreadable:
+        yield "unreadable_presence", f"no step is removed while it lives, it may read any: {module}"
+    for problem in snapshot.unlisted:
+        yield "unreadable_directory", f"no step is removed, any may be leased or pinned: {problem}"
+    if snapshot.tracker_problem:
+        yield "tracker", f"no full checkpoint is removed, it may name any: {snapshot.tracker_problem}"
+    for problem in snapshot.obstacles:
+        yield "obstacle", problem
+    if snapshot.version_problem:
+        yield "version", snapshot.version_problem
+    if version and version.kind != "remote" and _is_missing(snapshot, version.step):
+        yield "published_step", f"step {version.step} is published and no longer complete"
+    yield from _documents(snapshot)
+
+
+def _documents(snapshot: Snapshot) -> Iterator[Problem]:
+    """Yield the documents that are ignored, wholly or in part."""
+    for path, problem in {**snapshot.unreadable_pins, **snapshot.unreadable_requests}.items():
+        yield "document", f"{plain(path)}: {problem}"
+    for name, module in snapshot.explorers.items():
+        applied = module.presence.applied
+        if applied is not None and applied[0] > BELIEVED_GENERATION:
+            yield "document", f"explorer {name} names generation {applied[0]}, which is not believed"
+
+
+def _should_have_marker(snapshot: Snapshot) -> bool:
+    """Return whether there are steps that a marker announces; for verl's own the tracker serves too."""
+    if any(step.is_native for step in snapshot.steps.values()):
+        return True
+    return snapshot.tracker is None and any(step.announced_by == "marker" for step in snapshot.steps.values())
+
+
+def _is_missing(snapshot: Snapshot, number: int) -> bool:
+    step = snapshot.steps.get(number)
+    return step is None or step.state is not StepState.COMPLETE

@@ -1,13 +1,13 @@
-"""Which steps stay and which go, and by which rule: a pure function of a snapshot.
+"""Retention: which steps are kept and which are removed, and by which rule. A pure function of a snapshot.
 
-Rules that keep are asked in order and the first that holds is the one reported; what none keeps is removed. A step
-that any rule keeps is kept. docs/retention.md has the table.
+The rules that keep are asked in order, and the first that holds is reported; a step that no rule keeps is removed.
+docs/retention.md has the table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from syncd.daemon.policy import Policy, Retention
+from syncd.config import DaemonConfig
 from syncd.daemon.snapshot import Snapshot
 from syncd.errors import CorruptDataError
 from syncd.protocol.manifest import chain
@@ -16,12 +16,68 @@ from syncd.protocol.step import Step, StepState
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """Which steps to keep beside those that are never removed (docs/retention.md).
+
+    Args:
+        keep_last: Newest sync steps to keep, at least 1.
+        keep_every: Keep each sync step that is a multiple of this; 0 for none.
+        keep_full: Newest full checkpoints to keep; 0 for all.
+        keep_previous: Keep the version published before, even if it is a full checkpoint beyond `keep_full`.
+        max_bytes: Remove the oldest of what only `keep_last` and `keep_every` keep while all steps together
+            are larger than this; 0 for no limit.
+        partial_grace: Seconds without a change after which a step that will not be finished (a newer one is
+            complete) is removed.
+    """
+
+    keep_last: int = 2
+    keep_every: int = 0
+    keep_full: int = 0
+    max_bytes: int = 0
+    partial_grace: float = 3600.0
+    keep_previous: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a plan follows.
+
+    Args:
+        retention: What to keep.
+        prune: Whether anything is removed at all.
+        prune_foreign: Allow pruning steps that other frameworks wrote.
+        rewind_settle: Seconds that a marker that goes back must not change before explorers follow: a marker that is
+            written in place may be read half written.
+        settle: Seconds that a foreign step without its own marker must not change before it counts.
+    """
+
+    retention: Retention = Retention()
+    prune: bool = True
+    prune_foreign: bool = False
+    rewind_settle: float = 1.0
+    settle: float = 2.0
+
+
+def policy_of(config: DaemonConfig) -> Policy:
+    """Return the policy that a configuration asks for."""
+    retention = Retention(
+        config.keep_last,
+        config.keep_every,
+        config.keep_full,
+        config.max_bytes,
+        config.partial_grace,
+        config.keep_previous,
+    )
+    return Policy(retention, config.prune, config.prune_foreign, config.rewind_settle, config.settle)
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """What happens to one step.
+    """Whether one step is kept or removed.
 
     Args:
         step: The step.
-        keep: Whether it stays.
+        keep: Whether it is kept.
         rule: The rule that decided, a stable name.
         detail: Why, for people to read.
     """
@@ -35,7 +91,7 @@ class Decision:
 Rule = Callable[[Step], Decision | None]
 
 RIVAL_GRACE = 60.0
-"""Seconds without a change after which an attempt to write a step gives way to a later one of the same step."""
+"""Seconds without a change after which a later attempt to write the same step replaces an attempt."""
 
 
 def decide(snapshot: Snapshot, policy: Policy) -> tuple[Decision, ...]:
@@ -60,7 +116,7 @@ def removable(decisions: Iterable[Decision]) -> list[Decision]:
 def lost_attempts(snapshot: Snapshot, policy: Policy) -> tuple[Step, ...]:
     """Return the attempts that will not become their step: another save has sealed it, or a later one is writing it.
 
-    No reader ever reads an attempt, so no lease protects one. Whoever still writes it is told by its next call.
+    No reader ever reads an attempt, so no lease protects one. The next call of a writer that still writes it fails.
     """
     return tuple(
         attempt
@@ -74,7 +130,7 @@ def _is_lost(attempt: Step, other: Step) -> bool:
 
 
 def is_abandoned(step: Step, snapshot: Snapshot) -> bool:
-    """Say whether an earlier generation wrote the step and the trainer has gone back below it."""
+    """Return whether an earlier generation wrote the step and the trainer has gone back below it."""
     return snapshot.version is not None and (step.step, step.digest) in snapshot.version.abandoned
 
 
@@ -88,7 +144,7 @@ def vacating(snapshot: Snapshot) -> frozenset[int]:
 
 
 def is_meant(request: Request, snapshot: Snapshot) -> bool:
-    """Say whether what a request wants vacated is still there, and not what was written in its place."""
+    """Return whether the step that a request wants vacated still exists, and was not written again."""
     step = snapshot.steps.get(request.step)
     return step is not None and step.state is not StepState.FILLING and request.digest in ("", step.digest)
 
@@ -187,13 +243,13 @@ def _is_ahead(step: Step, newest: int, snapshot: Snapshot) -> bool:
 
 
 def _may_be_announced(step: Step, snapshot: Snapshot, policy: Policy) -> bool:
-    """Say whether the trainer names it or may be about to: it may have gone back and sealed this step since.
+    """Return whether the trainer names it or may be about to: it may have gone back and sealed this step since.
 
-    Whether a step above the marker was left behind or has just been written cannot be told from its files.
-    Once the trainer has passed it, or stands still for long, it was left behind.
+    The files of a step above the marker do not tell whether it was left behind or has just been written. Once the
+    trainer has passed it, or has not moved for long, it was left behind.
     """
     named = snapshot.hint
-    # A marker that is there and names no step may be in the midst of naming any of them.
+    # A marker that exists and names no step may be about to name any of them.
     from_here = 0 if named is None and snapshot.marker.problem != "missing" else named
     if from_here is None or step.step < from_here or step.state is not StepState.COMPLETE:
         return False
@@ -201,14 +257,14 @@ def _may_be_announced(step: Step, snapshot: Snapshot, policy: Policy) -> bool:
 
 
 def _is_stale(step: Step, newest: int, policy: Policy) -> bool:
-    """Say whether nobody will finish or mend a step: a newer one is published, and it has long stood still."""
+    """Return whether nobody will finish or repair a step: a newer one is published, and it is long unchanged."""
     return step.step < newest and step.unchanged_for >= policy.retention.partial_grace
 
 
 def _weak(
     weak: list[Step], steps: list[Step], snapshot: Snapshot, retention: Retention
 ) -> Iterator[Decision]:
-    """Decide what no strong rule keeps, within the byte budget: the oldest go first."""
+    """Decide what no strong rule keeps, within the byte budget: the oldest are removed first."""
     last, going = _last_sync(steps, snapshot, retention.keep_last), vacating(snapshot)
     excess = snapshot.job_size - retention.max_bytes if retention.max_bytes else 0
     for step in weak:
@@ -264,7 +320,7 @@ def _links(step: int, parents: Mapping[int, int | None]) -> tuple[int, ...]:
     try:
         return chain(step, dict(parents))[1:]
     except CorruptDataError:
-        # A broken chain: what is left of it may still be mended by hand, so its steps are kept.
+        # A broken chain: a person may still repair what is left of it, so its steps are kept.
         return tuple(_walk(step, parents))
 
 

@@ -1,15 +1,16 @@
-"""The loop around the daemon's ticks: a thread that works, and one that waits for signals and reports."""
+"""The loop around the daemon's ticks: one thread works, another waits for signals and reports."""
 
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from syncd.config import DaemonConfig
 from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
 from syncd.daemon.service import Daemon
-from syncd.daemon.wake import Mode, Pipe, Signals, Watcher
-from syncd.daemon.watchdog import Attendance
+from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
+from syncd.daemon.watchdog import Watchdog
 from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import names
 from syncd.protocol.disk import Clock
@@ -26,27 +27,27 @@ _ROOM_ROUNDS, _ROOM_PAUSE = 3, 0.15
 _JOIN = 10.0
 
 
-class Notifier(Protocol):
-    """The service manager, as `observe.sd_notify` speaks to it."""
+class ServiceManager(Protocol):
+    """The service manager, as `observe.sd_notify` talks to it."""
 
     def ready(self, status: str) -> None:
-        """Say that the daemon has started."""
+        """Report that the daemon has started."""
 
     def alive(self, status: str) -> None:
-        """Say that a tick was finished."""
+        """Report that a tick was finished."""
 
     def status(self, status: str) -> None:
-        """Say what is going on, without a sign of life."""
+        """Report the status, without a sign of life."""
 
     def reloading(self) -> None:
-        """Say that the configuration is being read again."""
+        """Report that the configuration is being read again."""
 
     def stopping(self) -> None:
-        """Say that the daemon is about to end."""
+        """Report that the daemon is about to end."""
 
 
 class Background:
-    """One thread for slow work; work that comes while it is busy is dropped and comes again."""
+    """One thread for slow work; work that comes while it is busy is dropped, and comes again."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -58,13 +59,13 @@ class Background:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait a while for the work in hand; what is left of it is taken up at the next start."""
+        """Wait a while for the current work; the next start resumes what is left of it."""
         if self._thread is not None:
             self._thread.join(_JOIN)
 
 
 def _unless_disturbed(work: Callable[[], None]) -> None:
-    # A file system in trouble shows in the ticks; this work comes again.
+    # A failing file system shows in the ticks, and this work comes again.
     with contextlib.suppress(OSError):
         work()
 
@@ -72,65 +73,65 @@ def _unless_disturbed(work: Callable[[], None]) -> None:
 def run(
     daemon: Daemon,
     clock: Clock,
-    notifier: Notifier,
+    manager: ServiceManager,
     load: Callable[[], DaemonConfig],
-    attendance: Attendance,
+    watchdog: Watchdog,
     background: Background | None = None,
 ) -> None:
-    """Run until a signal asks to stop, or all have left and the configuration says that this is the end.
+    """Run until a signal asks to stop, or until all modules have left if the configuration says so.
 
-    One thread works; this one takes signals and reports, whatever the mount does to the other.
+    One thread works; this one receives signals and reports, whatever the mount does to the other.
 
     Args:
         daemon: What ticks.
         clock: This host's clock.
-        notifier: The service manager.
+        manager: The service manager.
         load: Reads the configuration again, for SIGHUP.
-        attendance: What this thread says meanwhile.
+        watchdog: Reports what does not return, in this thread.
         background: Where the daemon's slow work runs; waited for at the end.
 
     Raises:
-        StuckError: It was asked to stop while an operation does not come back.
+        StuckError: It was asked to stop while an operation does not return.
     """
-    told, woken = Pipe(), Pipe()
-    signals = Signals(told, woken)
-    loop = _Loop(daemon, clock, notifier, load, attendance, signals)
-    worker = WorkerThread(lambda: loop.run(woken, background), "daemon", told.ring)
-    notifier.ready("starting")
+    reported, woken = WakePipe(), WakePipe()
+    signals = Signals(reported, woken)
+    loop = _Loop(daemon, clock, manager, load, watchdog, signals)
+    worker = WorkerThread(lambda: loop.run(woken, background), "daemon", reported.ring)
+    manager.ready("starting")
     worker.start()
-    _attend(daemon, clock, notifier, attendance, worker, signals, told)
+    _watch_over(daemon, clock, manager, watchdog, worker, signals, reported)
     worker.result()
-    attendance.close()
+    watchdog.close()
 
 
-def _attend(
+def _watch_over(
     daemon: Daemon,
     clock: Clock,
-    notifier: Notifier,
-    attendance: Attendance,
+    manager: ServiceManager,
+    watchdog: Watchdog,
     worker: WorkerThread[None],
     signals: Signals,
-    told: Pipe,
+    reported: WakePipe,
 ) -> None:
-    """Report until the work has ended, or must be left where it stands."""
+    """Report until the work has ended, or must be abandoned."""
     asked: float | None = None
     while worker.is_running:
-        told.wait(attendance.every)
-        stuck = attendance.look(daemon, status_line(daemon))
+        reported.wait(watchdog.every)
+        stuck = watchdog.check(daemon, status_line(daemon))
         if signals.stop and asked is None:
             asked = clock.monotonic()
-            notifier.stopping()
+            manager.stopping()
         if asked is not None:
-            attendance.check_stop(worker.identity, asked)
+            watchdog.check_stop(worker.identity, asked)
         elif stuck is not None:
-            # Known and told: ended and started again, the daemon would know nothing, and be no less stuck.
-            notifier.alive(f"stuck: {stuck}; {status_line(daemon)}")
+            # It is known and reported: a restarted daemon would know nothing, and be no less stuck.
+            manager.alive(f"stuck: {stuck}; {status_line(daemon)}")
 
 
 def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None:
-    """Take ticks until nothing is left that time alone would change, then release the lead.
+    """Tick until nothing is left that time alone would change, then release the lead.
 
-    Whether a silent leader lives is waited for, `takeover` seconds at most.
+    It waits at most `takeover` seconds to learn whether a silent leader lives.
 
     Args:
         daemon: What ticks.
@@ -155,7 +156,7 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
                     continue
                 raise daemon.error
             if not daemon.leads:
-                # One look cannot tell a dead leader of another host from one that is between two heartbeats.
+                # One reading cannot tell a dead leader of another host from one between two heartbeats.
                 if not daemon.is_surely_led and clock.monotonic() < led_until:
                     clock.sleep(min(seconds, 0.5))
                     continue
@@ -167,7 +168,7 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
             waits_for_trash = empty_trash and daemon.trash_left > 0
             is_done = daemon.plan.publish is None and daemon.plan.due_in is None and not waits_for_trash
             if is_done or clock.monotonic() >= ends:
-                _refuse_obstacle(daemon.obstacle)
+                _require_no_obstacle(daemon.obstacle)
                 return
             if daemon.plan.publish is None:
                 clock.sleep(min(seconds, 0.5))
@@ -175,8 +176,8 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
         daemon.close()
 
 
-def _refuse_obstacle(obstacle: Obstacle | None) -> None:
-    """Say that not all was done, after all that could be.
+def _require_no_obstacle(obstacle: Obstacle | None) -> None:
+    """Fail if something could not be done, after everything else was.
 
     Raises:
         StorageError: Something could not be moved or removed.
@@ -206,14 +207,14 @@ def _mode(config: DaemonConfig) -> Mode | None:
 
 
 class _Loop:
-    """What the worker does: ticks, waits, and what the signals ask for.
+    """The worker: ticks, waits, and does what the signals ask for.
 
     Args:
         daemon: What ticks.
         clock: This host's clock.
-        notifier: The service manager.
+        manager: The service manager.
         load: Reads the configuration again.
-        attendance: Knows what has come back.
+        watchdog: Knows what was stuck and has returned.
         signals: What was asked for.
     """
 
@@ -221,17 +222,17 @@ class _Loop:
         self,
         daemon: Daemon,
         clock: Clock,
-        notifier: Notifier,
+        manager: ServiceManager,
         load: Callable[[], DaemonConfig],
-        attendance: Attendance,
+        watchdog: Watchdog,
         signals: Signals,
     ) -> None:
-        self._daemon, self._clock, self._notifier, self._load = daemon, clock, notifier, load
-        self._attendance, self._signals = attendance, signals
+        self._daemon, self._clock, self._manager, self._load = daemon, clock, manager, load
+        self._watchdog, self._signals = watchdog, signals
         self._news_at = clock.monotonic()
         self._mode = ""
 
-    def run(self, pipe: Pipe, background: Background | None) -> None:
+    def run(self, pipe: WakePipe, background: Background | None) -> None:
         """Work until the end, then release the lead.
 
         Args:
@@ -243,31 +244,31 @@ class _Loop:
             daemon.job.root,
             pipe,
             _mode(daemon.config),
-            lambda: daemon.tell(names.EMITTER_REBUILT, "warning"),
-            self._attendance.in_hand,
+            lambda: daemon.report(names.EMITTER_REBUILT, "warning"),
+            self._watchdog.in_hand,
         )
         try:
-            self._tick_on(watcher)
+            self._tick_until_stopped(watcher)
         finally:
             watcher.close()
             if background is not None:
                 background.join()
             daemon.close()
 
-    def _tick_on(self, watcher: Watcher) -> None:
-        daemon, notifier, signals, woken = self._daemon, self._notifier, self._signals, True
-        daemon.on_progress = lambda: _tell_manager(daemon, notifier)
+    def _tick_until_stopped(self, watcher: Watcher) -> None:
+        daemon, manager, signals, woken = self._daemon, self._manager, self._signals, True
+        daemon.on_progress(partial(_notify, daemon, manager))
         while not signals.stop:
-            self._tell_mode(watcher)
+            self._report_mode(watcher)
             if signals.reload:
                 signals.reload = False
-                _reload(daemon, notifier, self._load)
+                _reload(daemon, manager, self._load)
             seconds = daemon.tick(woken=woken)
             if daemon.found_news:
                 watcher.found_news()
                 self._news_at = self._clock.monotonic()
-            self._tell_past()
-            _tell_manager(daemon, notifier)
+            self._report_past()
+            _notify(daemon, manager)
             if daemon.config.exit_when_left and daemon.is_left:
                 return
             woken = watcher.wait(self._pause(watcher, seconds))
@@ -278,10 +279,10 @@ class _Loop:
         idle = self._clock.monotonic() - self._news_at >= IDLE_AFTER
         return min(seconds, self._daemon.config.poll * (2 if idle else 1))
 
-    def _tell_mode(self, watcher: Watcher) -> None:
+    def _report_mode(self, watcher: Watcher) -> None:
         if watcher.mode != self._mode:
             changed, self._mode = self._mode != "", watcher.mode
-            self._daemon.tell(
+            self._daemon.report(
                 names.WATCH_MODE_SELECTED,
                 "warning" if changed else "info",
                 mode=watcher.mode,
@@ -289,12 +290,12 @@ class _Loop:
                 mount=watcher.mount.point,
             )
 
-    def _tell_past(self) -> None:
-        past = self._attendance.take_past()
+    def _report_past(self) -> None:
+        past = self._watchdog.pop_past()
         if past is not None:
             trouble = self._daemon.trouble
             state = trouble.state if trouble else MountState.OK
-            self._daemon.tell(
+            self._daemon.report(
                 names.MOUNT_STATE_CHANGED,
                 "warning",
                 state=state,
@@ -303,19 +304,19 @@ class _Loop:
             )
 
 
-def _tell_manager(daemon: Daemon, notifier: Notifier) -> None:
-    # What a new start would not mend is waited for: it is known, and told.
+def _notify(daemon: Daemon, manager: ServiceManager) -> None:
+    # The daemon waits for what a restart would not repair: it is known and reported.
     if daemon.error is None or (daemon.trouble is not None and daemon.trouble.state in PATIENT):
-        notifier.alive(status_line(daemon))
+        manager.alive(status_line(daemon))
     else:
-        notifier.status(status_line(daemon))
+        manager.status(status_line(daemon))
 
 
-def _reload(daemon: Daemon, notifier: Notifier, load: Callable[[], DaemonConfig]) -> None:
-    """Read the configuration again; a bad one is told and the old one stays."""
-    notifier.reloading()
+def _reload(daemon: Daemon, manager: ServiceManager, load: Callable[[], DaemonConfig]) -> None:
+    """Read the configuration again; report an invalid one and keep the old one."""
+    manager.reloading()
     try:
         daemon.reload(load())
     except (ConfigError, SyncdError) as error:
-        daemon.tell(names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint)
-    notifier.ready(status_line(daemon))
+        daemon.report(names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint)
+    manager.ready(status_line(daemon))

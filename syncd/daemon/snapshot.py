@@ -1,4 +1,4 @@
-"""What one look at a job found: frozen data, all that a plan may depend on."""
+"""What one scan of a job found: frozen data, all that a plan may depend on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look at a job.
+    """What one scan of a job found.
 
     Args:
         steps: Every step directory by step; for a step without one, the attempt to write it that changed last.

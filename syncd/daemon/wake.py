@@ -1,8 +1,8 @@
-"""What wakes the daemon: changes in the job directory where the kernel tells, signals, and time.
+"""What wakes the daemon: changes in the job directory where the kernel reports them, signals, and time.
 
-Events only wake the scanner, they are never believed. On a network mount there are none for what other hosts do,
-so the daemon looks by the clock; and where events should come but a look finds news that none announced, it stops
-relying on them.
+Events only wake the scanner; the daemon never relies on what they say. A network mount raises none for the changes of
+other hosts, so there the daemon polls. Where events should come but a scan finds news that none announced, it polls
+too.
 """
 
 import os
@@ -10,7 +10,7 @@ import random
 import select
 import signal
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -44,20 +44,7 @@ _MISSES = 2
 """Changes that no event announced after which events are no longer relied on."""
 
 
-class Wake(Protocol):
-    """What the daemon waits on."""
-
-    mode: Mode
-    reason: str
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until something happened or `seconds` are over, and say whether something happened."""
-
-    def close(self) -> None:
-        """Stop watching."""
-
-
-class Pipe:
+class WakePipe:
     """A self-pipe: any thread and any signal handler may ring it, the main thread waits on it."""
 
     def __init__(self) -> None:
@@ -73,7 +60,7 @@ class Pipe:
             return
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds`; say whether it rang, and forget all rings."""
+        """Wait up to `seconds`; return whether it rang, and forget all rings."""
         if not self._poll.poll(max(seconds, 0.0) * 1000):
             return False
         try:
@@ -97,13 +84,13 @@ class Watcher:
         pipe: What signals ring too.
         mode: `events` or `polling` to force one, None to choose by the file system.
         on_rebuilt: Called when a dead emitter was replaced.
-        attend: Notes what is asked of the file system while it is.
+        attend: Notes each call of the file system while it runs.
     """
 
     def __init__(
         self,
         root: str,
-        pipe: Pipe,
+        pipe: WakePipe,
         mode: Mode | None = None,
         on_rebuilt: Callable[[], None] = lambda: None,
         attend: TrackCall = untracked,
@@ -114,20 +101,20 @@ class Watcher:
         self._misses = 0
         with attend("find", root):
             self.mount = mount_of(root)
-        self.mode, self.reason = choose(mode, self.mount)
+        self.mode, self.reason = choose_watch_mode(mode, self.mount)
         if self.mode == "events":
             self._start()
 
     def wait(self, seconds: float) -> bool:
         """Wait for an event or a signal, `seconds` at most; polling waits are spread by a tenth."""
-        self._mend()
+        self._replace_dead_emitter()
         if self.mode == "polling":
             seconds *= random.uniform(0.9, 1.1)  # noqa: S311 - so that many daemons do not beat in step
         self._rang = self._pipe.wait(seconds)
         return self._rang
 
     def found_news(self) -> None:
-        """Take note that a look found the marker changed: no event had said so if nothing rang."""
+        """Note that a scan found the marker changed: no event announced it if nothing rang."""
         if self.mode != "events" or self._rang:
             self._misses = 0
             return
@@ -147,7 +134,7 @@ class Watcher:
             with self._attend("watch", self._root):
                 observer.start()
         except OSError as error:
-            self.mode, self.reason = "polling", f"events cannot be had: {error.strerror}"
+            self.mode, self.reason = "polling", f"no events: {error.strerror}"
         else:
             self._observer = observer
 
@@ -158,8 +145,8 @@ class Watcher:
             self._observer.join(5)
             self._observer = None
 
-    def _mend(self) -> None:
-        """Replace a dead emitter: the observer stays alive when the watched directory goes, and tells nothing."""
+    def _replace_dead_emitter(self) -> None:
+        """Replace a dead emitter: the observer stays alive when the watched directory goes, and reports nothing."""
         if self.mode != "events":
             return
         observer = self._observer
@@ -173,12 +160,12 @@ class Watcher:
         self._on_rebuilt()
 
 
-def choose(mode: Mode | None, mount: Mount) -> tuple[Mode, str]:
+def choose_watch_mode(mode: Mode | None, mount: Mount) -> tuple[Mode, str]:
     """Return how to watch a mount, and why."""
     if mode is not None:
         return mode, "asked for"
     if mount.is_network:
-        return "polling", f"{mount.type} tells no other host's changes"
+        return "polling", f"{mount.type} raises no events for other hosts' changes"
     return "events", f"{mount.type} is local"
 
 
@@ -189,24 +176,24 @@ class Signals:
         *pipes: What to ring.
     """
 
-    def __init__(self, *pipes: Pipe) -> None:
+    def __init__(self, *pipes: WakePipe) -> None:
         self.stop = self.reload = False
         self._pipes = pipes
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._take)
+            signal.signal(number, self._receive)
 
-    def _take(self, number: int, _frame: Any) -> None:
+    def _receive(self, number: int, _frame: Any) -> None:
         if number == signal.SIGHUP:
             self.reload = True
         else:
             self.stop = True
-        # One waiter is this same thread: its poll goes on after this handler, and finds the pipe rung.
+        # One waiter is this same thread: its poll resumes after this handler, and finds the pipe rung.
         for pipe in self._pipes:
             pipe.ring()
 
 
 class _Emitter(InotifyEmitter):
-    """Hears of what arrives, not of what is moved away.
+    """Reports what arrives, not what is moved away.
 
     The library holds a move away back for half a second, to pair it with an arrival, and all later events behind it.
     Each pruning moves a step away, so the next marker would be noticed half a second late.

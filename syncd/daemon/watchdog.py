@@ -1,6 +1,6 @@
-"""What the main thread says while another one works: what is known, and what does not come back.
+"""The watchdog: the main thread reports while another thread works, above all an operation that does not return.
 
-It asks nothing of the job's file system, so no mount can keep it from reporting, or from ending the process.
+It does no I/O on the job's file system, so no mount can keep it from reporting, or from ending the process.
 """
 
 import threading
@@ -24,29 +24,29 @@ WRITE_EVERY = 5.0
 """Seconds after which the host's file is written again although nothing has changed."""
 
 STOP_GRACE = 2.0
-"""Seconds that a stuck operation is given to come back once the daemon is asked to stop."""
+"""Seconds that a stuck operation is given to return once the daemon is asked to stop."""
 
 _EVERY = 1.0
 
 
-class Keeper(Protocol):
-    """Keeps what is known where a dead mount does not hide it, as `observe.hostfile.Writer` does."""
+class StatusWriter(Protocol):
+    """Writes what is known where a dead mount does not hide it, as `stall.hostfile.Writer` does."""
 
     def write(self, at: float, document: Mapping[str, Any]) -> None:
-        """Replace what was kept."""
+        """Replace the file."""
 
     def remove(self) -> None:
-        """Keep nothing any more."""
+        """Remove the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """An operation that has not come back for longer than a mount that works would take.
+    """An operation that has not returned for longer than a working mount would take.
 
     Args:
         call: The operation.
         at: When it began, seconds since the epoch.
-        seconds: For how long it has been in hand.
+        seconds: For how long it has run.
     """
 
     call: DiskCall
@@ -54,12 +54,12 @@ class Stuck:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.call} has not come back for {self.seconds:.0f} s"
+        return f"{self.call} has not returned for {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A time without an answer that is over.
+    """A stuck operation that has returned.
 
     Args:
         call: The operation that took it.
@@ -70,7 +70,7 @@ class Past:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.call} came back after {self.seconds:.0f} s"
+        return f"{self.call} returned after {self.seconds:.0f} s"
 
 
 @dataclass(slots=True)
@@ -81,15 +81,15 @@ class _Written:
     at: float = float("-inf")
 
 
-class Attendance:
-    """Looks after a daemon that works in another thread.
+class Watchdog:
+    """Watches a daemon that works in another thread.
 
     Args:
         clock: This host's clock.
         in_hand: What the daemon asks of the file system.
-        aside: Hears what the main thread tells; nothing of it may be on the job's mount.
-        keeper: Where what is known is kept for others on this host.
-        watchdog: Seconds within which the service manager wants a sign of life, None when it wants none.
+        aside: Hears what the main thread reports; it must write nothing to the job's mount.
+        keeper: Writes what is known for others on this host.
+        interval: Seconds within which the service manager wants a sign of life, None when it wants none.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class Attendance:
         clock: Clock,
         in_hand: PendingCalls,
         aside: Observer,
-        keeper: Keeper,
-        watchdog: float | None = None,
+        keeper: StatusWriter,
+        interval: float | None = None,
     ) -> None:
         self.in_hand = in_hand
         self._clock, self._aside, self._keeper = clock, aside, keeper
-        # The manager must have heard of it before it takes the silence for a fault.
-        self.limit = STUCK_AFTER if watchdog is None else min(STUCK_AFTER, watchdog / 3)
+        # The manager must hear of it before it counts the silence as a fault.
+        self.limit = STUCK_AFTER if interval is None else min(STUCK_AFTER, interval / 3)
         self.every = min(_EVERY, self.limit / 2)
         self._lock = threading.Lock()
         self._stuck: Stuck | None = None
@@ -111,34 +111,34 @@ class Attendance:
         self._state, self._since = MountState.OK, clock.time()
         self._written = _Written()
 
-    def look(self, daemon: Daemon, status: str) -> Stuck | None:
-        """Tell what is stuck now, keep what is known, and return what is stuck.
+    def check(self, daemon: Daemon, status: str) -> Stuck | None:
+        """Report what is stuck now, write the host's file, and return what is stuck.
 
         Args:
-            daemon: Who works.
+            daemon: The daemon that works.
             status: What its service manager is told.
         """
         stuck = self._find()
         if stuck is not None:
-            self._tell(daemon, stuck)
-        self._keep(daemon, status, stuck)
+            self._report_stuck(daemon, stuck)
+        self._write(daemon, status, stuck)
         return stuck
 
-    def take_past(self) -> Past | None:
-        """Return what was stuck and has come back, once."""
+    def pop_past(self) -> Past | None:
+        """Return what was stuck and has returned, once."""
         with self._lock:
             past, self._past = self._past, None
             return past
 
     def check_stop(self, thread: int | None, asked: float) -> None:
-        """End it if what the daemon waits for does not come back.
+        """End the daemon if it was asked to stop and what it waits for does not return.
 
         Args:
             thread: The thread that works.
             asked: When the daemon was asked to stop, on this host's clock.
 
         Raises:
-            StuckError: It is stuck, and has had its grace.
+            StuckError: It is stuck, and its grace time is over.
         """
         call = self.in_hand.oldest(thread)
         if call is None or self._clock.monotonic() - asked < STOP_GRACE:
@@ -146,14 +146,14 @@ class Attendance:
         seconds = self.in_hand.age(call)
         if seconds >= self.limit:
             raise StuckError(
-                f"stopped while an operation stands in the kernel for {seconds:.0f} s ({call.what}); "
+                f"stopped while an operation has not returned for {seconds:.0f} s ({call.what}); "
                 "the lead was not released",
                 path=call.path,
                 hint=MOUNT_HINT,
             )
 
     def close(self) -> None:
-        """Keep nothing any more: the daemon has ended in good order."""
+        """Remove the host's file: the daemon has ended in good order."""
         self._keeper.remove()
 
     def _find(self) -> Stuck | None:
@@ -171,30 +171,30 @@ class Attendance:
         return stuck
 
     def _begin(self, stuck: Stuck) -> None:
-        said = mount_trouble(MountState.STUCK, stuck.call.path, str(stuck))
-        self._say(
+        found = mount_trouble(MountState.STUCK, stuck.call.path, str(stuck))
+        self._publish(
             names.MOUNT_STATE_CHANGED,
             "error",
-            {"state": said.state, "detail": said.message, "hint": said.hint},
+            {"state": found.state, "detail": found.message, "hint": found.hint},
         )
 
-    def _tell(self, daemon: Daemon, stuck: Stuck) -> None:
+    def _report_stuck(self, daemon: Daemon, stuck: Stuck) -> None:
         detail = str(stuck.call)
-        self._say(
+        self._publish(
             names.MOUNT_STUCK,
             "debug",
             {"seconds": round(stuck.seconds, 1), "detail": detail, "job": daemon.job.root},
         )
 
-    def _say(self, name: str, level: Any, fields: Mapping[str, Any]) -> None:
+    def _publish(self, name: str, level: Any, fields: Mapping[str, Any]) -> None:
         self._aside.observe(Event(name, level, self._clock.time(), fields))
 
-    def _keep(self, daemon: Daemon, status: str, stuck: Stuck | None) -> None:
-        now, said = self._clock.monotonic(), _trouble(daemon, stuck)
-        state = said.state if said else MountState.OK
+    def _write(self, daemon: Daemon, status: str, stuck: Stuck | None) -> None:
+        now, found = self._clock.monotonic(), _trouble(daemon, stuck)
+        state = found.state if found else MountState.OK
         if state is not self._state:
             self._state, self._since = state, stuck.at if stuck else self._clock.time()
-        document = describe(daemon, status, said, self._since)
+        document = describe(daemon, status, found, self._since)
         if document != self._written.document or now - self._written.at >= WRITE_EVERY:
             self._written = _Written(document, now)
             self._keeper.write(self._clock.time(), document)
@@ -203,16 +203,16 @@ class Attendance:
 def _trouble(daemon: Daemon, stuck: Stuck | None) -> MountTrouble | None:
     if stuck is None:
         return daemon.trouble
-    return mount_trouble(MountState.STUCK, daemon.job.root, f"{stuck.call}, not come back")
+    return mount_trouble(MountState.STUCK, daemon.job.root, f"{stuck.call}, not returned")
 
 
-def describe(daemon: Daemon, status: str, said: MountTrouble | None, since: float) -> Document:
+def describe(daemon: Daemon, status: str, found: MountTrouble | None, since: float) -> Document:
     """Return what others on this host may know of a daemon.
 
     Args:
         daemon: The daemon.
         status: What its service manager is told.
-        said: What is wrong with the file system.
+        found: What is wrong with the file system.
         since: Since when that, or nothing, is wrong: seconds since the epoch.
     """
     snapshot = daemon.snapshot
@@ -224,10 +224,10 @@ def describe(daemon: Daemon, status: str, said: MountTrouble | None, since: floa
         "leads": daemon.leads,
         "status": status,
         "mount": {
-            "state": said.state if said else MountState.OK,
+            "state": found.state if found else MountState.OK,
             "since": since,
-            "detail": said.message if said else "",
-            "hint": said.hint if said else "",
+            "detail": found.message if found else "",
+            "hint": found.hint if found else "",
         },
         "version": None
         if version is None

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from syncd._version import __version__
-from syncd.daemon.policy import Policy
-from syncd.daemon.retention import Decision, decide
+from syncd.daemon.retention import Decision, Policy, decide
 from syncd.dashboard.poller import PollResult
 from syncd.errors import ConfigError, StorageError
 from syncd.observe import names

@@ -20,7 +20,7 @@ between hosts:
 
 import contextlib
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import FencedError, TermLostError
@@ -271,19 +271,4 @@ class Term:
 
 def encode_leader(leader: Leader) -> bytes:
     """Return the bytes of `leader.json`."""
-    process = leader.process
-    return encode(
-        {
-            "identity": leader.identity,
-            "host": leader.host,
-            "process": {
-                "boot": process.boot,
-                "namespace": process.namespace,
-                "pid": process.pid,
-                "started": process.started,
-            },
-            "beat": leader.beat,
-            "released": leader.released,
-            "floor": pair_document(leader.floor),
-        }
-    )
+    return encode({**asdict(leader), "floor": pair_document(leader.floor)})

@@ -8,7 +8,7 @@ parents to a keyframe, a step stored whole. Retention and readers keep chains no
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError
@@ -46,16 +46,6 @@ class DeltaHeader:
     encoding: str
     changed: int
     elements: int
-
-    def as_document(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "parent": self.parent,
-            "parent_digest": self.parent_digest,
-            "encoding": self.encoding,
-            "changed": self.changed,
-            "elements": self.elements,
-        }
 
     @staticmethod
     def from_fields(fields: Fields) -> "DeltaHeader":
@@ -157,7 +147,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "kind": manifest.kind,
         "shards": [record.as_document() for record in manifest.shards],
         "files": [record.as_document() for record in manifest.files],
-        "delta": manifest.delta.as_document() if manifest.delta else None,
+        "delta": asdict(manifest.delta) if manifest.delta else None,
         "uri": manifest.uri,
         "written_at": manifest.written_at,
     }

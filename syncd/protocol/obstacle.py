@@ -1,7 +1,7 @@
 """Obstacles: what is wrong with one file or directory of a job, where the rest of its file system works.
 
-Another user's file that cannot be read, or a directory that cannot be moved, must cost itself only. Errors that speak
-of the whole file system (it is full, stale, read-only, or does not answer) are no obstacles: `trouble` has those.
+Another user's file that cannot be read, or a directory that cannot be moved, must affect nothing else. Errors of the
+whole file system (it is full, stale, read-only, or does not answer) are no obstacles: `mount` has those.
 """
 
 import errno
@@ -48,6 +48,18 @@ class Obstacle:
 def obstacle_to_reading(error: OSError, path: str) -> Obstacle | None:
     """Return what keeps one entry from being read, None where that is the whole file system."""
     return _obstacle(error, path, "sudo chmod -R a+rX {path}")
+
+
+def required_obstacle(error: OSError, path: str) -> Obstacle:
+    """Return what keeps one entry from being read.
+
+    Raises:
+        OSError: The error itself, if it is of the whole file system.
+    """
+    obstacle = obstacle_to_reading(error, path)
+    if obstacle is None:
+        raise error
+    return obstacle
 
 
 def obstacle_to_moving(error: OSError, path: str) -> Obstacle | None:

@@ -6,6 +6,7 @@ the next one.
 """
 
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError
@@ -32,7 +33,7 @@ class FileRecord(NamedTuple):
 
     def as_document(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"name": self.name, "size": self.size, "digest": self.digest, "tensors": self.tensors}
+        return self._asdict()
 
     @staticmethod
     def from_fields(fields: Fields) -> "FileRecord":
@@ -77,13 +78,9 @@ def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     directory = receipts_directory(step_path)
     disk.make_directory(directory)
     document = {
-        "step": receipt.step,
-        "attempt": receipt.attempt,
-        "writer": receipt.writer,
-        "world_size": receipt.world_size,
+        **{field.name: getattr(receipt, field.name) for field in fields_of(receipt)},
         "shards": [record.as_document() for record in receipt.shards],
         "files": [record.as_document() for record in receipt.files],
-        "written_at": receipt.written_at,
     }
     disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
 

@@ -9,13 +9,13 @@ pin: retention must keep a step.
 
 import contextlib
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job, is_identity, parse_step_name, step_name
-from syncd.protocol.obstacle import obstacle_to_reading
+from syncd.protocol.obstacle import required_obstacle
 
 KINDS = ("rollback", "vacate")
 
@@ -50,15 +50,7 @@ def request_path(job: Job, identity: str) -> str:
 def write_request(job: Job, request: Request) -> None:
     """Write a request, durably."""
     job.disk.make_directory(job.requests)
-    document = {
-        "kind": request.kind,
-        "step": request.step,
-        "identity": request.identity,
-        "reason": request.reason,
-        "asked_at": request.asked_at,
-        "digest": request.digest,
-    }
-    job.disk.replace(request_path(job, request.identity), encode(document))
+    job.disk.replace(request_path(job, request.identity), encode(asdict(request)))
 
 
 def read_requests(job: Job) -> tuple[Request, ...]:
@@ -95,9 +87,7 @@ def read_requests_and_problems(
                 if unreadable is not None:
                     unreadable[path] = error.message
             except OSError as error:
-                if (obstacle := obstacle_to_reading(error, path)) is None:
-                    raise
-                problems.append(str(obstacle))
+                problems.append(str(required_obstacle(error, path)))
     return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity))), tuple(problems)
 
 
@@ -139,8 +129,7 @@ def pin_path(job: Job, step: int) -> str:
 def write_pin(job: Job, pin: Pin) -> None:
     """Pin a step, durably."""
     job.disk.make_directory(job.pins)
-    document = {"step": pin.step, "reason": pin.reason, "pinned_at": pin.pinned_at}
-    job.disk.replace(pin_path(job, pin.step), encode(document))
+    job.disk.replace(pin_path(job, pin.step), encode(asdict(pin)))
 
 
 def remove_pin(job: Job, step: int) -> bool:
@@ -183,6 +172,4 @@ def _read_pin(job: Job, path: str, step: int, unreadable: dict[str, str]) -> Pin
         unreadable[path] = error.message
         return Pin(step)
     except OSError as error:
-        if (obstacle := obstacle_to_reading(error, path)) is None:
-            raise
-        return Pin(step, f"the reason cannot be read: {obstacle}")
+        return Pin(step, f"the reason cannot be read: {required_obstacle(error, path)}")

@@ -8,8 +8,7 @@ calls the version that it runs.
 import contextlib
 import hashlib
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING
@@ -74,24 +73,7 @@ class Version:
 
 def encode_version(version: Version) -> bytes:
     """Return the bytes of the version file."""
-    document: dict[str, Any] = {
-        "generation": version.generation,
-        "step": version.step,
-        "kind": version.kind,
-        "path": version.path,
-        "digest": version.digest,
-        "layout": version.layout,
-        "parent": version.parent,
-        "published_at": version.published_at,
-        "previous": pair_document(version.previous),
-        "held_marker": version.held_marker,
-        "held_tracker": version.held_tracker,
-        "request": version.request,
-        "carried_out": list(version.carried_out),
-        "abandoned": [list(item) for item in version.abandoned],
-        "term": version.term,
-    }
-    return encode(document)
+    return encode({**asdict(version), "previous": pair_document(version.previous)})
 
 
 def read_version(job: Job) -> Version | None:

@@ -84,7 +84,7 @@ def read_export(disk: Disk, directory: str) -> Export:
     entries = _entries(disk, directory)
     names = sorted(name for name in entries if _is_carried(name))
     if not any(name.endswith(SHARD) for name in names):
-        raise UsageError(f"no *{SHARD} file", path=directory, hint=_look(directory))
+        raise UsageError(f"no *{SHARD} file", path=directory, hint=_list_hint(directory))
     stats = {name: _examined(disk, f"{directory}/{name}") for name in names}
     shards = {name: read_header(disk, f"{directory}/{name}") for name in names if name.endswith(SHARD)}
     weight_maps = {name: _weight_map(disk, f"{directory}/{name}") for name in names if name.endswith(INDEX)}
@@ -143,7 +143,9 @@ def _require_whole(
     if problems:
         more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
         said = "; ".join(problems[:_NAMED])
-        raise CorruptDataError(f"not a whole export: {said}{more}", path=directory, hint=_look(directory))
+        raise CorruptDataError(
+            f"not a whole export: {said}{more}", path=directory, hint=_list_hint(directory)
+        )
 
 
 def _indexes_problems(
@@ -210,7 +212,7 @@ def _examined(disk: Disk, path: str) -> FileStat:
             "a link that leads nowhere", path=path, hint=f"ls -l {shlex.quote(path)}"
         ) from None
     what = "a directory" if found.kind == "directory" else "a device, a pipe or a socket"
-    raise CorruptDataError(f"{what} where a regular file must be", path=path, hint=_look(path))
+    raise CorruptDataError(f"{what} where a regular file must be", path=path, hint=_list_hint(path))
 
 
 def _weight_map(disk: Disk, path: str) -> dict[str, str]:
@@ -229,5 +231,5 @@ def _shown(entry: DirectoryEntry) -> str:
     return f"{entry.name}/" if entry.kind == "directory" else entry.name
 
 
-def _look(path: str) -> str:
+def _list_hint(path: str) -> str:
     return f"ls -lL {shlex.quote(path)}"

@@ -2,7 +2,7 @@
 
 Numbers are stored with their exponent in the last byte, so one strided slice has what tells. In weights hardly any
 element has an exponent near its largest, and a search for those bytes is fast (3 to 13 GB/s on one core;
-docs/cli.md). Only a piece in which one is found is looked at closely.
+docs/cli.md). Only a piece in which one is found is examined closely.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ _FORMATS = {
 
 
 class FiniteCheck:
-    """Looks at a shard in pieces, in order.
+    """Checks a shard in pieces, in order.
 
     Args:
         header: The header of the shard.
@@ -71,8 +71,8 @@ class FiniteCheck:
         self._tensor = next(self._tensors, None)
         self._seen, self._rest = 0, b""
 
-    def look(self, piece: bytes) -> None:
-        """Look at the next piece of the file.
+    def feed(self, piece: bytes) -> None:
+        """Check the next piece of the file.
 
         Raises:
             NonFiniteError: A number in it is not finite.
@@ -80,14 +80,14 @@ class FiniteCheck:
         begin, end = self._at, self._at + len(piece)
         while self._tensor is not None and self._tensor.start < end:
             tensor = self._tensor
-            self._look_at(tensor, piece[max(tensor.start - begin, 0) : tensor.end - begin])
+            self._check(tensor, piece[max(tensor.start - begin, 0) : tensor.end - begin])
             if tensor.end > end:
                 break
             self._tensor, self._seen, self._rest = next(self._tensors, None), 0, b""
         self._at = end
 
-    def _look_at(self, tensor: Tensor, part: bytes) -> None:
-        """Look at more bytes of a tensor; the part of a number at their end is kept for the next call."""
+    def _check(self, tensor: Tensor, part: bytes) -> None:
+        """Check more bytes of a tensor; an incomplete number at their end is kept for the next call."""
         found = _FORMATS.get(tensor.dtype)
         if found is None:
             return

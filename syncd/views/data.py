@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from syncd.daemon.policy import Policy
-from syncd.daemon.report import lag_of
-from syncd.daemon.retention import Decision
+from syncd.daemon.report import lag_of, symptoms
+from syncd.daemon.retention import Decision, Policy
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.daemon.symptoms import symptoms
 from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState

@@ -151,7 +151,7 @@ class JobViewer:
     def _scan(self) -> Snapshot:
         now = self._clock.monotonic()
         if now - self._reconciled < RECONCILE:
-            return self._scanner.look(woken=True)
+            return self._scanner.scan(woken=True)
         snapshot = self._scanner.reconcile()
         self._reconciled = now
         return snapshot

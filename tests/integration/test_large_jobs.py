@@ -11,7 +11,7 @@ from jobs import explorer, start, steps_of, write_step
 from processes import PROGRAMS, syncd
 from sweep import ENVIRONMENT, python
 
-from syncd.daemon.service import FORGET_AFTER
+from syncd.daemon.removals import FORGET_AFTER
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.marker import write_marker
@@ -183,7 +183,7 @@ def test_damaged_steps_that_have_gone_are_not_remembered(tmp_path):
         clock.at += 20
         daemon.tick(woken=True)
     assert len(heard.of("step_damaged")) >= 15
-    assert len(daemon._scanner._rejected) <= 2
+    assert len(daemon._scanner._steps._rejected) <= 2
 
 
 def damage(path):

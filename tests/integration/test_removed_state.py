@@ -53,11 +53,11 @@ def test_no_step_is_called_damaged_when_the_state_directory_goes_while_it_is_ver
     write_step(job, 1, world_size=3)
 
     def remove():
-        daemon.on_progress = lambda: None
+        daemon.on_progress(lambda: None)
         shutil.rmtree(job.state)
         clock.at += 5  # a heartbeat is due at the next file
 
-    daemon.on_progress = remove
+    daemon.on_progress(remove)
     ticks(daemon, clock, 3)
     assert heard.of("step_damaged") == []
     assert pair(job) == (1, 1)

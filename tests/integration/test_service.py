@@ -51,7 +51,7 @@ def test_work_that_takes_its_time_is_told_while_it_goes_on(job):
     daemon, _, _ = start(job, verify="content")
     daemon.tick()
     seen = []
-    daemon.on_progress = lambda: seen.append(pair(job))
+    daemon.on_progress(lambda: seen.append(pair(job)))
     write_step(job, 1, world_size=5)
     daemon.tick(woken=True)
     assert pair(job) == (1, 1)
@@ -87,7 +87,7 @@ def test_the_term_beats_within_one_large_header(job, native):
             frame = frame.f_back
         places.append(inside)
 
-    daemon.on_progress = progress
+    daemon.on_progress(progress)
     clock.at += 1
     daemon.tick(woken=True)
     assert places.count(True) >= 2, "from within the header"
@@ -408,7 +408,7 @@ def test_a_trainer_that_went_back_has_its_step_vacated(job):
 def test_the_second_daemon_stands_by_and_takes_over_when_the_first_is_silent(job):
     clock = ManualClock()
     first, _, _ = start(job, clock)
-    first._candidate._process = other_host()
+    first._leader._candidate._process = other_host()
     write_step(job, 1)
     first.tick(woken=True)
     second, heard, _ = start(job, clock)
@@ -429,7 +429,7 @@ def test_the_second_daemon_stands_by_and_takes_over_when_the_first_is_silent(job
 def test_a_paused_leader_that_wakes_up_can_neither_publish_nor_delete(job):
     clock = ManualClock()
     old, heard, _ = start(job, clock, keep_last=1)
-    old._candidate._process = other_host()
+    old._leader._candidate._process = other_host()
     write_step(job, 1)
     old.tick(woken=True)
     actor = old._actor

@@ -11,8 +11,8 @@ from simulator.deeds import Deed
 from simulator.disk import SimDisk
 from simulator.schedule import run_schedule
 
-from syncd.daemon import attempts, retention, scan, service
 from syncd.daemon import plan as planning
+from syncd.daemon import retention, scan, scan_steps, service
 from syncd.daemon.act import Actor
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol import takeover, version
@@ -49,8 +49,8 @@ def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
             return None
         return replace(step, state=StepState.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00")
 
-    original = attempts.examine_attempt
-    monkeypatch.setattr(attempts, "examine_attempt", examine)
+    original = scan_steps.examine_attempt
+    monkeypatch.setattr(scan_steps, "examine_attempt", examine)
     monkeypatch.setattr(service, "problems_of", lambda *_: [])
     monkeypatch.setattr(SimDisk, "sync_directory", lambda *_: None)
     assert_caught("I1", first=1)

@@ -9,7 +9,7 @@ import pytest
 from jobs import ManualClock, explorer, start, write_step
 
 from syncd.cli.options import json_text
-from syncd.daemon.policy import Policy
+from syncd.daemon.retention import Policy
 from syncd.dashboard import document
 from syncd.dashboard.document import PageReader
 from syncd.dashboard.poller import PollResult

@@ -47,7 +47,7 @@ def look(content, *cuts):
     check = FiniteCheck(parse_header(content, len(content)), "model.safetensors")
     places = [0, *sorted(cuts), len(content)]
     for start, end in itertools.pairwise(places):
-        check.look(content[start:end])
+        check.feed(content[start:end])
 
 
 def is_finite(dtype, data):

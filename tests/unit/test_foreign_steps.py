@@ -18,7 +18,7 @@ from foreign_jobs import (
 
 from syncd.daemon.foreign import ForeignLayouts, examine, weights
 from syncd.daemon.plan import plan
-from syncd.daemon.policy import Policy
+from syncd.daemon.retention import Policy
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.marker import parse_marker

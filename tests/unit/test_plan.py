@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncd.daemon.plan import ROOM, plan, still_holds
-from syncd.daemon.policy import Policy, Retention
-from syncd.daemon.retention import decide
+from syncd.daemon.retention import Policy, Retention, decide
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.marker import parse_marker
 from syncd.protocol.request import Request

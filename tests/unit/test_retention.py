@@ -7,8 +7,7 @@ from builders import complete, filling, published, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncd.daemon.policy import Policy, Retention
-from syncd.daemon.retention import decide
+from syncd.daemon.retention import Policy, Retention, decide
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.presence import Presence
 from syncd.protocol.request import Pin

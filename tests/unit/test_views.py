@@ -9,8 +9,7 @@ from jobs import ManualClock, explorer, write_step
 from rich.console import Console
 
 from syncd.cli.options import json_text
-from syncd.daemon.policy import Policy
-from syncd.daemon.retention import decide
+from syncd.daemon.retention import Policy, decide
 from syncd.daemon.scan import Scanner
 from syncd.errors import JobMissingError
 from syncd.protocol.layout import Job

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from syncd.daemon.wake import Pipe, Watcher, choose
+from syncd.daemon.wake import WakePipe, Watcher, choose_watch_mode
 from syncd.protocol.layout import MARKER
 from syncd.protocol.mount import Mount
 
@@ -19,7 +19,7 @@ TRIES = 60
 
 @pytest.fixture
 def pipe():
-    pipe = Pipe()
+    pipe = WakePipe()
     yield pipe
     pipe.close()
 
@@ -38,11 +38,11 @@ def replace(path, text: str) -> None:
 
 
 def test_network_mounts_are_polled():
-    assert choose(None, Mount("/", "nfs4"))[0] == "polling"
-    assert choose(None, Mount("/", "fuse.sshfs"))[0] == "polling"
-    assert choose(None, Mount("/", "lustre"))[0] == "polling"
-    assert choose(None, Mount("/", "ext4"))[0] == "events"
-    assert choose("events", Mount("/", "nfs4"))[0] == "events"
+    assert choose_watch_mode(None, Mount("/", "nfs4"))[0] == "polling"
+    assert choose_watch_mode(None, Mount("/", "fuse.sshfs"))[0] == "polling"
+    assert choose_watch_mode(None, Mount("/", "lustre"))[0] == "polling"
+    assert choose_watch_mode(None, Mount("/", "ext4"))[0] == "events"
+    assert choose_watch_mode("events", Mount("/", "nfs4"))[0] == "events"
 
 
 def test_a_replaced_marker_wakes(tmp_path, watcher):

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from syncd.client.client import Client
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.layout import Job
+from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Sent, WeightSender
 from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
@@ -45,7 +45,7 @@ class EngineContext:
     ranks: Ranks
     device: torch.device
     lease: Callable[[int], AbstractContextManager[object]] = nullcontext
-    sync: Client | None = None
+    sync: Synchronizer | None = None
     fence: str = ""
 
 

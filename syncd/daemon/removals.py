@@ -1,0 +1,246 @@
+"""What the leader removes besides publishing: steps, attempts, answered requests, old presences, the trash.
+
+`plan` and `retention` decide, `act` does it; here is the order, and what is reported about it. An entry that cannot
+be moved costs only itself: it is reported once and tried again after each full scan.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from syncd.config import DaemonConfig
+from syncd.daemon.act import Actor
+from syncd.daemon.leader import DaemonLeader
+from syncd.daemon.leases import Dead
+from syncd.daemon.plan import Answer, Plan
+from syncd.daemon.report import EventReporter, describe
+from syncd.daemon.retention import Decision, removable
+from syncd.daemon.scan import Scanner
+from syncd.daemon.snapshot import Snapshot
+from syncd.observe import names
+from syncd.observe.events import Level
+from syncd.protocol.disk import Clock
+from syncd.protocol.layout import Job
+from syncd.protocol.obstacle import Obstacle, obstacle_to_moving
+from syncd.protocol.presence import path_of
+from syncd.protocol.request import request_path
+from syncd.protocol.step import Step
+
+TRASH_EVERY = 5.0
+
+FORGET_AFTER = 86400.0
+"""Seconds of silence after which the presence of an explorer is removed: new ones come and go without end."""
+
+_BATCH = 8
+"""Steps that are removed between two heartbeats."""
+
+_INFO: Level = "info"
+_WARNING: Level = "warning"
+
+
+class Removals:
+    """Removes for one leader what a plan says.
+
+    Args:
+        job: The job.
+        clock: This host's clock.
+        leader: Its heartbeat continues during long removals.
+        scanner: Forgets the steps that are removed.
+        reporter: Publishes events.
+        background: Runs slow work that nothing waits for: emptying the trash.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        clock: Clock,
+        leader: DaemonLeader,
+        scanner: Scanner,
+        reporter: EventReporter,
+        background: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._job, self._clock, self._leader, self._scanner = job, clock, leader, scanner
+        self._reporter, self._background = reporter, background
+        self._scanned = self._emptied = self._swept = self._forgot = float("-inf")
+        self._not_before = float("-inf")
+        self._obstructed: dict[str, tuple[float, Obstacle]] = {}
+        self._decisions: dict[int, tuple[bool, str]] = {}
+        self._noted: tuple[Decision, ...] = ()
+        self.trash_left = 0
+
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """Return the first entry that should have been moved or removed and could not be."""
+        return next((obstacle for _, obstacle in self._obstructed.values()), None)
+
+    def begin_round(self, scanned: float) -> None:
+        """Try again what could not be moved: a full scan has just begun.
+
+        Args:
+            scanned: When it began, on this host's clock.
+        """
+        self._scanned = scanned
+
+    def pause(self, seconds: float) -> None:
+        """Remove no step for some seconds: the presences were removed with the state directory, and come back."""
+        self._not_before = self._clock.monotonic() + seconds
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def answer(self, actor: Actor, answer: Answer) -> None:
+        """Remove a request that is completed or refused."""
+        path = request_path(self._job, answer.request.identity)
+        is_known = path in self._obstructed
+        self._unless_obstructed(path, lambda: actor.answer(answer))
+        if is_known:
+            return
+        name, level = (names.REQUEST_COMPLETED, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
+        request = answer.request
+        self._reporter.publish(name, level, kind=request.kind, step=request.step, detail=answer.detail)
+
+    # --- steps and attempts -------------------------------------------------------------------------------------
+
+    def prune(self, actor: Actor, plan: Plan, snapshot: Snapshot) -> Snapshot:
+        """Remove the steps that a plan removes, and return the snapshot without them."""
+        if self._noted is not plan.decisions:
+            self._noted = plan.decisions
+            for decision in self._noted:
+                self._note_rule(decision)
+        return self.remove_steps(actor, removable(plan.decisions), snapshot)
+
+    def remove_steps(self, actor: Actor, decisions: Iterable[Decision], snapshot: Snapshot) -> Snapshot:
+        """Move steps to the trash, and return the snapshot without them."""
+        if self._clock.monotonic() < self._not_before:
+            return snapshot
+        doomed = [
+            decision
+            for decision in decisions
+            if decision.step in snapshot.steps
+            and self._may_be_tried(self._path(snapshot.steps[decision.step]))
+        ]
+        dead = self._dead(snapshot) if doomed else {}
+        for first in range(0, len(doomed), _BATCH):
+            snapshot = self._remove_some(actor, doomed[first : first + _BATCH], dead, snapshot)
+        return snapshot
+
+    def _remove_some(
+        self, actor: Actor, decisions: list[Decision], dead: Dead, snapshot: Snapshot
+    ) -> Snapshot:
+        self._leader.progress()
+        steps = snapshot.steps
+        found = actor.remove([steps[decision.step] for decision in decisions], dead)
+        removed = {step for step, outcome in found.items() if outcome == ""}
+        self._scanner.forget(removed)
+        # What failed comes last: an error of the whole file system ends this.
+        for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], OSError)):
+            self._report_removal(decision, steps[decision.step], found[decision.step])
+        self._leader.progress()
+        return replace(
+            snapshot, steps={number: step for number, step in steps.items() if number not in removed}
+        )
+
+    def _report_removal(self, decision: Decision, step: Step, outcome: str | OSError) -> None:
+        path = self._path(step)
+        if isinstance(outcome, OSError):
+            self._note_obstacle(path, outcome)
+            return
+        self._obstructed.pop(path, None)
+        if outcome:
+            self._scanner.doubt(step.step)
+            self._reporter.publish(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=outcome)
+            return
+        fields = {"step": step.step, "rule": decision.rule, "detail": decision.detail, "bytes": step.size}
+        self._reporter.publish(names.STEP_PRUNED, "info", **fields)
+
+    def _note_rule(self, decision: Decision) -> None:
+        """Report why a step is kept whenever the rule that keeps it changes."""
+        known = self._decisions.get(decision.step)
+        if decision.keep and known != (decision.keep, decision.rule):
+            fields = {"step": decision.step, "rule": decision.rule, "detail": decision.detail}
+            self._reporter.publish(names.STEP_KEPT, "debug", **fields)
+        self._decisions[decision.step] = (decision.keep, decision.rule)
+        if len(self._decisions) > 2 * len(self._noted) + 100:
+            self._decisions = {item.step: (item.keep, item.rule) for item in self._noted}
+
+    def remove_attempts(self, actor: Actor, lost: Iterable[Step]) -> None:
+        """Move the attempts to the trash that will not become their step."""
+        for attempt in lost:
+            self._leader.progress()
+            self._unless_obstructed(self._path(attempt), partial(self._remove_attempt, actor, attempt))
+
+    def _remove_attempt(self, actor: Actor, attempt: Step) -> None:
+        if actor.remove_attempt(attempt):
+            self._reporter.publish(names.ATTEMPT_PRUNED, _INFO, **describe(attempt), path=attempt.directory)
+
+    def _path(self, step: Step) -> str:
+        return f"{self._job.root}/{step.directory}"
+
+    # --- presences ----------------------------------------------------------------------------------------------
+
+    def forget_explorers(self, actor: Actor, snapshot: Snapshot) -> None:
+        """Remove the presences of explorers that ended long ago, after each full scan."""
+        if self._forgot >= self._scanned:
+            return
+        self._forgot = self._scanned
+        for name, module in snapshot.explorers.items():
+            if module.silent_for >= FORGET_AFTER and not module.presence.problem:
+                self._leader.progress()
+                last = module.presence.incarnation, module.presence.beat
+                path = path_of(self._job.explorers, name)
+                self._unless_obstructed(path, partial(actor.forget, name, last))
+
+    def _dead(self, snapshot: Snapshot) -> Dead:
+        """Return the modules whose leases are void, each with its last heartbeat."""
+        kinds = ((self._job.explorers, snapshot.explorers), (self._job.trainers, snapshot.trainers))
+        return {
+            path_of(directory, name): (module.presence.incarnation, module.presence.beat)
+            for directory, modules in kinds
+            for name, module in modules.items()
+            if not module.alive
+        }
+
+    # --- the trash ----------------------------------------------------------------------------------------------
+
+    def empty_trash(self, actor: Actor, snapshot: Snapshot, config: DaemonConfig) -> None:
+        """Delete in the background what has been in the trash for its grace time."""
+        now = self._clock.monotonic()
+        if now - self._emptied < min(TRASH_EVERY, max(config.trash_grace, 0.1)):
+            return
+        self._emptied = now
+        self._background(partial(self._empty, actor, config, self._dead(snapshot)))
+
+    def _empty(self, actor: Actor, config: DaemonConfig, dead: Dead) -> None:
+        if self._swept < self._scanned:
+            self._swept = self._scanned
+            actor.sweep(config.partial_grace)
+        emptied = actor.empty_trash(config.trash_grace, dead)
+        self.trash_left = emptied.left
+        if emptied.entries:
+            fields = {"entries": emptied.entries, "files": emptied.files, "left": emptied.left}
+            self._reporter.publish(names.TRASH_EMPTIED, "info", **fields)
+
+    # --- entries that cannot be moved -----------------------------------------------------------------------------
+
+    def _unless_obstructed(self, path: str, work: Callable[[], object]) -> None:
+        """Change one entry of the job; report one that cannot be changed."""
+        if not self._may_be_tried(path):
+            return
+        try:
+            work()
+        except OSError as error:
+            self._note_obstacle(path, error)
+        else:
+            self._obstructed.pop(path, None)
+
+    def _may_be_tried(self, path: str) -> bool:
+        """Return whether an entry may be changed now: one that could not be waits for the next full scan."""
+        known = self._obstructed.get(path)
+        return known is None or known[0] != self._scanned
+
+    def _note_obstacle(self, path: str, error: OSError) -> None:
+        obstacle, known = obstacle_to_moving(error, path), self._obstructed.get(path)
+        if obstacle is None:
+            raise error
+        if known is None or known[1] != obstacle:
+            self._reporter.publish_obstacle(obstacle)
+        self._obstructed[path] = (self._scanned, obstacle)

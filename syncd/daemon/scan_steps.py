@@ -1,0 +1,277 @@
+"""Scans the step directories and attempts of a job; examines again only those that may have changed."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from syncd.daemon import foreign
+from syncd.daemon.examine import examine_attempt, examine_native
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
+from syncd.protocol.obstacle import obstacle_to_reading, required_obstacle
+from syncd.protocol.step import NATIVE, UNKNOWN_LAYOUT, Step, StepState
+from syncd.protocol.version import Version
+
+ARRIVING = 60.0
+"""Seconds for which a step that becomes complete below the published one may still be named by the marker."""
+
+LIST_EVERY = 2.0
+"""Seconds between two listings of the job directory when nothing woke the scanner."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    """Why a step is not published, and which file of it could not be read, empty when all could."""
+
+    problem: str
+    unread: str = ""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A step as last examined, and when it was last seen to change."""
+
+    step: Step
+    since: float
+    directory: str
+
+
+class StepScanner:
+    """Examines the steps of one job again and again.
+
+    Args:
+        job: The job.
+        clock: This host's clock; all durations are on it.
+        progress: Called after each step that was examined.
+    """
+
+    def __init__(self, job: Job, clock: Clock, progress: Callable[[], None]) -> None:
+        self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
+        self._known: dict[int, _Known] = {}
+        self._attempts: dict[str, _Known] = {}
+        self._collected: dict[int, Step] = {}
+        self._rejected: dict[tuple[int, str], _Rejected] = {}
+        self._unsettled: frozenset[int] = frozenset()
+        self._doubted: set[int] = set()
+        self._marked_to: int | None = None
+        self._changed = self._has_listed = False
+        self._listed = float("-inf")
+        self._layouts = foreign.ForeignLayouts()
+        self._published: int | None = None
+
+    def scan_all(self, version: Version | None) -> None:
+        """List the job and examine every step.
+
+        Args:
+            version: What is published.
+        """
+        self._published = version.step if version else None
+        self._retry_rejected()
+        self._scan_listed(everything=True)
+
+    def scan(self, version: Version | None, announced: int | None, now: float, *, listing: bool) -> None:
+        """Examine the steps that may have changed.
+
+        Args:
+            version: What is published.
+            announced: The step that the marker has just moved to, if it has moved.
+            now: When the scan began, on this host's clock.
+            listing: List the job now, although the last listing is recent.
+        """
+        self._published = version.step if version else None
+        self._retry_rejected()
+        # A step that the marker names once more may have been written again in its old directory.
+        if announced is not None:
+            self._doubted.add(announced)
+        if listing or now - self._listed >= LIST_EVERY:
+            self._scan_listed(everything=False)
+            return
+        for number in self._restless():
+            self._examine(number, self._known[number].directory)
+            self._progress()
+        if not self._scan_attempts(self._attempts):
+            self._scan_listed(everything=False)  # an attempt has gone: it has become its step
+
+    def forget(self, steps: Iterable[int]) -> None:
+        """Drop what is known of steps that have just been removed."""
+        for number in steps:
+            self._changed |= self._known.pop(number, None) is not None
+            for key in [key for key in self._rejected if key[0] == number]:
+                del self._rejected[key]
+
+    def doubt(self, step: int) -> None:
+        """Examine a step at the next scan."""
+        self._doubted.add(step)
+
+    def doubt_unmarked(self, tracker: int | None) -> None:
+        """Doubt the sync steps that the trainer may have made full checkpoints: the one change of a sealed step.
+
+        The tracker moves after the mark of each, so it says how far there may be new ones.
+        """
+        if tracker is None:
+            return
+        since = tracker if self._marked_to is None else min(self._marked_to, tracker)
+        near = (
+            [tracker] if since == tracker else [number for number in self._known if since < number <= tracker]
+        )
+        self._doubted.update(
+            number for number in near if number in self._known and not self._known[number].step.full
+        )
+        self._marked_to = tracker
+
+    def reject(self, step: Step, problem: str, unread: str = "") -> Step:
+        """Count a step as damaged while its content is the one that was found wrong; see `Scanner.reject`."""
+        rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread)
+        known = self._known.get(step.step)
+        if known and known.step.digest == step.digest:
+            known.step = _damaged(known.step, rejected)
+            self._changed = True
+        return _damaged(step, rejected)
+
+    def collect(self, now: float) -> tuple[dict[int, Step], tuple[Step, ...]]:
+        """Return the steps, with the latest attempt where a step has no directory, and the other attempts."""
+        found, rivals = dict(self._steps(now)), []
+        for _, known in sorted(self._attempts.items(), key=lambda item: (-item[1].since, item[0])):
+            attempt = replace(known.step, unchanged_for=now - known.since)
+            if found.setdefault(attempt.step, attempt) is not attempt:
+                rivals.append(attempt)
+        return found, tuple(rivals)
+
+    def _steps(self, now: float) -> dict[int, Step]:
+        # With thousands of sealed steps this is the cost of an idle tick: only what still changes is built again.
+        steps = dict(self._collected)
+        if self._changed:
+            steps = {number: known.step for number, known in self._known.items()}
+            self._unsettled = frozenset(number for number, step in steps.items() if not _is_settled(step))
+            self._changed = False
+        for number in self._unsettled:
+            known = self._known[number]
+            if known.step.arriving and now - known.since >= ARRIVING:
+                known.step, self._changed = replace(known.step, arriving=False), True
+            steps[number] = replace(known.step, unchanged_for=now - known.since)
+        self._collected = steps
+        return steps
+
+    def _retry_rejected(self) -> None:
+        """Forget the rejections of files that could not be read and can be now."""
+        for key, rejected in list(self._rejected.items()):
+            if rejected.unread and self._is_readable(rejected.unread):
+                del self._rejected[key]
+
+    def _is_readable(self, path: str) -> bool:
+        try:
+            self._disk.read_at(path, 0, 1)
+        except (*MISSING, CorruptDataError):
+            return True  # the next examination of the step decides what it is now
+        except OSError as error:
+            if obstacle_to_reading(error, path) is None:
+                raise
+            return False
+        return True
+
+    def _scan_listed(self, *, everything: bool) -> None:
+        """List the job and examine what it shows; a failure on the way makes the next scan list again."""
+        now, self._listed = self._clock.monotonic(), float("-inf")
+        directories = self._list()
+        self.forget(self._known.keys() - directories.keys())
+        numbers: Iterable[int] = directories
+        if not everything:
+            numbers = (directories.keys() - self._known.keys()) | self._restless()
+        for number in numbers:
+            if number in directories:
+                self._examine(number, directories[number])
+                self._progress()
+        self._listed, self._has_listed = now, True
+
+    def _list(self) -> dict[int, str]:
+        """Return the step directories of the job, step to directory name; examine the attempts beside them."""
+        found: dict[int, str] = {}
+        attempts = []
+        for entry in self._disk.list(self._job.root):
+            if entry.kind != "directory":
+                continue
+            if parse_attempt_name(entry.name) is not None:
+                attempts.append(entry.name)
+                continue
+            native = parse_step_name(entry.name)
+            step = native if native is not None else foreign.step_of(entry.name)
+            # Of two directories that name one step, the one named by this protocol counts.
+            if step is not None and (step not in found or native is not None):
+                found[step] = entry.name
+        self._scan_attempts(attempts)
+        return found
+
+    def _restless(self) -> set[int]:
+        """Return the known steps that may change: a sealed step of this protocol never does."""
+        # A step that has just gone is still among the unsettled until the scan is finished.
+        restless = {number for number in self._unsettled & self._known.keys() if self._may_change(number)}
+        restless |= self._doubted & self._known.keys()
+        self._doubted.clear()
+        return restless
+
+    def _may_change(self, number: int) -> bool:
+        published = -1 if self._published is None else self._published
+        return self._known[number].step.state is not StepState.COMPLETE or number > published
+
+    def _examine(self, number: int, directory: str) -> None:
+        known = self._known.get(number)
+        step = self._examined(number, directory, known.step if known else None)
+        if step is None:
+            self.forget((number,))
+            return
+        if rejected := self._rejected.get((number, step.digest)):
+            step = _damaged(step, rejected)
+        step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
+        if known is None or known.step != step:
+            self._known[number] = _Known(step, self._clock.monotonic(), directory)
+            self._changed = True
+
+    def _examined(self, number: int, directory: str, before: Step | None) -> Step | None:
+        """Return what a step is now; one that cannot be read stays as it was, and does not stop the scan."""
+        is_native = parse_step_name(directory) is not None
+        step = None
+        try:
+            if is_native:
+                step = examine_native(self._disk, self._job.root, number, before)
+            return step or self._layouts.examine(
+                self._disk, self._job.root, directory, number, self._progress
+            )
+        except OSError as error:
+            obstacle = required_obstacle(error, f"{self._job.root}/{directory}")
+        known = before or Step(number, directory, NATIVE if is_native else UNKNOWN_LAYOUT)
+        return replace(known, state=StepState.DAMAGED, problem=str(obstacle), unreadable=True)
+
+    def _is_arriving(self, step: Step) -> bool:
+        """Return whether a step has appeared below the published one while this daemon scanned."""
+        is_below = self._published is not None and step.step < self._published
+        return is_below and self._has_listed and step.is_native and step.state is StepState.COMPLETE
+
+    def _scan_attempts(self, names: Collection[str] | Mapping[str, object]) -> bool:
+        """Examine attempts, which may change or become their step at any time; return whether all of them exist."""
+        seen: dict[str, _Known] = {}
+        for name in names:
+            found, known = self._examined_attempt(name), self._attempts.get(name)
+            if found is not None:
+                is_same = known is not None and known.step == found
+                seen[name] = known if known and is_same else _Known(found, self._clock.monotonic(), name)
+            self._progress()
+        is_whole = len(seen) == len(names)
+        self._attempts = seen  # only now: a failure on the way forgets none
+        return is_whole
+
+    def _examined_attempt(self, name: str) -> Step | None:
+        number = parse_attempt_name(name)
+        assert number is not None  # its name made it an attempt
+        try:
+            return examine_attempt(self._disk, self._job.root, number, name)
+        except OSError as error:
+            obstacle = required_obstacle(error, f"{self._job.root}/{name}")
+            return Step(number, name, problem=str(obstacle), unreadable=True)
+
+
+def _damaged(step: Step, rejected: _Rejected) -> Step:
+    return replace(step, state=StepState.DAMAGED, problem=rejected.problem, unreadable=bool(rejected.unread))
+
+
+def _is_settled(step: Step) -> bool:
+    return step.is_native and step.state is StepState.COMPLETE and not step.arriving
