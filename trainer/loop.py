@@ -4,12 +4,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 import structlog
 
-from syncd.errors import NonFiniteError, SyncdError
-from syncd.transports.broadcast.control import BroadcastControl
+from syncd.errors import NonFiniteError, SyncdError, UsageError
+from syncd.transports.broadcast.control import WEIGHTS, BroadcastControl
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
 from trainer.checkpoints import TrainerState, has_huggingface
@@ -158,15 +158,39 @@ class Trainer:
             if self._tolerated(self.engine.wait_for_save):
                 self._failures = 0
 
-    def get_weight_sync_info(self) -> tuple[str, int, list[Any]] | None:
+    def get_weight_sync_info(self) -> tuple[str, int, list[TensorInfo]] | None:
         """Return address, port and tensors of the broadcast group that is offered, None if there is none."""
         offer = self._broadcasts.offered() if self._broadcasts is not None else None
         return None if offer is None else (offer.address, offer.port, list(offer.tensors))
 
-    def setup_weight_sync_group(self, master_address: str, master_port: int) -> None:
-        """Offer a broadcast group to explorers. The sender of transport nccl does this by itself."""
-        if self._broadcasts is not None:
-            self._broadcasts.offer_group(master_address, master_port)
+    def setup_weight_sync_group(
+        self, master_address: str, master_port: int, world_size: int, group_name: str, timeout: float
+    ) -> None:
+        """Offer a broadcast group to the living explorers, and wait until they have joined it.
+
+        The sender of transport nccl does this by itself; this is for callers that know the seeds' trainer.
+
+        Args:
+            master_address: The address of the group's store.
+            master_port: Its port.
+            world_size: The trainer and the explorers that join it.
+            group_name: `weights`: a job has one group.
+            timeout: Seconds to wait.
+
+        Raises:
+            UsageError: There is another number of explorers, or another name is asked for.
+            TimedOutError: Not all of them joined in time; the group is torn down.
+        """
+        if group_name != WEIGHTS:
+            raise UsageError(f"no group is called {group_name!r}", hint=f"the job's group is {WEIGHTS!r}")
+        if self._broadcasts is None:
+            return
+        offer = self._broadcasts.offer_group(master_address, master_port)
+        if offer.world_size != world_size:
+            self._broadcasts.drop_group()
+            living = f"{offer.world_size - 1} explorers live"
+            raise UsageError(f"a group of {world_size} cannot be formed: {living}", hint="syncd status JOB")
+        self._broadcasts.wait_joined(timeout)
 
     def teardown_weight_sync_group(self, timeout: float | None = None) -> None:
         """Close the broadcast group once explorers have left it, without waiting for those that have ended."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from syncd.client.sync_policy import TRANSPORTS
 from syncd.errors import ConfigError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from syncd.client.client import Client
     from syncd.jobfile.sections import SyncSection
     from syncd.transports.ranks import Ranks
+
+E = TypeVar("E", bound="WeightSender | WeightReceiver")
 
 FILES = "checkpoint"
 """The transport through files. It always works, and every other one wraps its sender."""
@@ -306,18 +308,11 @@ class Transport:
 
     def open_sender(self, context: SendContext) -> WeightSender:
         """Return the trainer's end."""
-        sender: WeightSender = _imported(self.sender, WeightSender).open(context)
-        return sender
+        return _imported(self.sender, WeightSender).open(context)  # type: ignore[type-abstract]
 
     def open_receiver(self, context: ReceiveContext) -> WeightReceiver:
         """Return the explorer's end."""
-        receiver: WeightReceiver = _imported(self.receiver, WeightReceiver).open(context)
-        return receiver
-
-
-def transport_names() -> tuple[str, ...]:
-    """Return the names of all installed transports."""
-    return tuple(sorted({point.name for point in entry_points(group=TRANSPORTS)}))
+        return _imported(self.receiver, WeightReceiver).open(context)  # type: ignore[type-abstract]
 
 
 def find_transport(name: str) -> Transport:
@@ -362,7 +357,7 @@ def close_senders(senders: Collection[WeightSender]) -> None:
             closing.callback(sender.close)
 
 
-def _imported(path: str, kind: type) -> Any:
+def _imported(path: str, kind: type[E]) -> type[E]:
     try:
         found = resolve_name(path)
     except (ImportError, AttributeError) as error:

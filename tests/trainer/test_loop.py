@@ -15,7 +15,7 @@ import xxhash
 from checker import sealed
 from trainers import make_trainer, rollout, small_config, write_experiences
 
-from syncd.errors import NonFiniteError, StorageError, TimedOutError
+from syncd.errors import NonFiniteError, StorageError, TimedOutError, UsageError
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -299,13 +299,28 @@ def more(job, explorer):
             writer.write([rollout(step, group, number) for group in range(2) for number in range(2)])
 
 
-def test_a_broadcast_group_is_offered_and_closed_by_the_names_of_the_seeds(job):
+def test_a_broadcast_group_is_formed_and_closed_by_the_names_of_the_seeds(job):
     with Synchronizer.open(job, "explorer", "e0") as explorer, trainer(small_config(job)) as (made, _):
         assert made.get_weight_sync_info() is None
-        made.setup_weight_sync_group("127.0.0.1", 4000)
+        joining = threading.Thread(target=explorer.coordinate_weight_sync_setup, args=[60.0])
+        joining.start()
+        made.setup_weight_sync_group("127.0.0.1", 4000, 2, "weights", 60.0)
+        joining.join()
         assert made.get_weight_sync_info() == explorer.get_weight_sync_info() == ("127.0.0.1", 4000, [])
-        made.teardown_weight_sync_group(timeout=0.05)
+        explorer.coordinate_weight_sync_teardown()
+        made.teardown_weight_sync_group()
         assert made.get_weight_sync_info() is explorer.get_weight_sync_info() is None
+
+
+def test_a_broadcast_group_of_another_size_name_or_nobody_is_refused(job):
+    with Synchronizer.open(job, "explorer", "e0"), trainer(small_config(job)) as (made, _):
+        with pytest.raises(UsageError, match="no group is called 'other'"):
+            made.setup_weight_sync_group("127.0.0.1", 4000, 2, "other", 60.0)
+        with pytest.raises(UsageError, match="a group of 3 cannot be formed: 1 explorers live"):
+            made.setup_weight_sync_group("127.0.0.1", 4000, 3, "weights", 60.0)
+        with pytest.raises(TimedOutError):
+            made.setup_weight_sync_group("127.0.0.1", 4000, 2, "weights", 0.05)
+        assert made.get_weight_sync_info() is None
 
 
 @pytest.mark.slow

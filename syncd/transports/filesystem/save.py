@@ -193,11 +193,6 @@ class StepSaver:
         self._pending = None
 
     @property
-    def saving(self) -> bool:
-        """Return whether this rank is still writing."""
-        return self._pending is not None and not self._pending[1].done()
-
-    @property
     def failed(self) -> bool:
         """Return whether this rank's part of the save in flight has failed; `wait` raises why."""
         return self._pending is not None and self._pending[1].done() and bool(self._pending[1].exception())
