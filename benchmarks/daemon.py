@@ -29,8 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import report
-from jobs import shard_bytes, start, write_step
 from report import Row
+from support.jobs import shard_bytes, start, write_step
 
 from syncd.daemon.scan import examine_all
 from syncd.daemon.wake import WakePipe, Watcher

@@ -11,9 +11,8 @@ import argparse
 import ast
 import io
 import json
-import statistics
 import tokenize
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,15 +127,15 @@ def measure(sources: dict[str, Source]) -> dict[str, object]:
         "product files": len(sources),
         "code lines": sum(source.code for source in sources.values()),
         "lines": sum(source.lines for source in sources.values()),
-        "median lines of a function": statistics.median(functions),
-        "90th percentile of a function": statistics.quantiles(functions, n=10)[8],
+        "median lines of a function": functions[len(functions) // 2] if functions else 0,
+        "90th percentile of a function": functions[len(functions) * 9 // 10] if functions else 0,
         "files above 300 lines": {s.path: s.lines for s in sources.values() if s.lines > 300},
         "class names used more than once": shared_classes(sources),
         "modules with one importer": len(single),
         f"modules with one importer under {SMALL} lines": {
             path: by for path, by in single.items() if _by_path(sources)[path].lines < SMALL
         },
-        "circles between folders": [" <-> ".join(pair) for pair in circles(graph)],
+        "circles between folders": [" <-> ".join(group) for group in circles(graph)],
     }
 
 
@@ -172,18 +171,38 @@ def shared_classes(sources: dict[str, Source]) -> dict[str, list[str]]:
     return {name: paths for name, paths in sorted(found.items()) if len(paths) > 1}
 
 
-def circles(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """Return pairs of folders whose modules import each other, a folder and its parent included."""
-    between = Counter()
-    folders = {name.rpartition(".")[0] for name in graph} | {name for name in graph if "." not in name}
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of folders that import each other in a circle, of whatever length.
 
-    def folder(name: str) -> str:
-        return name if name in folders else name.rpartition(".")[0]
-
+    A module at the root of a package counts for itself, as its own layer (setup.cfg orders them). `__main__` modules
+    do not count: they start a command line, and nothing imports them.
+    """
+    between: dict[str, set[str]] = defaultdict(set)
     for name, targets in graph.items():
-        for target in targets:
-            between[folder(name), folder(target)] += 1
-    return sorted((a, b) for a, b in between if a < b and (b, a) in between)
+        if not name.endswith("__main__"):
+            between[_folder(name, graph)] |= {_folder(target, graph) for target in targets}
+    reached = {folder: _reached(folder, between) for folder in between}
+    groups = {
+        tuple(sorted(other for other in reached[folder] if folder in reached.get(other, ())))
+        for folder in between
+    }
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def _folder(name: str, graph: Iterable[str]) -> str:
+    """Return the folder of a module; a package is its own, and so is a module at the root of the product."""
+    is_package = any(other.startswith(f"{name}.") for other in graph)
+    return name if is_package or name.count(".") < 2 else name.rpartition(".")[0]
+
+
+def _reached(folder: str, between: dict[str, set[str]]) -> set[str]:
+    """Return the folders that a folder imports, directly or not, and itself."""
+    found, todo = {folder}, [folder]
+    while todo:
+        new = between.get(todo.pop(), set()) - found
+        found |= new
+        todo += new
+    return found
 
 
 if __name__ == "__main__":

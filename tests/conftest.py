@@ -48,17 +48,41 @@ def pytest_runtest_logreport(report):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    from workers import Scheduling  # pytest-xdist may be absent
+    from support.workers import Scheduling  # pytest-xdist may be absent
 
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell a worker where to write the groups of the tests that it collects."""
+    from support.workers import FILE, GROUPS
+
+    if GROUPS not in node.config.stash:
+        node.config.stash[GROUPS] = os.path.join(tempfile.mkdtemp(prefix="syncd-tests-"), "groups.json")
+        node.config.add_cleanup(lambda: shutil.rmtree(os.path.dirname(node.config.stash[GROUPS])))
+    node.workerinput[FILE] = node.config.stash[GROUPS]
+
+
 def pytest_collection_modifyitems(config, items):
-    """Start what takes longest first where workers share the tests, so that none is left with it at the end."""
-    if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+    """Leave out what only a long target runs; start what takes longest first where workers share the tests."""
+    left_out = [item for item in items if not _is_wanted(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_wanted(item)]
+    if hasattr(config, "workerinput"):
+        from support.workers import FILE, write_groups
+
         items.sort(
             key=lambda item: (item.get_closest_marker("sweep") or item.get_closest_marker("slow")) is None
         )
+        write_groups(config.workerinput[FILE], items)
+
+
+def _is_wanted(item):
+    """Return whether the environment asks for a test: most are always wanted."""
+    marker = item.get_closest_marker("only_with")
+    return marker is None or all(os.environ.get(name) == value for name, value in marker.kwargs.items())
 
 
 @pytest.fixture(autouse=True)

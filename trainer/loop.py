@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec
 import structlog
 
 from syncd.errors import NonFiniteError, SyncdError, UsageError
+from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.broadcast.control import WEIGHTS, BroadcastControl
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO

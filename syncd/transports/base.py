@@ -315,6 +315,11 @@ class Transport:
         return _imported(self.receiver, WeightReceiver).open(context)  # type: ignore[type-abstract]
 
 
+def transport_names() -> tuple[str, ...]:
+    """Return the names of all installed transports."""
+    return tuple(sorted({point.name for point in entry_points(group=TRANSPORTS)}))
+
+
 def find_transport(name: str) -> Transport:
     """Return the transport that an installed package registers under a name.
 

@@ -8,7 +8,7 @@ import os
 import uuid
 
 import pytest
-from jobs import ManualClock, shard_bytes, start, write_step
+from support.jobs import ManualClock, shard_bytes, start, write_step
 
 from syncd.errors import AlreadySealedError, FencedError, SaveLostError, UsageError
 from syncd.protocol.layout import Job, parse_attempt_name

@@ -4,9 +4,9 @@ import os
 import random
 
 import pytest
-from foreign_jobs import SAMPLES, Sample, put
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.foreign_jobs import SAMPLES, Sample, put
 
 from syncd.daemon.foreign import ForeignLayouts, examine, step_of
 from syncd.daemon.foreign.frameworks import LAYOUTS

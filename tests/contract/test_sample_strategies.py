@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 pytest.importorskip("pyarrow", reason="experiences need pyarrow")
 
-from experiences import whole_group, write
+from support.experiences import whole_group, write
 
 from syncd.errors import ConfigError, CorruptDataError
 from syncd.protocol.layout import Job

@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer's end needs torch")
 
-from checker import marker, sealed  # noqa: E402
-from jobs import start  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from support.checker import marker, sealed  # noqa: E402
+from support.jobs import start  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError, NonFiniteError, RefusedError, SyncdError  # noqa: E402
 from syncd.jobfile.sections import SyncSection, sync_methods  # noqa: E402

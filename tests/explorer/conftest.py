@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("hook_contract", "real_contract", "real_bed")
+pytest.register_assert_rewrite("support.hook_contract", "support.real_contract", "support.real_bed")

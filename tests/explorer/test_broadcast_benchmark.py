@@ -1,7 +1,7 @@
 """The benchmark of the broadcast, with weights of next to nothing: it ends, and each receiver has what was sent."""
 
-import forked
 import pytest
+from support import forked
 
 pytestmark = pytest.mark.slow
 

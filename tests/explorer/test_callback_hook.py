@@ -6,9 +6,9 @@ import threading
 from typing import ClassVar
 
 import pytest
-from hook_contract import PATIENCE, Bed, HookContract, bounded, load
-from jobs import shard_bytes
-from targets import target_of
+from support.hook_contract import PATIENCE, Bed, HookContract, bounded, load
+from support.jobs import shard_bytes
+from support.targets import target_of
 
 from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.callback import CallbackHook

@@ -8,8 +8,8 @@ import time
 from typing import ClassVar
 
 import pytest
-from hook_contract import Bed, HookContract, bounded, load
-from targets import label, target_of
+from support.hook_contract import Bed, HookContract, bounded, load
+from support.targets import label, target_of
 from test_callback_hook import content_of, write_shards
 
 from explorer_hooks.hook import HookOptions, Running

@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import checker
-import forked
 import pytest
-from fake_engines import FakeVllm
 from safetensors import safe_open
+from support import checker, forked
+from support.fake_engines import FakeVllm
 
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
@@ -20,7 +19,7 @@ from syncd.protocol.presence import path_of, read_presence
 from syncd.protocol.version import pair_of
 from syncd.synchronizer import RunningStatus, Synchronizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.group("forked"), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

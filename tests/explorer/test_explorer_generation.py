@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_servers import Answer, FakeServer, VanishError
+from support.fake_servers import Answer, FakeServer, VanishError
 
 from explorer_hooks.explorer import served
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, GroupRequest, version_after, version_of

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import environment
-from fake_engines import FakeVllm
-from synchronizers import LONG, Threads, World
+from support.cli import environment
+from support.fake_engines import FakeVllm
+from support.synchronizers import LONG, Threads, World
 
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.explorer import own_files as own

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")
 
-from followers import Scene  # noqa: E402
 from safetensors.torch import save  # noqa: E402
+from support.followers import Scene  # noqa: E402
 from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.explorer import weight_sources  # noqa: E402

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from experiences import make as experience
-from synchronizers import eventually
+from support.experiences import make as experience
+from support.synchronizers import eventually
 
 from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.own_files import LedgerState, Records, TaskCursor, TaskLedger

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_hook import FakeHook
+from support.fake_hook import FakeHook
 
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.hook import HookOptions

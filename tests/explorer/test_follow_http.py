@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from engine_beds import SglangBed, VllmBed
-from fake_engines import START, fingerprint, fingerprint_of
-from followers import Scene
-from hook_contract import bounded
+from support.engine_beds import SglangBed, VllmBed
+from support.fake_engines import START, fingerprint, fingerprint_of
+from support.followers import Scene
+from support.hook_contract import bounded
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli import ROOT, environment, spawn
-from fake_hook import HALF, RemoteEngine, digest_of
-from jobs import start, steps_of, write_step
+from support.cli import ROOT, environment, spawn
+from support.fake_hook import HALF, RemoteEngine, digest_of
+from support.jobs import start, steps_of, write_step
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -74,7 +74,7 @@ class Bed:
 
     def start(self, *arguments):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cli.ROOT", PATHS)
+            patch.setattr("support.cli.ROOT", PATHS)
             process = spawn(*arguments)
         self.stack.callback(process.communicate)
         self.stack.callback(process.kill)

@@ -6,9 +6,9 @@ import shutil
 import threading
 
 import pytest
-from fake_hook import HALF, START, FakeEngine, FakeHook, digest_of, tensors_of
-from followers import QUICK, Scene
-from jobs import shard_bytes, write_step
+from support.fake_hook import HALF, START, FakeEngine, FakeHook, digest_of, tensors_of
+from support.followers import QUICK, Scene
+from support.jobs import shard_bytes, write_step
 
 import syncd.client.own_presence
 import syncd.transports.filesystem.stage

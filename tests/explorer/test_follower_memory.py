@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from followers import Scene
-from remembered import remember, shard_of
+from support.followers import Scene
+from support.remembered import remember, shard_of
 
 from syncd.protocol.file_lock import lock_file
 from syncd.protocol.layout import ACTOR

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from cli import environment
-from followers import Scene
+from support.cli import environment
+from support.followers import Scene
 
 BLOCK = """
 import sys

@@ -1,7 +1,7 @@
 """Hooks of engines behind HTTP keep the contract of hooks; the engines are fakes with real engines' faults."""
 
-from engine_beds import LoraBed, SglangBed, VllmBed
-from hook_contract import HookContract
+from support.engine_beds import LoraBed, SglangBed, VllmBed
+from support.hook_contract import HookContract
 
 
 class TestVllm(HookContract):

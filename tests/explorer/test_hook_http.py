@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
-from fake_servers import Answer, FakeServer
-from hook_contract import IMPATIENCE, PATIENCE, bounded, shown
+from support.fake_servers import Answer, FakeServer
+from support.hook_contract import IMPATIENCE, PATIENCE, bounded, shown
 
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError

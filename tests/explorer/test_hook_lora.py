@@ -4,10 +4,10 @@ import json
 import os
 
 import pytest
-from engine_beds import LoraBed
-from fake_servers import Answer
-from hook_contract import load
-from targets import label
+from support.engine_beds import LoraBed
+from support.fake_servers import Answer
+from support.hook_contract import load
+from support.targets import label
 
 from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.lora import LoraHook, adapters_in
@@ -193,7 +193,7 @@ def _config(path, text):
 def test_weights_under_another_name_are_no_adapter(bed, hook):
     target = bed.target((1, 10))
     os.rename(f"{target.path}/adapter_model.safetensors", f"{target.path}/model.safetensors")
-    from targets import target_of
+    from support.targets import target_of
 
     with pytest.raises(RefusedError, match="no adapter_model"):
         hook.prepare(target_of(target.path, (1, 10), kind="lora"))

@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from engine_beds import SglangBed, write_version
-from fake_engines import fingerprint_of
-from fake_servers import Answer
-from hook_contract import load
-from targets import label, target_of
+from support.engine_beds import SglangBed, write_version
+from support.fake_engines import fingerprint_of
+from support.fake_servers import Answer
+from support.hook_contract import load
+from support.targets import label, target_of
 
 from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.sglang import SGLangHook

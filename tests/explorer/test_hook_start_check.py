@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 import pytest
-from engine_beds import SglangBed, VllmBed, write_version
-from hook_contract import load
-from targets import target_of
+from support.engine_beds import SglangBed, VllmBed, write_version
+from support.hook_contract import load
+from support.targets import target_of
 
 from explorer_hooks.hooks.start_check import StartModel, require_same_model, start_model_of
 from syncd.errors import ConfigError, RefusedError

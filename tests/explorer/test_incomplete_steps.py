@@ -4,10 +4,10 @@ import json
 import os
 
 import pytest
-from cli import Shell
-from fake_hook import START
-from followers import Scene
-from jobs import shard_bytes, write_step
+from support.cli import Shell
+from support.fake_hook import START
+from support.followers import Scene
+from support.jobs import shard_bytes, write_step
 
 from syncd.errors import UsageError
 from syncd.protocol.digest import digest_bytes

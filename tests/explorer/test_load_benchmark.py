@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from cli import ROOT, environment
+from support.cli import ROOT, environment
 
 from syncd.protocol.mount import mount_of
 

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="loading into parameters needs torch")
 
 from safetensors.torch import save_file  # noqa: E402
-from targets import target_of  # noqa: E402
+from support.targets import target_of  # noqa: E402
 
 from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.mount import mount_of  # noqa: E402

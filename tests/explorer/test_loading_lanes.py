@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
-from targets import target_of  # noqa: E402
+from support.targets import target_of  # noqa: E402
 
 from syncd.errors import CorruptDataError  # noqa: E402
 from syncd.transports.filesystem import read_file  # noqa: E402

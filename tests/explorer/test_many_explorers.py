@@ -9,10 +9,10 @@ import sys
 import time
 from collections import defaultdict
 
-import checker
 import numpy as np
 import pytest
 from programs.light_engine import read_journal
+from support import checker
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import path_of, read_presence

@@ -7,15 +7,16 @@ import os
 import time
 from collections import defaultdict
 
-import checker
 import pytest
-from whole_jobs import RANK, TESTS, ended, free_port, logs, program
+from support import checker
+from support.paths import TESTS
+from support.whole_jobs import RANK, ended, free_port, logs, program
 
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.protocol.layout import Job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.group("forked"), pytest.mark.slow]
 
 STEPS, INTERVAL = 8, 2
 PAUSES = {"fast": 0.01, "slow": 0.15}

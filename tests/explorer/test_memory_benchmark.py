@@ -2,8 +2,8 @@
 
 import os
 
-import forked
 import pytest
+from support import forked
 
 pytestmark = pytest.mark.slow
 

@@ -3,12 +3,12 @@
 import contextlib
 import os
 import signal
-import sys
 import time
 
 import pytest
+from support.paths import TESTS
+from support.whole_jobs import RANK, ended, free_port, logs, program
 from test_matrix import lines
-from whole_jobs import RANK, TESTS, ended, free_port, logs, program
 
 from syncd.protocol.memory import copies_in
 
@@ -93,13 +93,9 @@ class Whole:
 
 
 def write_experiences(job, steps):
-    sys.path.append(f"{TESTS}/trainer")
-    try:
-        from trainers import write_experiences as write
+    from support.trainers import write_experiences as write
 
-        write(job, steps)
-    finally:
-        sys.path.remove(f"{TESTS}/trainer")
+    write(job, steps)
 
 
 @pytest.fixture

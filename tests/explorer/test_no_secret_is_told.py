@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from cli import command, environment
-from jobs import write_step
+from support.cli import command, environment
+from support.jobs import write_step
 
 from explorer_hooks.finding import shown
 from explorer_hooks.http_client import HttpClient

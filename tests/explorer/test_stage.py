@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli import environment
+from support.cli import environment
 
 import syncd.transports.filesystem.stage
 from syncd.errors import ConfigError, RefusedError, TryAgainError

@@ -3,10 +3,10 @@
 import json
 import os
 
-import forked
 import pytest
+from support import forked
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.group("forked"), pytest.mark.slow]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WAYS = {"syncd, stage", "syncd", "save_file", "torch.save"}

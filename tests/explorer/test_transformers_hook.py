@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")
 
-from hook_contract import Bed, HookContract, bounded, load  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from targets import label as target_label  # noqa: E402
-from targets import target_of  # noqa: E402
+from support.hook_contract import Bed, HookContract, bounded, load  # noqa: E402
+from support.targets import label as target_label  # noqa: E402
+from support.targets import target_of  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
 from explorer_hooks.hook import HookOptions, Running  # noqa: E402

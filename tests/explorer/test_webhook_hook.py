@@ -9,8 +9,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hook_contract import PATIENCE, Bed, HookContract, load
-from targets import label, target_of
+from support.hook_contract import PATIENCE, Bed, HookContract, load
+from support.targets import label, target_of
 from test_callback_hook import START, content_of, write_shards
 
 from explorer_hooks.hook import HookOptions, Running

@@ -1,8 +1,6 @@
 """The verl engine on GPUs: NCCL, bfloat16, sdpa, FSDP2 and FSDP. `make test-gpu` runs it; elsewhere it is skipped."""
 
 import math
-import os
-import sys
 
 import pytest
 
@@ -10,12 +8,7 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
-sys.path.insert(
-    0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trainer", "engines")
-)
-
-import case_runs  # noqa: E402
-import samples  # noqa: E402
+from support import case_runs, samples  # noqa: E402
 
 
 @pytest.fixture(scope="module")

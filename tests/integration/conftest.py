@@ -1,8 +1,8 @@
 """Jobs and worlds that several files of tests begin from."""
 
 import pytest
-from processes import busy_job, must, write_steps
-from synchronizers import Loop, Threads, World
+from support.processes import busy_job, must, write_steps
+from support.synchronizers import Loop, Threads, World
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from cli import Shell, spawn
-from jobs import explorer, shard_bytes, write_step
+from support.cli import Shell, spawn
+from support.jobs import explorer, shard_bytes, write_step
 
 from syncd import console, errors
 from syncd.cli import main

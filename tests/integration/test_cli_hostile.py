@@ -8,7 +8,7 @@ import sys
 
 import click
 import pytest
-from jobs import start, write_step
+from support.jobs import start, write_step
 
 from syncd.cli.main import run, syncd
 from syncd.console import UncheckedPath

@@ -10,8 +10,8 @@ import time
 
 import click
 import pytest
-from cli import LONG, Shell, command, environment, modules_loaded, spawn
-from jobs import write_step
+from support.cli import LONG, Shell, command, environment, modules_loaded, spawn
+from support.jobs import write_step
 
 from syncd import __version__
 from syncd.cli import main

@@ -9,8 +9,8 @@ import time
 import urllib.request
 
 import pytest
-from cli import command, environment
-from jobs import write_step
+from support.cli import command, environment
+from support.jobs import write_step
 
 from syncd.observe.journal import read_events
 from syncd.protocol.layout import Job

@@ -12,8 +12,8 @@ import threading
 import time
 
 import pytest
-from cli import LONG, Shell, command, environment, modules_loaded, spawn
-from jobs import explorer, write_step
+from support.cli import LONG, Shell, command, environment, modules_loaded, spawn
+from support.jobs import explorer, write_step
 
 from syncd.cli.wait import wait_for
 from syncd.errors import TimedOutError

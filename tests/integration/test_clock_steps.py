@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 
-import checker
 import pytest
 from beds.probe import BEDS
-from jobs import ManualClock, explorer, start, steps_of, write_step
 from programs.light_engine import read_journal
-from sweep import ENVIRONMENT
+from support import checker
+from support.jobs import ManualClock, explorer, start, steps_of, write_step
+from support.sweep import ENVIRONMENT
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import read_presences

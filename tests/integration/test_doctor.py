@@ -152,11 +152,12 @@ exit $rc
         pytest.param(
             "vers=4.2",
             "excludes",
-            marks=pytest.mark.skipif(
-                os.environ.get("SYNCD_NFS") != "full", reason="make test-faults has it (SYNCD_NFS=full)"
-            ),
+            marks=[
+                pytest.mark.group("NFS v4.2"),
+                pytest.mark.only_with(SYNCD_NFS="full"),
+            ],
         ),
-        ("vers=3,nolock", "both acquire"),
+        pytest.param("vers=3,nolock", "both acquire", marks=pytest.mark.group("NFS v3")),
     ],
 )
 def test_on_nfs_it_finds_what_nfs_does(nfs_bed, tmp_path, record_line, options, locks):

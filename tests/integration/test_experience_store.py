@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from experiences import fifo
+from support.experiences import fifo
 
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch

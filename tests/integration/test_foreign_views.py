@@ -3,9 +3,9 @@
 import shutil
 
 import pytest
-from cli import Shell
-from foreign_jobs import SAMPLES
-from jobs import start, write_step
+from support.cli import Shell
+from support.foreign_jobs import SAMPLES
+from support.jobs import start, write_step
 
 from syncd.observe import names
 from syncd.protocol.layout import Job

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 from beds import probe
-from cli import command, environment
-from jobs import explorer, start, steps_of, write_step
+from support.cli import command, environment
+from support.jobs import explorer, start, steps_of, write_step
 
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Pin, remove_pin, write_pin
 from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import read_version
+
+pytestmark = pytest.mark.group("mounts")
 
 SIZE = "size=8m"
 MIB = 1 << 20

@@ -6,13 +6,13 @@ import subprocess
 import time
 from pathlib import Path
 
-import hostile
 import pytest
-from cli import command, environment
-from jobs import write_step
-from processes import PROGRAMS
-from sweep import python
-from warm import run_warm
+from support import hostile
+from support.cli import command, environment
+from support.jobs import write_step
+from support.processes import PROGRAMS
+from support.sweep import python
+from support.warm import run_warm
 
 MEMORY = 1500 << 20
 """Bytes of address space that a command may take."""

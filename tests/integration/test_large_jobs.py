@@ -7,9 +7,9 @@ import subprocess
 import tempfile
 
 import pytest
-from jobs import explorer, start, steps_of, write_step
-from processes import PROGRAMS, syncd
-from sweep import ENVIRONMENT, python
+from support.jobs import explorer, start, steps_of, write_step
+from support.processes import PROGRAMS, syncd
+from support.sweep import ENVIRONMENT, python
 
 from syncd.daemon.removals import FORGET_AFTER
 from syncd.protocol.layout import Job

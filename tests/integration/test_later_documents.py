@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import explorer, start, steps_of, write_step
+from support.jobs import explorer, start, steps_of, write_step
 
 from syncd.errors import ProtocolTooNewError
 from syncd.protocol.documents import MAX_INTEGER

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from jobs import explorer, start, steps_of, write_step
+from support.jobs import explorer, start, steps_of, write_step
 
 from syncd.protocol import presence
 from syncd.protocol.layout import Job

@@ -18,14 +18,14 @@ from beds import probe
 from beds.loop import frozen, mounted
 from beds.quota import limited
 from beds.silent import silent
-from jobs import start, steps_of, write_step
+from support.jobs import start, steps_of, write_step
 
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import latest_token
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.version import read_version
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.group("mounts"), pytest.mark.timeout(240)]
 
 LIMIT = "9000000"
 """Of the watchdog, in microseconds: what does not come back within a third of it is stuck."""

@@ -13,13 +13,13 @@ import pytest
 from beds import probe
 from beds.loop import frozen, mounted
 from beds.silent import silent
-from cli import command, environment, spawn
-from jobs import shard_bytes, write_step
+from support.cli import command, environment, spawn
+from support.jobs import shard_bytes, write_step
 
 from syncd.cli import main
 from syncd.protocol.layout import Job
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.group("mounts"), pytest.mark.timeout(240)]
 
 CLI = Path(__file__).parents[2] / "docs" / "cli.md"
 LONG = 120

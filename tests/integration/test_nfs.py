@@ -108,7 +108,10 @@ class Run:
         return "\n".join([f"{path.name}: the bed ended with {self.status}\n{self.console[-1500:]}", *ends])
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(version, marks=pytest.mark.group(f"NFS {version}")) for version in OPTIONS],
+)
 def run(request, nfs_bed, tmp_path_factory):
     """Run all scenarios in one boot of the bed; a machine that itself stood still is booted once more."""
     place = tmp_path_factory.mktemp("nfs")

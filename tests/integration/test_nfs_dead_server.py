@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
+    pytest.mark.group("NFS v4.2"),
     pytest.mark.beds,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        os.environ.get("SYNCD_NFS") != "full", reason="make test-faults has it (SYNCD_NFS=full)"
-    ),
+    pytest.mark.only_with(SYNCD_NFS="full"),
 ]
 
 TESTS = Path(__file__).parents[1]

@@ -5,7 +5,6 @@ Each scenario takes one to four minutes, so `make test` leaves them to `make tes
 
 import itertools
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from beds import probe
 from beds.nfs_machines import Machines, StoodStillError, machines
 
 pytestmark = [
+    pytest.mark.group("NFS v4.2"),
     pytest.mark.beds,
     pytest.mark.slow,
     pytest.mark.timeout(700),
-    pytest.mark.skipif(
-        os.environ.get("SYNCD_NFS") != "full", reason="make test-faults has it (SYNCD_NFS=full)"
-    ),
+    pytest.mark.only_with(SYNCD_NFS="full"),
 ]
 
 TESTS = Path(__file__).parents[1]

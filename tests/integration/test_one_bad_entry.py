@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cli import environment
-from jobs import explorer, start, steps_of, write_step
-from processes import PROGRAMS
+from support.cli import environment
+from support.jobs import explorer, start, steps_of, write_step
+from support.processes import PROGRAMS
 
 from syncd.daemon.foreign import frameworks  # noqa: F401
 from syncd.observe import names

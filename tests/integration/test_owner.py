@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import start, steps_of, write_step
+from support.jobs import start, steps_of, write_step
 
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job

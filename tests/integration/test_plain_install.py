@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from cli import ROOT, environment
+from support.cli import ROOT, environment
 
 from explorer_hooks.cli.main import VERBS as EXPLORER
 from syncd.extras import extra_of

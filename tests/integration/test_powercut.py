@@ -4,10 +4,10 @@ import os
 import re
 import shutil
 
-import checker
 import pytest
 from beds.loop import mounted
-from processes import (
+from support import checker
+from support.processes import (
     FULL,
     LEASED,
     NEWEST,
@@ -20,10 +20,11 @@ from processes import (
     must,
     write_steps,
 )
-from sweep import KILL, Target, disturb, points
-from warm import run_warm
+from support.sweep import KILL, Target, disturb, points
+from support.warm import run_warm
 
 pytestmark = [
+    pytest.mark.group("mounts"),
     pytest.mark.beds,
     pytest.mark.slow,
     pytest.mark.timeout(900),

@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 import pytest
-from cli import ROOT, Shell, environment
-from jobs import shard_bytes, start, write_step
+from support.cli import ROOT, Shell, environment
+from support.jobs import shard_bytes, start, write_step
 
 from syncd.errors import AlreadySealedError, CorruptDataError, NonFiniteError, UsageError
 from syncd.protocol.layout import Job

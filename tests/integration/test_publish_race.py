@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from warm import run_warm
+from support.warm import run_warm
 
 RACES = int(os.environ.get("SYNCD_RACES", "6"))
 SHARDS, BYTES = 4, 1 << 18

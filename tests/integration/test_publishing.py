@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from jobs import shard_bytes, start, write_step
+from support.jobs import shard_bytes, start, write_step
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.layout import Job

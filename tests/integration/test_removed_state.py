@@ -4,7 +4,7 @@ import contextlib
 import shutil
 
 import pytest
-from jobs import explorer, start, steps_of, write_step
+from support.jobs import explorer, start, steps_of, write_step
 
 from syncd.protocol.layout import Job
 from syncd.protocol.version import read_version

@@ -4,8 +4,8 @@ import os
 from dataclasses import replace
 
 import pytest
-from foreign_jobs import SAMPLES
-from jobs import start, write_step
+from support.foreign_jobs import SAMPLES
+from support.jobs import start, write_step
 
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-from cli import ROOT, Shell, spawn
-from jobs import explorer, write_step
-from pages import TIMEOUT, served
+from support.cli import ROOT, Shell, spawn
+from support.jobs import explorer, write_step
+from support.pages import TIMEOUT, served
 
 from syncd.dashboard import server as dashboard_server
 from syncd.dashboard.server import MOST_CONNECTIONS, PageContent, PageServer, serve_in_background

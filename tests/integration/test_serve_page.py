@@ -7,9 +7,9 @@ import signal
 import subprocess
 
 import pytest
-from cli import command, environment
-from jobs import explorer, write_step
-from pages import TIMEOUT, served
+from support.cli import command, environment
+from support.jobs import explorer, write_step
+from support.pages import TIMEOUT, served
 
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock

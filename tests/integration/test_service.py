@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import ManualClock, explorer, start, steps_of, write_step
+from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
 from syncd.daemon.run import run_once
 from syncd.errors import JobMissingError, LockHeldError

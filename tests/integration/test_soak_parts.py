@@ -7,7 +7,9 @@ import sys
 import pytest
 from soak.crew import TESTS
 from soak.schedule import KINDS
-from sweep import ENVIRONMENT
+from support.sweep import ENVIRONMENT
+
+pytestmark = pytest.mark.group("mounts")
 
 SECONDS, EXPLORERS = 18, 4
 OPTIONS = {

@@ -2,9 +2,9 @@
 
 import subprocess
 
-import checker
 import pytest
-from processes import (
+from support import checker
+from support.processes import (
     FULL,
     LEASED,
     NEWEST,
@@ -21,8 +21,8 @@ from processes import (
     unequal,
     write_steps,
 )
-from sweep import ENVIRONMENT, ERRORS, KILL, LASTING, Target, python, sweep
-from warm import run_warm
+from support.sweep import ENVIRONMENT, ERRORS, KILL, LASTING, Target, python, sweep
+from support.warm import run_warm
 
 HOW = ((KILL, *ERRORS, LASTING),) if FULL else ((KILL,), ERRORS)
 """Every fault at every call, or SIGKILL at every call and one error at each, in turn."""

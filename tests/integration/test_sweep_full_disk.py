@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import tempfile
 
-import checker
 import pytest
 from beds import probe
-from processes import (
+from support import checker
+from support.processes import (
     FULL,
     LEASED,
     NEWEST,
@@ -26,8 +26,8 @@ from processes import (
     unequal,
     write_steps,
 )
-from sweep import Target, fill_up, moments, python, run
-from warm import run_warm
+from support.sweep import Target, fill_up, moments, python, run
+from support.warm import run_warm
 
 EVERY = 1 if FULL else 8
 """Each moment, or every eighth: `SYNCD_SEED` says from which on."""
@@ -37,6 +37,7 @@ REFUSED = 3
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 pytestmark = [
+    pytest.mark.group("mounts"),
     pytest.mark.sweep,
     pytest.mark.slow,
     pytest.mark.timeout(1800),

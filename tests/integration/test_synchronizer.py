@@ -5,8 +5,8 @@ import threading
 from dataclasses import replace
 
 import pytest
-from jobs import write_step
-from synchronizers import A_WHILE, LONG, eventually, stays
+from support.jobs import write_step
+from support.synchronizers import A_WHILE, LONG, eventually, stays
 
 from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError, UsageError
 from syncd.protocol.local_disk import LocalDisk

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from synchronizers import LONG, eventually, stays
+from support.synchronizers import LONG, eventually, stays
 
 from syncd.errors import TimedOutError, TryAgainError, UsageError
 from syncd.protocol.presence import Presence, RunningStatus, write_presence

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from processes import PROGRAMS
-from synchronizers import LONG, Threads, World, eventually
+from support.processes import PROGRAMS
+from support.synchronizers import LONG, Threads, World, eventually
 
 from syncd.errors import UsageError
 from syncd.protocol.presence import RunningStatus

@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 import pytest
-from jobs import shard_bytes, steps_of, write_step
-from synchronizers import LONG, eventually, stays
+from support.jobs import shard_bytes, steps_of, write_step
+from support.synchronizers import LONG, eventually, stays
 
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.marker import read_marker, write_marker

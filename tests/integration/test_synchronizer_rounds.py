@@ -5,8 +5,8 @@ import stat
 
 import numpy as np
 import pytest
-from jobs import shard_bytes
-from synchronizers import LONG, eventually, stays
+from support.jobs import shard_bytes
+from support.synchronizers import LONG, eventually, stays
 
 from syncd.errors import TimedOutError, TryAgainError
 from syncd.protocol.manifest import read_manifest

@@ -11,18 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import installed
 import pytest
 from beds import probe
 from beds.machine import booted
-from jobs import write_step
+from support import installed
+from support.jobs import write_step
 
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import latest_token
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.version import read_version
 
-pytestmark = [pytest.mark.beds, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.group("systemd"), pytest.mark.beds, pytest.mark.timeout(300)]
 
 UNIT, FOLLOWER = "syncd@ckpt-job.service", "syncd-follow@ckpt-job.service"
 PYTHON = "/opt/syncd/bin/python"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli import Shell
+from support.cli import Shell
 
 from syncd.cli.install_units import UnitRequest, closed_directory, quoted, rendered
 from syncd.config import DaemonConfig

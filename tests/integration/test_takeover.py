@@ -8,9 +8,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import checker
 import pytest
-from processes import (
+from support import checker
+from support.processes import (
     LEASED,
     NEXT,
     PAST,
@@ -24,7 +24,7 @@ from processes import (
     unequal,
     write_steps,
 )
-from sweep import ENVIRONMENT, Target, copied, python, run
+from support.sweep import ENVIRONMENT, Target, copied, python, run
 
 pytestmark = pytest.mark.sweep
 

@@ -8,13 +8,13 @@ import sys
 import tempfile
 import time
 
-import checker
 import pytest
-from jobs import write_step
-from processes import PROGRAMS
 from soak.flat import is_flat, trend
 from soak.samples import Samples
-from sweep import ENVIRONMENT
+from support import checker
+from support.jobs import write_step
+from support.processes import PROGRAMS
+from support.sweep import ENVIRONMENT
 
 from syncd.protocol.layout import Job
 

@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cli import environment
-from jobs import shard_bytes
-from processes import PROGRAMS
+from support.cli import environment
+from support.jobs import shard_bytes
+from support.processes import PROGRAMS
 
 DAEMON, TRAINER, EXPLORER, STRANGER, GROUP = 54001, 54002, 54003, 54004, 54242
 

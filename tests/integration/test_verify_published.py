@@ -4,9 +4,9 @@ import os
 import shutil
 
 import pytest
-from cli import Shell
-from foreign_jobs import put, shards_below
-from jobs import start, write_step
+from support.cli import Shell
+from support.foreign_jobs import put, shards_below
+from support.jobs import start, write_step
 
 from syncd.protocol.layout import Job
 

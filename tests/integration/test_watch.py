@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from jobs import shard_bytes, steps_of, write_step
+from support.jobs import shard_bytes, steps_of, write_step
 
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import Leader, encode_leader, latest_token, token_name
@@ -159,6 +159,7 @@ def test_with_a_state_directory_nothing_is_written_into_the_job(job, tmp_path):
     assert sorted(os.listdir(job.root)) == sorted([*before, "global_step_2"])
 
 
+@pytest.mark.group("mounts")
 def test_a_job_on_a_read_only_mount_is_watched(job, tmp_path):
     write_step(job, 1)
     write_foreign(job, 2)

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 
-import checker
+from support import checker
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING

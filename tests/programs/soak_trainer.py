@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-import checker
+from support import checker
 from write_steps import write_step
 
 from syncd.errors import SyncdError

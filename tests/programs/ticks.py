@@ -5,7 +5,7 @@ Each look comes ten seconds after the one before, so every sixth examines everyt
 
 import sys
 
-from jobs import start
+from support.jobs import start
 
 from syncd.protocol.layout import Job
 

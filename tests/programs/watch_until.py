@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-import checker
+from support import checker
 
 from syncd.cli.main import main
 from syncd.stall.worker import WorkerThread

@@ -6,7 +6,7 @@ have been COUNT in all. Every task names explorer and batch, so that each experi
 
 import sys
 
-from experiences import whole_group
+from support.experiences import whole_group
 
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job

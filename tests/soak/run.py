@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import checker
 from soak import report
 from soak.bed import Bed, bed
 from soak.chaos import Chaos
@@ -15,6 +14,7 @@ from soak.plan import Plan
 from soak.samples import Samples
 from soak.schedule import TRAINER, Terms, schedule
 from soak.versions import Versions
+from support import checker
 
 PATIENCE = 60.0
 _TELL_EVERY = 300.0

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 
-import checker
+from support import checker
 
 EVERY = 0.03
 _LOOKS = 3

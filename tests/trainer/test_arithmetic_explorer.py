@@ -9,8 +9,8 @@ import time
 
 import pytest
 import torch
-from cli import environment
-from synchronizers import Threads, World
+from support.cli import environment
+from support.synchronizers import Threads, World
 from transformers import AutoModelForCausalLM
 
 from syncd.errors import TimedOutError

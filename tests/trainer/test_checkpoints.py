@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from jobs import write_step
+from support.jobs import write_step
 
 from syncd.errors import CorruptDataError, StorageError
 from syncd.protocol.layout import Job

@@ -1,7 +1,7 @@
 """What feeds the choice of a way: what rank 0 knows of a sync, and what explorers say of their loads."""
 
 import pytest
-from jobs import explorer
+from support.jobs import explorer
 
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock

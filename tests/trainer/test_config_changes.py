@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
-from trainers import make_trainer, small_config, write_experiences
+from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError
 from syncd.synchronizer import Synchronizer

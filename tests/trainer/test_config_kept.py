@@ -11,7 +11,7 @@ import tomli_w
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
-from cli import environment
+from support.cli import environment
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError, StorageError

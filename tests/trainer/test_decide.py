@@ -1,7 +1,7 @@
 """What comes next, from what is known."""
 
 import pytest
-from trainers import small_config
+from support.trainers import small_config
 
 from trainer.next_action import Finish, LoopFacts, Save, Sync, due_action, end_of, need_save, need_sync
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from saving import config_of, load, new_job, tiny  # noqa: E402
+from support.saving import config_of, load, new_job, tiny  # noqa: E402
 
 from syncd.errors import (  # noqa: E402
     CorruptDataError,

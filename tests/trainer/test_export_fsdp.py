@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("safetensors", reason="needs safetensors")
 
-from saving import KINDS_OF_SAVE, config_of, load, new_job, tiny, whole  # noqa: E402
+from support.saving import KINDS_OF_SAVE, config_of, load, new_job, tiny, whole  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError, NotReadyError  # noqa: E402
@@ -21,7 +21,7 @@ from syncd.transports.filesystem.save import StepSaver  # noqa: E402
 from trainer.export import export  # noqa: E402
 from trainer.export.fsdp import region_of  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.group("export of FSDP"), pytest.mark.slow]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))

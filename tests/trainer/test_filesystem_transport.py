@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
-from saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
+from support.saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
 
 from syncd.errors import NonFiniteError, StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
 from syncd.transports.filesystem import direct_io  # noqa: E402

@@ -15,13 +15,13 @@ import zipfile
 
 import pytest
 import xxhash
-from checker import marker, sealed
-from trainers import ENVIRONMENT, write_experiences
+from support.checker import marker, sealed
+from support.trainers import ENVIRONMENT, write_experiences
 
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.group("kills"), pytest.mark.slow, pytest.mark.timeout(3600)]
 
 KILLS = int(os.environ.get("SYNCD_KILLS", "3"))
 SIGNALS = [signal.SIGTERM, signal.SIGUSR2] if KILLS > 3 else [signal.SIGUSR2]
@@ -62,7 +62,7 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("kills")
     if VERL:
         sys.path.append(f"{os.path.dirname(os.path.abspath(__file__))}/engines")
-        pytest.importorskip("samples").make_model(place / "model", tied=False, tokenizer=True)
+        pytest.importorskip("support.samples").make_model(place / "model", tied=False, tokenizer=True)
     return place
 
 

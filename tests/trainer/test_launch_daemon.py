@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 
-import checker
 import pytest
-from jobs import write_step
-from launching import OWN, alive, until
+from support import checker
+from support.jobs import write_step
+from support.launching import OWN, alive, until
 
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import latest_token, read_leader

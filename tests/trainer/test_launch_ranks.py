@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from beds import probe
-from launching import Launch
+from support.launching import Launch
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +50,7 @@ def slurm():
 
 
 @pytest.mark.beds
+@pytest.mark.group("mounts")
 def test_srun(slurm, tmp_path):
     ranks = check(Launch(tmp_path, before=[slurm, "srun", "-N2", "-n3", sys.executable]), 3, "slurm")
     assert [rank["place"]["local_rank"] for rank in ranks] == [0, 1, 0]
@@ -58,6 +59,7 @@ def test_srun(slurm, tmp_path):
 
 
 @pytest.mark.beds
+@pytest.mark.group("mounts")
 def test_slurm_warning_ends_a_batch_job_with_75_and_it_is_queued_again(slurm, tmp_path):
     """USR2 reaches the ranks of a step through their starter; the script asks for another start."""
     (tmp_path / "job.sh").write_text(

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from launching import INT, KILL, TERM, USR2, Launch, alive, until
+from support.launching import INT, KILL, TERM, USR2, Launch, alive, until
 
 from trainer.stopping import StopSignals
 

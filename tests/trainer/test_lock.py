@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from jobs import ManualClock
+from support.jobs import ManualClock
 
 from syncd.errors import FencedError, LockHeldError
 from syncd.protocol.layout import Job

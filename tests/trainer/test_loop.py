@@ -12,8 +12,8 @@ import time
 import pytest
 import torch
 import xxhash
-from checker import sealed
-from trainers import make_trainer, rollout, small_config, write_experiences
+from support.checker import sealed
+from support.trainers import make_trainer, rollout, small_config, write_experiences
 
 from syncd.errors import NonFiniteError, StorageError, TimedOutError, UsageError
 from syncd.experience.writer import ExperienceWriter

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from beds import probe
 from beds.quota import limited
-from checker import sealed
-from trainers import make_trainer, small_config, write_experiences
+from support.checker import sealed
+from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.errors import NonFiniteError, StorageError
 from syncd.protocol.layout import Job
@@ -18,6 +18,8 @@ from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.marker import read_marker
 from syncd.synchronizer import Synchronizer
 from trainer.loop import Trainer
+
+pytestmark = pytest.mark.group("mounts")
 
 SIZE = "size=4m"
 SAID = {"full": "No space left", "quota": "quota exceeded"}

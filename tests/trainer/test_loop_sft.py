@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
-from trainers import make_trainer, small_config
+from support.trainers import make_trainer, small_config
 
 from syncd.jobfile.records import read_end
 from syncd.protocol.layout import Job

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, small_config
+from support.trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, small_config
 
 from syncd.client.client import Client
 from syncd.errors import NonFiniteError, ProtocolTooNewError, StorageError, SyncdError, TimedOutError

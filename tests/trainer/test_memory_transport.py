@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from cli import environment
+from support.cli import environment
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
@@ -16,6 +16,8 @@ from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.memory import room
 from syncd.transports.memory.room import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
 from syncd.transports.memory.save import SLACK, MemoryCopies
+
+pytestmark = pytest.mark.group("mounts")
 
 MODES = ("background", "stream")
 TENSORS = {

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="experiences need pyarrow")
 
-from experiences import make, segmented
+from support.experiences import make, segmented
 
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin

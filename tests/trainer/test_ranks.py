@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
-from saving import absent, index_of, load, new_job, temporaries, whole  # noqa: E402
+from support.saving import absent, index_of, load, new_job, temporaries, whole  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +90,7 @@ def test_killed_while_it_writes_leaves_no_step_and_the_next_attempt_mends_it(job
 
 
 @pytest.mark.parametrize("mode", ["background", "stream"])
+@pytest.mark.group("mounts")
 def test_full_file_system_is_said_and_the_other_rank_hears_of_it(tmp_path, mode):
     place = tmp_path / "small"
     place.mkdir()

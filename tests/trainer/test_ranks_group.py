@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 dist = pytest.importorskip("torch.distributed")
 
-from launching import Launch  # noqa: E402
+from support.launching import Launch  # noqa: E402
 
 from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError  # noqa: E402
 from syncd.transports.ranks import Alone  # noqa: E402

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from trainers import small_config, write_experiences
+from support.trainers import small_config, write_experiences
 
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 import torch.distributed as dist  # noqa: E402
-import trainers  # noqa: E402
+from support import trainers  # noqa: E402
 
 import trainer  # noqa: E402
 from syncd.errors import ConfigError, CorruptDataError  # noqa: E402

@@ -8,19 +8,16 @@ from pathlib import Path
 
 import pytest
 from beds import probe
-from checker import sealed
+from support.checker import sealed
+from support.trainers import ENVIRONMENT
 from test_kills import STEPS, damaged, final_state, finish, new_job
-from trainers import ENVIRONMENT
 
 from syncd.protocol.layout import Job
 from syncd.protocol.version import read_version
 
-pytestmark = [pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.group("mounts"), pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FILES = Path(__file__).parents[2] / "examples" / "slurm"
-takes_minutes = pytest.mark.skipif(
-    not os.environ.get("SYNCD_SLURM"), reason="takes minutes: run make test-slurm"
-)
 NOT_OURS = ("SYNCD_VENV", "SYNCD_IMAGE")
 
 HELPERS = """
@@ -70,7 +67,7 @@ def in_bed(bed, place, script, limit=480, **environment):
     return done.stdout
 
 
-@takes_minutes
+@pytest.mark.only_with(SYNCD_SLURM="1")
 def test_a_trainer_that_is_warned_drained_and_requeued_ends_where_an_undisturbed_one_does(
     bed, tmp_path, record_line
 ):
@@ -188,7 +185,7 @@ wait_for 60 job_is 2 JobState=COMPLETED
     )
 
 
-@takes_minutes
+@pytest.mark.only_with(SYNCD_SLURM="1")
 def test_trainer_and_explorers_of_one_heterogeneous_job_are_requeued_together(bed, tmp_path, stubs):
     said = in_bed(
         bed,

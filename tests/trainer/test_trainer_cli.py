@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
-from cli import environment
-from stand_ins import leave_model
+from support.cli import environment
+from support.stand_ins import leave_model
 
 from syncd.errors import StorageError
 from trainer.cli.main import VERBS, run

@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from checker import marker
-from trainers import ENVIRONMENT, write_experiences
+from support.checker import marker
+from support.trainers import ENVIRONMENT, write_experiences
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
-from trainers import make_trainer, small_config, write_experiences
+from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.cli.main import run as syncd
 from syncd.errors import TimedOutError

@@ -5,10 +5,10 @@ import os
 import shutil
 import subprocess
 
-import checker
 import pytest
-from processes import write_steps
-from sweep import ENVIRONMENT
+from support import checker
+from support.processes import write_steps
+from support.sweep import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")

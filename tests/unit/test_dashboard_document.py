@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from jobs import ManualClock, explorer, start, write_step
+from support.jobs import ManualClock, explorer, start, write_step
 
 from syncd.cli.options import json_text
 from syncd.daemon.retention import Policy

@@ -6,7 +6,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import MemoryDisk
+from support.memory import MemoryDisk
 
 from syncd.errors import CorruptDataError
 from syncd.protocol import digest

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory import MemoryDisk, memory_job
+from support.memory import MemoryDisk, memory_job
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
 from syncd.protocol.digest import digest_bytes

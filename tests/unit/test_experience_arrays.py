@@ -1,8 +1,8 @@
 """Batches as arrays: padded and jagged say the same."""
 
 import numpy as np
-from experiences import fifo, make, segmented, write
-from jobs import ManualClock
+from support.experiences import fifo, make, segmented, write
+from support.jobs import ManualClock
 
 from syncd.protocol.layout import Job
 from trainer.experience.arrays import jagged, padded, padded_examples

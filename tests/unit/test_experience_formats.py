@@ -5,11 +5,11 @@ import re
 
 import pyarrow.parquet as pq
 import pytest
-from batch_formats import RELEASED, changed, write_format_1
-from experiences import fifo, make, segmented, whole_group, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import ManualClock
+from support.batch_formats import RELEASED, changed, write_format_1
+from support.experiences import fifo, make, segmented, whole_group, write
+from support.jobs import ManualClock
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
 from syncd.experience import batch_paths, columns

@@ -5,8 +5,8 @@ import json
 import os
 
 import pytest
-from experiences import fifo, make, names, whole_group, write
-from jobs import ManualClock
+from support.experiences import fifo, make, names, whole_group, write
+from support.jobs import ManualClock
 
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch

@@ -6,10 +6,10 @@ import tempfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from experiences import fifo, make, names, segmented, whole_group, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import ManualClock
+from support.experiences import fifo, make, names, segmented, whole_group, write
+from support.jobs import ManualClock
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError
 from syncd.protocol.layout import Job

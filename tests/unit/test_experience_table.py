@@ -8,9 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from experiences import make, whole_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.experiences import make, whole_group
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
 from syncd.experience import model, table

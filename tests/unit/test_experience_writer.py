@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from experiences import make, whole_group, write
+from support.experiences import make, whole_group, write
 
 from syncd.errors import FencedError, StorageError, UsageError
 from syncd.experience import batch_paths

@@ -7,7 +7,7 @@ import struct
 import zipfile
 
 import pytest
-from foreign_jobs import archive, distributed_metadata, index, numbered, put, tensors
+from support.foreign_jobs import archive, distributed_metadata, index, numbered, put, tensors
 
 from syncd.daemon.foreign import whole_files
 from syncd.daemon.foreign.directory import StepDirectory, Verdict, VerdictCache

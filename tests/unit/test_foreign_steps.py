@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from foreign_jobs import (
+from support.foreign_jobs import (
     ADAPTER_CONFIG,
     CONFIG,
     archive,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory import HandClock
+from support.memory import HandClock
 
 from syncd.errors import CorruptDataError, FencedError, LockHeldError, StorageError, TermLostError
 from syncd.protocol import process as subject

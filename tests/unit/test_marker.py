@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import MemoryDisk
+from support.memory import MemoryDisk
 
 from syncd.protocol.layout import MAX_STEP
 from syncd.protocol.local_disk import LocalDisk

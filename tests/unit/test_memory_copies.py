@@ -5,8 +5,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from jobs import write_step
-from remembered import remember, shard_of
+from support.jobs import write_step
+from support.remembered import remember, shard_of
 
 from syncd.protocol import memory
 from syncd.protocol.layout import Job

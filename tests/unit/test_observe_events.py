@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from jobs import Recorder
+from support.jobs import Recorder
 
 from syncd.observe import names
 from syncd.observe.events import GIVE_UP_AFTER, Event, Observers

@@ -4,7 +4,7 @@ import os
 import stat
 
 import pytest
-from jobs import write_step
+from support.jobs import write_step
 
 from syncd import jsonl
 from syncd.cli.daemon_options import read_config, with_policy

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import memory_job
+from support.memory import memory_job
 
 from syncd.protocol.layout import MAX_STEP, Job
 from syncd.protocol.local_disk import LocalDisk

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import HandClock, MemoryDisk
+from support.memory import HandClock, MemoryDisk
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.documents import encode

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import MemoryDisk
+from support.memory import MemoryDisk
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.digest import digest_bytes

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import memory_job
+from support.memory import memory_job
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.documents import encode

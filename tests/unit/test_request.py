@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import memory_job
+from support.memory import memory_job
 
 from syncd.protocol.documents import encode
 from syncd.protocol.request import KINDS, Request, read_requests, remove_request, request_path, write_request

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from builders import complete, filling, published, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import complete, filling, published, snapshot
 
 from syncd.daemon.retention import Policy, Retention, decide
 from syncd.daemon.snapshot import Module, Snapshot

@@ -5,9 +5,9 @@ import math
 import struct
 
 import pytest
-from fuzz_safetensors import bombs, check, check_memory, fuzz, parsed
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fuzz_safetensors import bombs, check, check_memory, fuzz, parsed
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header

@@ -7,8 +7,8 @@ import stat
 import struct
 
 import pytest
-from cli import Shell
-from hostile import build, fingerprint
+from support.cli import Shell
+from support.hostile import build, fingerprint
 
 from syncd.protocol.mount import Mount
 from syncd.security.collect import collect, rights_in, secret_keys, service_settings

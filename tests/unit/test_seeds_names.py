@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from jobs import start
+from support.jobs import start
 
 from syncd.errors import JobMissingError, UsageError
 from syncd.protocol.local_disk import SystemClock

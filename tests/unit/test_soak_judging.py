@@ -5,9 +5,7 @@ import os
 import random
 import time
 
-import checker
 import pytest
-from processes import must, write_steps
 from soak import report
 from soak.flat import is_flat, trend
 from soak.judging import Disturbance, excused, leaders, loads_of
@@ -15,6 +13,8 @@ from soak.parts import Part
 from soak.samples import Samples
 from soak.schedule import DAEMONS, ENDING, KINDS, ON_DISK, REST, Terms, schedule
 from soak.versions import Versions, why_not_after
+from support import checker
+from support.processes import must, write_steps
 
 TERMS = Terms(3600.0, 6.0, 20.0, ["e0", "e1", "e2"], ["e0", DAEMONS[0]], 1200.0)
 

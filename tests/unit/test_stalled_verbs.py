@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from cli import environment
-from jobs import ManualClock
+from support.cli import environment
+from support.jobs import ManualClock
 
 from syncd.protocol.local_disk import LocalDisk
 from syncd.stall.calls import SLOWEST, DiskCall, PendingCalls, TrackedDisk

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory import memory_job
+from support.memory import memory_job
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.documents import decode, encode

@@ -5,8 +5,8 @@ import json
 import os
 
 import pytest
-from jobs import ManualClock, explorer, write_step
 from rich.console import Console
+from support.jobs import ManualClock, explorer, write_step
 
 from syncd.cli.options import json_text
 from syncd.daemon.retention import Policy, decide

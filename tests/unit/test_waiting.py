@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from jobs import ManualClock
+from support.jobs import ManualClock
 
 from syncd.client.aio import run
 from syncd.client.wait import PATIENCE, Deadline, Pace, Poller, WaitCancelledError, cancelled_by

@@ -1,8 +1,8 @@
 """What tests of the broadcast begin from."""
 
 import pytest
-from broadcasts import ENVIRONMENT, Processes
-from nursery import Nursery
+from support.broadcasts import ENVIRONMENT, Processes
+from support.nursery import Nursery
 
 
 @pytest.fixture(scope="session")

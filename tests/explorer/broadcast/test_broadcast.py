@@ -1,7 +1,7 @@
 """Broadcasts between real processes: the trainer's loop, explorers, a daemon; gloo on this host."""
 
 import pytest
-from broadcasts import SIZES, left_over, write_experiences
+from support.broadcasts import SIZES, left_over, write_experiences
 
 STEPS = 4
 

@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from broadcasts import ENVIRONMENT, HERE, LONG, left_over
+from support.broadcasts import ENVIRONMENT, HERE, LONG, left_over
 
 STEPS = 4
 TIMEOUT = "10"

@@ -6,7 +6,7 @@ import signal
 import statistics
 
 import pytest
-from broadcasts import HERE, LONG, left_over
+from support.broadcasts import HERE, LONG, left_over
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import path_of, read_presence

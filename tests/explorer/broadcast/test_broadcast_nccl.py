@@ -2,7 +2,7 @@
 
 import json
 
-from broadcasts import HERE, left_over
+from support.broadcasts import HERE, left_over
 
 STEPS = 4
 PROGRAM = f"{HERE}/programs/as_if_nccl.py"

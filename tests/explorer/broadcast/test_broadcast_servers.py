@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from broadcasts import HERE, LONG, left_over
-from servers import Server
+from support.broadcasts import HERE, LONG, left_over
+from support.servers import Server
 from test_broadcast_members import FILE, STEPS, applied, begun, heard
 
 from syncd.protocol.version import pair_of

@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-from broadcasts import HERE, LONG  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from servers import Server, digest_of  # noqa: E402
-from targets import label, target_of  # noqa: E402
+from support.broadcasts import HERE, LONG  # noqa: E402
+from support.servers import Server, digest_of  # noqa: E402
+from support.targets import label, target_of  # noqa: E402
 
 from explorer_hooks.engine_push import delivery  # noqa: E402
 from explorer_hooks.engine_push.delivery import Invitation, cut  # noqa: E402

@@ -4,9 +4,9 @@ import shutil
 from typing import ClassVar
 
 import pytest
-from engine_process import EngineProcess, python_of
-from real_bed import RealBed, asked, told
-from real_contract import RealEngineContract, TakesWeights
+from support.engine_process import EngineProcess, python_of
+from support.real_bed import RealBed, asked, told
+from support.real_contract import RealEngineContract, TakesWeights
 
 from explorer_hooks.hooks.sglang import SGLangHook
 

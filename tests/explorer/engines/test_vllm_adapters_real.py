@@ -7,12 +7,12 @@ import time
 from typing import ClassVar
 
 import pytest
-import small_qwen
-from engine_process import python_of
-from hook_contract import HookContract, load
-from real_bed import CLOSE, LIMIT, asked, seed_of, told
-from targets import target_of
-from vllm_process import VllmRealBed, vllm
+from support import small_qwen
+from support.engine_process import python_of
+from support.hook_contract import HookContract, load
+from support.real_bed import CLOSE, LIMIT, asked, seed_of, told
+from support.targets import target_of
+from support.vllm_process import VllmRealBed, vllm
 
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook, in_use

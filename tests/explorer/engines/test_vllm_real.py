@@ -1,12 +1,12 @@
 """Real vLLM on the CPU: what it answers after each load is compared with transformers, never with a status code."""
 
 import pytest
-import small_qwen
-from engine_process import python_of
-from real_bed import told
-from real_contract import RealEngineContract, TakesWeights, wrong_shape
-from targets import target_of
-from vllm_process import VllmRealBed, plugged, vllm
+from support import small_qwen
+from support.engine_process import python_of
+from support.real_bed import told
+from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
+from support.targets import target_of
+from support.vllm_process import VllmRealBed, plugged, vllm
 
 from explorer_hooks.hook import Running
 from syncd.errors import EngineDeadError, LoadFailedError

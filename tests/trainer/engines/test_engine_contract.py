@@ -6,7 +6,11 @@ import math
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("engine", ["tests.tiny", "verl"])]
+pytestmark = [
+    pytest.mark.group("engines"),
+    pytest.mark.slow,
+    pytest.mark.parametrize("engine", ["tests.tiny", "verl"]),
+]
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import torch
 from trainer.config.model import OptimizerSection
 from trainer.engines.verl.state import apply_settings
 
+pytestmark = pytest.mark.group("engines")
+
 
 def made(section):
     parameter = torch.nn.Parameter(torch.ones(3))

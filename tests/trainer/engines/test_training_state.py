@@ -8,14 +8,16 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
-from samples import configured, context_of
-from tiny import TinyEngine
+from support.samples import configured, context_of
+from support.tiny import TinyEngine
 
 from syncd.errors import StorageError
 from syncd.protocol.layout import parse_attempt_name
 from syncd.protocol.writer import StepWriter
 from syncd.transports.ranks import Alone
 from trainer.engines import files
+
+pytestmark = pytest.mark.group("engines")
 
 _LONG = 60.0
 

@@ -8,12 +8,12 @@ import math
 from statistics import fmean, stdev
 
 import pytest
-import samples
+from support import samples
 
 from trainer.config.algorithms import ALGORITHMS, SFT
 
 pytest.importorskip("torch", reason="the trainer needs torch")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
 
 BATCH = samples.batch_of(5, weight=0.5)
 MASKS = [list(map(float, row.action_mask)) for row in BATCH.experiences]

@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from trainer.engines.verl.rows import limits_of
 from trainer.experience.limits import Limits
+
+pytestmark = pytest.mark.group("engines")
 
 
 class Learnt(torch.nn.Module):

@@ -5,10 +5,10 @@ import math
 import os
 
 import pytest
-import samples
+from support import samples
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from trainer.config.options import (  # noqa: E402
     engine_problems,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
 
 MODES = {"loss_scale_factor": {"loss_agg_mode": "seq-mean-token-sum-norm"}}
 MODES["calculate_entropy"] = {"old_logprobs": "rollout"}

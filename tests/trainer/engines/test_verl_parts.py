@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
-import samples  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from support import samples  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
@@ -20,6 +20,8 @@ from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
 from trainer.engines.verl.engine import companions  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics  # noqa: E402
 from trainer.engines.verl.rows import prepare_step  # noqa: E402
+
+pytestmark = pytest.mark.group("engines")
 
 
 def row_of(length, learnt=True):

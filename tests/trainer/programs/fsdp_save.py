@@ -9,7 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from saving import KINDS_OF_SAVE, config_of, tiny
+from support.saving import KINDS_OF_SAVE, config_of, tiny
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager

@@ -18,7 +18,7 @@ import time
 import torch
 import xxhash
 from safetensors.torch import load_file
-from tiny import Bigram
+from support.tiny import Bigram
 
 from syncd.errors import TryAgainError
 from syncd.synchronizer import Synchronizer

@@ -11,7 +11,7 @@ import sys
 
 import torch
 from receive import BUCKETS, Fault, digest, sockets
-from trainers import make_trainer, small_config, write_experiences
+from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
 from syncd.transports.broadcast import broadcaster as sending

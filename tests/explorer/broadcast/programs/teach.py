@@ -14,7 +14,7 @@ import tomllib
 
 import torch
 from receive import digest, sockets
-from trainers import make_trainer
+from support.trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
 from syncd.synchronizer import Synchronizer

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import engine_cases
+from support import engine_cases
 
 from syncd.transports.ranks import RankGroup
 

@@ -3,14 +3,13 @@
 import importlib
 import json
 import os
-import sys
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-TRAINER = f"{ROOT}/tests/trainer"
+from support.paths import PYTHONPATH, TESTS
+
+HERE = f"{TESTS}/explorer/broadcast"
 ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join([ROOT, TRAINER, f"{TRAINER}/engines", f"{TRAINER}/engines/installed"]),
+    "PYTHONPATH": PYTHONPATH,
     "OMP_NUM_THREADS": "1",
 }
 LONG = 120.0
@@ -78,8 +77,4 @@ def left_over(job):
 
 def write_experiences(job, steps):
     """Write what so many steps train on."""
-    sys.path.append(TRAINER)
-    try:
-        importlib.import_module("trainers").write_experiences(job, steps)
-    finally:
-        sys.path.remove(TRAINER)
+    importlib.import_module("support.trainers").write_experiences(job, steps)  # it imports torch

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.paths import PYTHONPATH
+
 # Every call that changes a file, a name or what is durable, and those that a libc may use in their place.
 CALLS = (
     "write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,truncate,ftruncate,fallocate,"
@@ -97,11 +99,10 @@ class Result:
         )
 
 
-_TESTS = os.path.dirname(os.path.abspath(__file__))
 ENVIRONMENT = os.environ | {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
-    "PYTHONPATH": os.pathsep.join((os.path.dirname(_TESTS), _TESTS)),
+    "PYTHONPATH": PYTHONPATH,
 }
 
 

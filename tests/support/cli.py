@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from support.paths import ROOT
 from syncd.cli.main import run
 
-ROOT = Path(__file__).parents[1]
 LONG = 60.0
 """A bound that only a failing test reaches."""
 

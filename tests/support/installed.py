@@ -6,7 +6,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from support.paths import ROOT
+
 _SOURCES = (
     "syncd",
     "trainer",

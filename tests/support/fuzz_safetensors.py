@@ -1,6 +1,6 @@
 """Feeds damaged and hostile headers to the parser and compares it with the safetensors library.
 
-    python tests/fuzz_safetensors.py --seconds 20 --seed 7
+    PYTHONPATH=.:tests python -m support.fuzz_safetensors --seconds 20 --seed 7
 
 Checked of every input: nothing but `CorruptDataError` is raised, within bounded time; what passes here
 passes in the library too and means the same; what passes only there is one of the differences that the

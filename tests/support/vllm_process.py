@@ -4,10 +4,9 @@ import os
 import shutil
 from typing import ClassVar
 
-from engine_process import ROOT, EngineProcess
-from real_bed import RealBed, asked, told
-
 from explorer_hooks.hooks.vllm import VllmHook
+from support.engine_process import ROOT, EngineProcess
+from support.real_bed import RealBed, asked, told
 
 ENV = {
     "VLLM_SERVER_DEV_MODE": "1",

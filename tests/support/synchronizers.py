@@ -6,8 +6,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from jobs import start
-
+from support.jobs import start
 from syncd.client.aio import run
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock

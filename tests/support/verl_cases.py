@@ -3,12 +3,12 @@
 import json
 import os
 
-import samples
 import torch
 import transformers
-from engine_cases import gradients, refusal, weights_of
 from safetensors.torch import save_file
 
+from support import samples
+from support.engine_cases import gradients, refusal, weights_of
 from trainer.config.algorithms import ALGORITHMS
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import resolve

@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 
-import small_qwen
-from engine_process import ROOT
-from hook_contract import Bed
-from jobs import start
-from targets import target_of
-
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import HookOptions
+from support import small_qwen
+from support.engine_process import ROOT
+from support.hook_contract import Bed
+from support.jobs import start
+from support.targets import target_of
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest

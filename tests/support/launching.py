@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-PROGRAM = f"{HERE}/programs/launch_rank.py"
-OWN = {"PYTHONPATH": f"{os.path.dirname(os.path.dirname(HERE))}{os.pathsep}{HERE}/programs"}
+from support.paths import PYTHONPATH, TESTS
+
+PROGRAMS = f"{TESTS}/trainer/programs"
+PROGRAM = f"{PROGRAMS}/launch_rank.py"
+OWN = {"PYTHONPATH": f"{PYTHONPATH}{os.pathsep}{PROGRAMS}"}
 _FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "GLIBC_TUNABLES")
 
 

@@ -7,9 +7,9 @@ import sys
 
 import torch
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-PATH = [ROOT, os.path.dirname(HERE), f"{HERE}/installed"]
+from support.paths import PYTHONPATH, TESTS
+
+HERE = f"{TESTS}/trainer/engines"
 
 
 def run_cases(directory, engine, models, world_size, *names, device="cpu"):
@@ -42,7 +42,7 @@ def _start(arguments):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(PATH), "TMPDIR": f"{arguments[0]}/temporary"},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "TMPDIR": f"{arguments[0]}/temporary"},
     )
 
 

@@ -10,10 +10,12 @@ import time
 
 import pytest
 
+from support import paths
+
 STARTING = 600.0
 """Seconds that a start may take on a busy machine; a quiet one needs 30 to 90."""
 
-ROOT = os.path.realpath(f"{os.path.dirname(__file__)}/../../..")
+ROOT = str(paths.ROOT)
 
 
 def python_of(variable, default):

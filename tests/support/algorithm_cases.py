@@ -4,14 +4,14 @@ import copy
 import dataclasses
 import random
 
-import samples
 import torch
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossConfig
-from verl_cases import STILL, learn
 
+from support import samples
+from support.verl_cases import STILL, learn
 from trainer.config.algorithms import ADVANTAGES, ALGORITHMS, LOSSES, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction

@@ -6,7 +6,8 @@ import os
 import runpy
 import sys
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from support.paths import PYTHONPATH, ROOT
+
 _PRELOADED = (
     "trainer.run",
     "trainer.engines.files",
@@ -32,8 +33,8 @@ def start(log, environment, *argv):
 def benchmark(name, place, *options):
     """Run a benchmark below `place` to its end, and return what it said and the figures that it wrote."""
     figures = place / "figures.json"
-    argv = (f"{_ROOT}/benchmarks/{name}", *options, "--dir", str(place), "--json", str(figures))
-    process = start(str(place / "said"), {"PYTHONPATH": _ROOT}, *argv)
+    argv = (f"{ROOT}/benchmarks/{name}", *options, "--dir", str(place), "--json", str(figures))
+    process = start(str(place / "said"), {"PYTHONPATH": PYTHONPATH}, *argv)
     process.join(200)
     process.kill()
     said = (place / "said").read_text()

@@ -4,13 +4,14 @@
 """
 
 import io
-import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-RELEASED = os.path.join(os.path.dirname(__file__), "data", "batch_format_1.parquet")
+from support.paths import TESTS
+
+RELEASED = str(TESTS / "data" / "batch_format_1.parquet")
 
 
 def _list_of(kind):

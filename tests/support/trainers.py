@@ -1,10 +1,10 @@
 """What tests of the loop share: a small job's file, experiences, a trainer of one rank in this process."""
 
-import os
 import sys
 
 import torch
 
+from support.paths import PYTHONPATH, TESTS, TINY_ENGINE
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
@@ -17,11 +17,9 @@ from trainer.resume import find_state
 from trainer.sampling import make_strategy
 from trainer.stopping import StopSignals
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-INSTALLED = f"{HERE}/engines/installed"
-"""Where the metadata of the tiny engine is: on `sys.path` it counts as installed."""
-
-ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.dirname(HERE)), HERE, INSTALLED])}
+HERE = f"{TESTS}/trainer"
+INSTALLED = str(TINY_ENGINE)
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH}
 
 
 def small_config(job, **sections):
@@ -84,7 +82,7 @@ class Shown:
 def make_trainer(config, sync, *, clock=None, engine=None):
     """Return a trainer of one rank that talks through an open synchronizer, and what it shows."""
     if INSTALLED not in sys.path:
-        sys.path[:0] = [HERE, INSTALLED]
+        sys.path.insert(0, INSTALLED)
     job, shown = sync.job, Shown()
     context = EngineContext(config, job, Alone(), torch.device("cpu"), sync.lease, sync)
     rank0 = Rank0(config, sync, make_strategy(config, job), shown, clock)

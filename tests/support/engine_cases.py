@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 
-import samples
 import torch
 
+from support import samples
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest

@@ -9,8 +9,7 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from jobs import shard_bytes, write_step
-
+from support.jobs import shard_bytes, write_step
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, write_pin
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from jobs import ManualClock
+from support.jobs import ManualClock
 
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, StuckError, storage_error
 from syncd.protocol.local_disk import LocalDisk, SystemClock

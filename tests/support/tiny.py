@@ -1,6 +1,6 @@
 """A second engine: a bigram model in plain torch, for tests of the loop, and as one that a third party adds.
 
-    PYTHONPATH=tests/trainer:tests/trainer/engines/installed     engine.name = "tests.tiny"
+    PYTHONPATH=.:tests:tests/trainer/engines/installed     engine.name = "tests.tiny"
 
 It makes its own weights from `job.seed` and reads nothing at `model.path`. Its noise comes from each rank's
 generator, so a resume that loses the state of a generator is found out. `engine.options`: `vocab` and `width`

@@ -5,15 +5,14 @@ import json
 import os
 from typing import ClassVar
 
-from fake_engines import START, FakeAdapters, FakeSglang, FakeVllm, fingerprint, fingerprint_of
-from hook_contract import PATIENCE, Bed
-from jobs import shard_bytes
-from targets import target_of
-
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang import SGLangHook
 from explorer_hooks.hooks.vllm import VllmHook
+from support.fake_engines import START, FakeAdapters, FakeSglang, FakeVllm, fingerprint, fingerprint_of
+from support.hook_contract import PATIENCE, Bed
+from support.jobs import shard_bytes
+from support.targets import target_of
 
 SHAPES = {"model.a": (4, 2), "model.b": (3,), "model.c": (2, 2)}
 SECRET = "a-secret-of-the-engine"
@@ -138,7 +137,7 @@ class SglangBed(EngineBed):
         self.engine.replies["/continue_generation"] = self._once
 
     def _once(self):
-        from fake_servers import Answer
+        from support.fake_servers import Answer
 
         del self.engine.replies["/continue_generation"]
         raise Answer(500, {"message": "the scheduler did not answer"})

@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 
-import checker
-from sweep import Outcome, python, run
-from warm import run_warm
+from support import checker
+from support.paths import TESTS
+from support.sweep import Outcome, python, run
+from support.warm import run_warm
 
-PROGRAMS = f"{os.path.dirname(os.path.abspath(__file__))}/programs"
+PROGRAMS = f"{TESTS}/programs"
 LEASED, PUBLISHED, NEWEST, NEXT = 1, 4, 7, 8
 FULL = os.environ.get("SYNCD_SWEEP") == "full"
 """Everything at every point, for hours of patience; by default what a pull request can wait for."""

@@ -10,10 +10,13 @@ import threading
 import time
 
 import pytest
-import small_qwen
-from engine_process import ROOT
-from hook_contract import HookContract, load
-from real_bed import (
+
+from explorer_hooks.engine_push import delivery
+from explorer_hooks.hook import Running
+from support import small_qwen
+from support.engine_process import ROOT
+from support.hook_contract import HookContract, load
+from support.real_bed import (
     CLOSE,
     LIMIT,
     Clients,
@@ -25,10 +28,7 @@ from real_bed import (
     seed_of,
     taken_away,
 )
-from targets import label
-
-from explorer_hooks.engine_push import delivery
-from explorer_hooks.hook import Running
+from support.targets import label
 from syncd.errors import EngineUnreachableError, LoadFailedError
 from syncd.transports.broadcast.group_calls import GroupError
 

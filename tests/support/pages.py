@@ -10,7 +10,7 @@ from subprocess import Popen
 from typing import Any
 from urllib.parse import urlsplit
 
-from cli import spawn
+from support.cli import spawn
 
 TIMEOUT = 60.0
 

@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 
-from fake_servers import Answer, FakeServer, VanishError
+from support.fake_servers import Answer, FakeServer, VanishError
 
 START = {"model.a": b"start-a", "model.b": b"start-b"}
 MAX_REQUEST = 2.0

@@ -5,13 +5,11 @@ import os
 import socket
 import time
 
-import forked
+from support import forked
+from support.paths import PYTHONPATH
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(
-        [os.path.dirname(TESTS), f"{TESTS}/trainer", f"{TESTS}/trainer/engines/installed"]
-    ),
+    "PYTHONPATH": PYTHONPATH,
     "OMP_NUM_THREADS": "1",
 }
 """In which the tiny engine counts as installed."""

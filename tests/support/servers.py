@@ -6,7 +6,8 @@ import socket
 import time
 
 import xxhash
-from broadcasts import HERE, LONG
+
+from support.broadcasts import HERE, LONG
 
 
 def digest_of(tensors):

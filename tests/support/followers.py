@@ -3,10 +3,9 @@
 import contextlib
 import os
 
-from fake_hook import FakeEngine, FakeHook
-from jobs import start, write_step
-
 from explorer_hooks.follower.follower import Follower, FollowOptions
+from support.fake_hook import FakeEngine, FakeHook
+from support.jobs import start, write_step
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest

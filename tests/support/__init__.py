@@ -1,0 +1,1 @@
+"""What tests share: jobs, worlds, processes, fake engines and real ones."""
