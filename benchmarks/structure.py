@@ -120,9 +120,9 @@ def measure(sources: dict[str, Source]) -> dict[str, object]:
         for name, source in sources.items()
         if len(importers[name]) == 1 and source.code and not source.path.endswith("__init__.py")
     }
-    functions = [
+    functions = sorted(
         node.end_lineno - node.lineno + 1 for source in sources.values() for node in _functions(source)
-    ]
+    )
     return {
         "product files": len(sources),
         "code lines": sum(source.code for source in sources.values()),
