@@ -10,11 +10,9 @@ import click
 
 from syncd.cli import options
 from syncd.errors import UsageError
-from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
 if TYPE_CHECKING:
-    from syncd.daemon.retention import Policy
     from syncd.dashboard.poller import SharedPoll
 
 _FIRST_POLL = 5.0
@@ -70,6 +68,7 @@ def serve(
       syncd serve /ckpt/job --port 0
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
+    from syncd.daemon.retention import policy_of  # noqa: PLC0415
     from syncd.dashboard import document, server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
@@ -79,7 +78,11 @@ def serve(
         _warn(job, address, exposed=expose)
 
     clock = SystemClock()
-    reader = PageReader(lambda: options.open_job(job, state_dir), lambda place: _rules(place, policy), clock)
+    reader = PageReader(
+        lambda: options.open_job(job, state_dir),
+        lambda place: policy_of(options.read_config(place, policy)),
+        clock,
+    )
     poll = SharedPoll(reader, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
     site = server.Site(lambda: options.json_text(document.answer(poll.current(_PATIENCE), every)))
@@ -92,12 +95,6 @@ def serve(
     stop()
 
 
-def _rules(job: Job, given: dict[str, Any]) -> "Policy":
-    from syncd.daemon.retention import policy_of  # noqa: PLC0415
-
-    return policy_of(options.read_config(job, given))
-
-
 def _warn(job: str, address: str, *, exposed: bool) -> None:
     """Warn that others can reach the page.
 
@@ -105,15 +102,11 @@ def _warn(job: str, address: str, *, exposed: bool) -> None:
         UsageError: `--expose` was not given.
     """
     if not exposed:
-        raise UsageError(
-            f"other hosts can reach {address}, and the page has no password",
-            hint=f"ssh -L 8420:127.0.0.1:8420 HOST, or if everybody may read it: "
-            f"syncd serve {job} --host {address} --expose",
-        )
-    click.echo(
-        f"warning: no password, no encryption: anyone who reaches {address} reads paths, hosts and names of {job}",
-        err=True,
-    )
+        forward, expose = "ssh -L 8420:127.0.0.1:8420 HOST", f"syncd serve {job} --host {address} --expose"
+        hint = f"{forward}, or if everybody may read it: {expose}"
+        raise UsageError(f"other hosts can reach {address}, and the page has no password", hint=hint)
+    who = f"anyone who reaches {address} reads paths, hosts and names of {job}"
+    click.echo(f"warning: no password, no encryption: {who}", err=True)
 
 
 def _poll_once(poll: "SharedPoll") -> None:
