@@ -20,8 +20,8 @@ from syncd.errors import (
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
-from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.tensors import Fit, TensorMeta
+from syncd.transports.torch_tensors import target_tensors
 
 _DEAD = "start the explorer again"
 
