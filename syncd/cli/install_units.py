@@ -18,7 +18,7 @@ import click
 
 from syncd._version import __version__
 from syncd.console import UncheckedPath
-from syncd.errors import StorageError, UsageError, storage_error
+from syncd.errors import StorageError, UsageError, storage_errors
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.local_disk import LocalDisk
 
@@ -88,12 +88,11 @@ class UnitFile:
         Raises:
             StorageError: It cannot be read.
         """
-        try:
-            there = Path(self.path).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return FileState.NEW
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+        with storage_errors(self.path):
+            try:
+                there = Path(self.path).read_text(encoding="utf-8", errors="replace")
+            except FileNotFoundError:
+                return FileState.NEW
         if there == self.text:
             return FileState.SAME
         return FileState.UPDATED if _is_as_written(there) else FileState.CHANGED
@@ -259,17 +258,16 @@ def _line(file: UnitFile, state: FileState, *, force: bool, dry_run: bool) -> st
 
 
 def _write(file: UnitFile, request: UnitRequest) -> None:
-    try:
-        os.makedirs(os.path.dirname(file.path), exist_ok=True)
-        LocalDisk().replace(file.path, file.text.encode())
-        # Whatever the umask: the service manager complains of units that not everybody can read.
-        os.chmod(file.path, 0o644)
-    except PermissionError as error:
-        again = f"sudo {shlex.join([*request.command, 'install-units'])}, or --user for your own"
-        hint = None if request.user else again
-        raise StorageError("permission denied", path=file.path, hint=hint) from error
-    except OSError as error:
-        raise storage_error(error, file.path) from error
+    again = f"sudo {shlex.join([*request.command, 'install-units'])}, or --user for your own"
+    with storage_errors(file.path):
+        try:
+            os.makedirs(os.path.dirname(file.path), exist_ok=True)
+            LocalDisk().replace(file.path, file.text.encode())
+            # Whatever the umask: the service manager complains of units that not everybody can read.
+            os.chmod(file.path, 0o644)
+        except PermissionError as error:
+            hint = None if request.user else again
+            raise StorageError("permission denied", path=file.path, hint=hint) from error
 
 
 def _warn_if_closed(request: UnitRequest) -> None:

@@ -92,16 +92,10 @@ def read_leader(job: Job, token: int) -> Leader:
         CorruptDataError: The file is damaged.
     """
     fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}", SMALL_LIMIT)
-    process = fields.record("process")
     return Leader(
         identity=fields.text("identity"),
         host=fields.text("host"),
-        process=Process(
-            process.text("boot"),
-            process.text("namespace"),
-            process.integer("pid"),
-            process.integer("started"),
-        ),
+        process=process_from(fields.record("process")),
         beat=fields.integer("beat"),
         released=fields.flag("released"),
         floor=pair_from(fields.optional_record("floor")),

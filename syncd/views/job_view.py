@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.errors import CorruptDataError, storage_error
+from syncd.errors import CorruptDataError, storage_errors
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import TIMEOUT, Leader, latest_token, read_leader
@@ -107,10 +107,8 @@ class JobViewer:
             JobMissingError: The job directory does not exist.
             StorageError: It cannot be read.
         """
-        try:
+        with storage_errors(self._job.root):
             return self._read()
-        except OSError as error:
-            raise storage_error(error, self._job.root) from error
 
     def read_until_known(self, seconds: float) -> JobView:
         """Read until it is known of every module whether it is alive, for `seconds` at most."""
