@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from syncd.client.follow import VersionFollower
-from syncd.client.lease import Leased, VersionReader, missing_job
+from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
 from syncd.client.own_presence import Heartbeat, OwnPresence, join
 from syncd.client.peers import Peers
 from syncd.client.publish import StepPublisher

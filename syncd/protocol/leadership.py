@@ -27,7 +27,7 @@ from syncd.errors import FencedError, TermLostError
 from syncd.protocol.disk import MISSING, Clock, DirectoryEntry, list_if_there, temporary_name
 from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
 from syncd.protocol.layout import Job
-from syncd.protocol.process import Process, host_name
+from syncd.protocol.process import Process, host_name, process_from
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 if TYPE_CHECKING:
