@@ -1,6 +1,7 @@
 """Arguments and options that several verbs share, and what they name: the job and the `[daemon]` configuration."""
 
 import dataclasses
+import functools
 import os
 import signal
 import stat
@@ -25,20 +26,16 @@ SCHEMA_VERSION = 1
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def job_argument(command: F) -> F:
-    """Add the argument JOB, the job directory; `open_job` checks it."""
-    return click.argument("job", metavar="JOB", type=UncheckedPath())(command)
+job_argument = click.argument("job", metavar="JOB", type=UncheckedPath())
+"""The job directory; `open_job` checks it."""
 
-
-def state_dir_option(command: F) -> F:
-    """Add `--state-dir`."""
-    text = "Directory of the daemon's files if it does not write to the job directory; default: JOB/.syncd."
-    return click.option("--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help=text)(command)
-
-
-def json_option(command: F) -> F:
-    """Add `--json` as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+state_dir_option = click.option(
+    "--state-dir",
+    type=UncheckedPath(),
+    envvar="SYNCD_STATE_DIR",
+    help="Directory of the daemon's files if it does not write to the job directory; default: JOB/.syncd.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -161,12 +158,12 @@ _DAEMON = (
 
 def policy_options(command: F) -> F:
     """Add the options of retention."""
-    return _with(command, _RETENTION)
+    return functools.reduce(lambda found, option: option(found), reversed(_RETENTION), command)
 
 
 def daemon_options(command: F) -> F:
     """Add all options of the daemon."""
-    return _with(_with(command, _DAEMON), _RETENTION)
+    return policy_options(functools.reduce(lambda found, option: option(found), reversed(_DAEMON), command))
 
 
 def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
@@ -202,9 +199,3 @@ def with_policy(job: Job, config: DaemonConfig) -> Job:
             ~modes.file & 0o077
         )  # nothing is more open for a moment, and a setgid directory's bit is inherited
     return dataclasses.replace(job, disk=job_disk(job.root, job.state, modes))
-
-
-def _with(command: F, options: tuple[Callable[[F], F], ...]) -> F:
-    for option in reversed(options):
-        command = option(command)
-    return command

@@ -325,9 +325,8 @@ class Client(Closing):
     @guarded
     def publish_copies(self, place: MemoryDirectory | None) -> None:
         """Publish where this trainer keeps copies of steps in its host's memory; None for nowhere."""
-        own = self.own("trainer", "publish_copies")
-        others = {key: value for key, value in own.info.items() if key != MEMORY_KEY}
-        own.change(info=others if place is None else {**others, MEMORY_KEY: place.document()})
+        self.own("trainer", "publish_copies")
+        self.describe({MEMORY_KEY: place and place.document()})
 
     @guarded
     def vacate(self, step: int, timeout: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Follow versions: which one is published and where its files are, wait for one that does not run, confirm what runs."""
+"""Versions: which one is published, where its files are, wait for a new one, and confirm the one that runs."""
 
 import contextlib
 from collections.abc import Sequence
