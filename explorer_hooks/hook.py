@@ -14,13 +14,14 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine works again
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from syncd.client.client import Client
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair, pair_of
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
 _FLAGS = {"true": True, "false": False}
@@ -140,6 +141,52 @@ class Hook(ABC):
 
     def close(self) -> None:
         """Close connections; the engine keeps running."""
+
+
+class UntouchedError(LoadFailedError):
+    """The engine refused the weights before it wrote anything."""
+
+
+class TensorHook(Hook):
+    """A hook that also loads what a transport has received into memory, before the step is published."""
+
+    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
+    is_restored_at_once: ClassVar[bool] = False
+    """Whether the follower restores an engine that `load_received` left half loaded, before files are loaded."""
+
+    def no_broadcasts(self) -> str:
+        """Return why the engine cannot take weights from this process's memory, empty if it can."""
+        return ""
+
+    @abstractmethod
+    def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
+        """Return what a receiver for this engine is opened with."""
+
+    @abstractmethod
+    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+        """Have the engine run weights that were received, before they are published, and report that it does.
+
+        Args:
+            weights: The weights, which run under their `label` until then.
+            receiver: What received them.
+
+        Raises:
+            UntouchedError: The engine took nothing and still runs what it ran.
+            LoadFailedError: It gets no work until a version is loaded or `abort` is called.
+            EngineUnreachableError: It does not answer.
+        """
+
+    @abstractmethod
+    def set_label(self, label: str) -> None:
+        """Replace the label of weights from `load_received` by that of their files, once they are published.
+
+        Raises:
+            SyncdError: The engine was not told.
+        """
+
+    @abstractmethod
+    def drop_label(self) -> None:
+        """Forget the label of weights that were not published: the engine runs unknown weights."""
 
 
 class HookSettings:

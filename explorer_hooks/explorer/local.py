@@ -14,7 +14,7 @@ from zlib import crc32
 
 import torch
 
-from explorer_hooks.explorer.config import InferenceSection
+from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
     BEFORE_THE_FIRST,
     Generator,
@@ -23,6 +23,7 @@ from explorer_hooks.explorer.generation import (
     Response,
 )
 from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.protocol.version import pair_of
@@ -235,31 +236,27 @@ class LocalGenerator(Generator):
 
 
 def open_generator(
-    model: Any, hook: TransformersHook, tokens: Tokens, rows: int, seed: str, stop: Callable[[], bool]
+    hook: Hook, tokens: Tokens, rows: int, seed: str, stop: Callable[[], bool]
 ) -> LocalGenerator:
     """Return what generates with a model of this process.
 
     Args:
-        model: The model that versions are loaded into.
-        hook: Loads them.
+        hook: Loads versions into the model.
         tokens: The model's tokenizer.
         rows: Responses of one forward pass at most.
         seed: Seeds the draws.
         stop: Once it returns true, pending groups are given up.
     """
+    assert isinstance(hook, TransformersHook)
+    limits = sequence_limits(hook.model, getattr(tokens, "tokenizer", None))
+    number = crc32(seed.encode())
     return LocalGenerator(
-        model,
-        sequence_limits(model, getattr(tokens, "tokenizer", None)),
-        tokens,
-        rows=rows,
-        seed=crc32(seed.encode()),
-        generating=hook.generating,
-        stop=stop,
+        hook.model, limits, tokens, rows=rows, seed=number, generating=hook.generating, stop=stop
     )
 
 
-def load_model(directory: str, section: InferenceSection, *, trust_remote_code: bool) -> Any:
-    """Return the model of a directory, ready to generate.
+def open_hook(file: ExplorerFile) -> TransformersHook:
+    """Return the hook of the model that a file names, which is loaded and ready to generate.
 
     Raises:
         ConfigError: It cannot be loaded, or there is no such device.
@@ -269,16 +266,15 @@ def load_model(directory: str, section: InferenceSection, *, trust_remote_code: 
     except ImportError as error:
         hint = "pip install 'syncd[transformers]'"
         raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
+    section, directory, trust = file.explorer.engine, file.model.path, file.model.trust_remote_code
+    dtype = getattr(torch, section.dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, section.dtype), trust_remote_code=trust_remote_code
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "model.path names a Hugging Face model directory"
         raise ConfigError(f"the model cannot be loaded: {what}", path=directory, hint=hint) from error
-    placed: Any = model
-    return placed.to(device_of(section.device)).eval()
+    return TransformersHook(model.to(device_of(section.device)).eval(), timeout=section.timeout)
 
 
 def device_of(name: str) -> torch.device:

@@ -91,6 +91,11 @@ class TaskCursor:
         """Return the position behind a task, one batch later if there is one."""
         return TaskCursor(epoch, position + 1, self.batches + batch)
 
+    @property
+    def seed_text(self) -> str:
+        """Return the part of a seed that is new at each position; any change of this text changes all draws."""
+        return f"Cursor(epoch={self.epoch}, position={self.position}, batches={self.batches})"
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:

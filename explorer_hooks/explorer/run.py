@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import structlog
@@ -22,17 +21,14 @@ from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import open_scorer
 from explorer_hooks.explorer.stopping import Stop
 from explorer_hooks.explorer.tasks import Tasks, Tokens, hide_progress_bars, open_tokens, read_tasks
-from explorer_hooks.explorer.weight_sinks import ModelSink, ServerSink, WeightSink
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower, FollowOptions
-from explorer_hooks.hook import Hook
-from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.transformers import TransformersHook
+from explorer_hooks.hook import Hook, TensorHook
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
-from syncd.transports.base import EarlyReceiver, ReceiveContext, Transport, find_transport, transport_names
+from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
 
 _LOG = structlog.get_logger()
 
@@ -71,7 +67,7 @@ def run(file: ExplorerFile) -> str:
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         versions = EngineVersions(source, ledger, file.data.groups / file.groups, ahead_of(file))
         generator = _open_generator(
-            file, engine, tokens, follower, versions.permitted, f"{seed}/{ledger.cursor}", stop
+            file, engine, tokens, follower, versions.permitted, f"{seed}/{ledger.cursor.seed_text}", stop
         )
         evaluation = None
         if held_out is not None:
@@ -109,13 +105,11 @@ class _Engine:
         name: Its name in presence and log.
         hook: Loads versions into it.
         token: Its API key.
-        model: The model, if it is in this process.
     """
 
     name: str
     hook: Hook
     token: str | None
-    model: Any = None
 
 
 def _open_engine(file: ExplorerFile) -> _Engine:
@@ -127,10 +121,9 @@ def _open_engine(file: ExplorerFile) -> _Engine:
     section = file.explorer.engine
     token = _token(section.token_env)
     if section.kind == "transformers":
-        from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch
+        from explorer_hooks.explorer.local import open_hook as open_local  # noqa: PLC0415 - torch
 
-        model = load_model(file.model.path, section, trust_remote_code=file.model.trust_remote_code)
-        return _Engine(section.kind, TransformersHook(model, timeout=section.timeout), token, model)
+        return _Engine(section.kind, open_local(file), token)
     address = f"{section.kind}={section.address}"
     hook = open_hook(address, settings=section.options, timeout=section.timeout, token=token)
     return _Engine(shown(address), hook, token)
@@ -145,12 +138,11 @@ def _open_generator(
     seed: str,
     stop: Stop,
 ) -> Generator:
-    if engine.model is None:
+    if file.explorer.engine.kind != "transformers":
         return served.open_generator(file, engine.token, follower.running, permitted, stop)
     from explorer_hooks.explorer import local  # noqa: PLC0415 - torch
 
-    assert isinstance(engine.hook, TransformersHook)
-    return local.open_generator(engine.model, engine.hook, tokens, file.explorer.engine.rows, seed, stop)
+    return local.open_generator(engine.hook, tokens, file.explorer.engine.rows, seed, stop)
 
 
 @contextmanager
@@ -158,27 +150,14 @@ def _open_source(
     file: ExplorerFile, engine: _Engine, follower: Follower, stop: Stop
 ) -> Iterator[WeightSource]:
     """Yield where weights come from: besides files a transport of tensors, if the job and the engine have one."""
-    transport = _tensor_transport(file.sync.method)
-    if transport is None or not _takes_tensors(engine):
+    transport, hook = _tensor_transport(file.sync.method), engine.hook
+    if transport is None or not isinstance(hook, TensorHook) or not _takes_tensors(hook):
         yield WeightSource(follower)
         return
-    hook = engine.hook
-    parameters = engine.model.state_dict() if engine.model is not None else None
-    check_fit = hook.check_offered if isinstance(hook, HttpEngineHook) else None
-    with closing(
-        transport.open_receiver(ReceiveContext(follower.sync, stop, parameters, check_fit))
-    ) as receiver:
+    with closing(transport.open_receiver(hook.receive_context(follower.sync, stop))) as receiver:
         assert isinstance(receiver, EarlyReceiver)
-        sink = _open_sink(hook, receiver, follower)
-        sync = file.sync
-        yield EarlySource(follower, sink, patience=sync.save_timeout, ready=sync.ready_timeout, stop=stop)
-
-
-def _open_sink(hook: Hook, receiver: EarlyReceiver, follower: Follower) -> WeightSink:
-    if isinstance(hook, HttpEngineHook):
-        return ServerSink(receiver, hook, follower)
-    assert isinstance(hook, TransformersHook)
-    return ModelSink(receiver, hook)
+        patience, ready = file.sync.save_timeout, file.sync.ready_timeout
+        yield EarlySource(follower, receiver, hook, patience=patience, ready=ready, stop=stop)
 
 
 def _tensor_transport(method: str) -> Transport | None:
@@ -188,10 +167,8 @@ def _tensor_transport(method: str) -> Transport | None:
     return next((transport for transport in found if transport.yields == "tensors"), None)
 
 
-def _takes_tensors(engine: _Engine) -> bool:
-    if not isinstance(engine.hook, HttpEngineHook):
-        return "tensors" in engine.hook.takes
-    reason = "torch is not installed" if find_spec("torch") is None else engine.hook.no_broadcasts()
+def _takes_tensors(hook: TensorHook) -> bool:
+    reason = hook.no_broadcasts()
     if reason:
         _LOG.info("broadcasts_disabled", reason=reason)
     return not reason

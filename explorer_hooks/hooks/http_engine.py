@@ -7,12 +7,23 @@ paused with unknown weights. The hook never resumes the third: it loads a good v
 import contextlib
 import os
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, Running, require_loadable
+from explorer_hooks.hook import (
+    Hook,
+    HookOptions,
+    HookSettings,
+    Running,
+    TensorHook,
+    UntouchedError,
+    require_loadable,
+)
 from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, server_settings
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
+from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -22,20 +33,14 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import is_unpublished
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
 UNTOLD = "default"
 """The label of an engine that was never given one."""
-
-
-class UntouchedError(LoadFailedError):
-    """The engine refused the weights before it wrote anything."""
 
 
 class UnpublishedLabel(NamedTuple):
@@ -50,7 +55,7 @@ class UnpublishedLabel(NamedTuple):
     label: str
 
 
-class HttpEngineHook(Hook):
+class HttpEngineHook(TensorHook):
     """An engine behind HTTP that is paused, loaded, given the version's label and resumed.
 
     Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE; `start_check`: `full`, `shapes` or `off`, how a
@@ -65,7 +70,7 @@ class HttpEngineHook(Hook):
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
-    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
+    is_restored_at_once: ClassVar[bool] = True
 
     product: ClassVar[str]
     """The engine's name in messages."""
@@ -151,7 +156,13 @@ class HttpEngineHook(Hook):
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from this process's memory, empty if it can."""
+        if find_spec("torch") is None:
+            return "torch is not installed"
         return "" if self._address else "the engine is on another host, or broadcast=false"
+
+    def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
+        """Return a context without parameters: the receiver keeps the weights in its own memory."""
+        return ReceiveContext(client, stop, None, self.check_offered)
 
     def check_offered(self, tensors: Tensors) -> None:
         """Compare the tensors of a broadcast with the model that the engine was started from.
@@ -163,18 +174,13 @@ class HttpEngineHook(Hook):
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
+    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+        """Push what was received to the engine; after a failure it may be paused with unknown weights."""
+        self.load_tensors(weights.label, weights.tensors)
+        receiver.report_running(weights)
+
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Have the engine run weights that are in this process's memory, before they are published.
-
-        Args:
-            label: Their label until then (`label.unpublished_label`).
-            tensors: All of them by name.
-
-        Raises:
-            UntouchedError: The engine took nothing and still runs what it ran.
-            LoadFailedError: It is paused with unknown weights until a version is loaded or `abort` is called.
-            EngineUnreachableError: It does not answer.
-        """
+        """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
         delivery = self._delivery(Link(self._address or LOOPBACK, self._server.timeout))
         try:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import torch
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from explorer_hooks.hook import HookOptions, HookSettings, LoadState, Running, TensorHook, require_loadable
+from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -18,7 +19,7 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import UNKNOWN_LABEL
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
 from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.tensors import Fit, TensorMeta
@@ -26,7 +27,7 @@ from syncd.transports.tensors import Fit, TensorMeta
 _DEAD = "start the explorer again"
 
 
-class TransformersHook(Hook):
+class TransformersHook(TensorHook):
     """Loads versions into a model of this process.
 
     Generate inside `generating()`: a load waits for the generations in flight, and new ones wait for the load. The
@@ -43,7 +44,6 @@ class TransformersHook(Hook):
 
     name: ClassVar[str] = "transformers"
     checks_content: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
 
     def __init__(
         self,
@@ -119,33 +119,33 @@ class TransformersHook(Hook):
             self._reset(self._on_commit, target)
         self._serve(target.label)
 
-    def load_tensors(self, label: str, fill: Callable[[], None]) -> None:
-        """Fill the model with weights that did not come from files, and serve them; `on_commit` is not called.
+    def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
+        """Return a context with the model's parameters."""
+        return ReceiveContext(client, stop, self.model.state_dict())
 
-        Args:
-            label: The label that they run under.
-            fill: Copies them into the parameters.
+    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+        """Copy what was received into the parameters, between two generations; `on_commit` is not called.
 
         Raises:
             EngineUnreachableError: Generations in flight do not end in time; nothing was changed.
-            LoadFailedError: `fill` failed; nobody generates until a version is loaded from files.
+            LoadFailedError: The copy failed; nobody generates until a version is loaded from files.
         """
         self._gate.shut()
         self._state.load()
         try:
-            fill()
+            receiver.load(weights)
         except Exception as error:
             raise LoadFailedError(
                 f"the weights could not be copied in: {type(error).__name__}: {error}"
             ) from error
-        self._serve(label)
+        self._serve(weights.label)
 
     def set_label(self, label: str) -> None:
-        """Replace the label of weights from `load_tensors` by that of their files, once they are published."""
+        """Replace the label of the model's weights."""
         self._label = label
 
     def drop_label(self) -> None:
-        """Mark what runs as unknown, so that a version is loaded from files before there is work."""
+        """Mark what the model runs as unknown."""
         self._label = UNKNOWN_LABEL
 
     def current_version(self) -> Running:
