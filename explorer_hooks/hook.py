@@ -20,9 +20,11 @@ from typing import ClassVar, Self
 
 from syncd.client.client import Client
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
-from syncd.protocol.version import Pair, pair_of
+from syncd.protocol.version import UNKNOWN_LABEL, Pair, pair_of
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
+
+RESTART = "restart the engine"
 
 _FLAGS = {"true": True, "false": False}
 
@@ -323,6 +325,50 @@ class LoadState:
             raise EngineDeadError(
                 "the engine was touched and there is no good version to go back to", hint=hint
             )
+
+
+class PhaseHook(Hook):
+    """A hook that has somebody else's program do each phase, and remembers what was committed last."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
+
+    def __init__(self) -> None:
+        self._state = LoadState()
+        self._label: str | None = None
+
+    @abstractmethod
+    def _do(self, phase: str, target: WeightDirectory) -> None:
+        """Have the program do `prepare`, `load` or `commit` of a version, or `abort` with the one to restore."""
+
+    def prepare(self, target: WeightDirectory) -> None:
+        """Refuse a version of another kind or without a directory; the program may refuse it too."""
+        require_loadable(target, self)
+        self._state.prepare()
+        self._do("prepare", target)
+
+    def load(self, target: WeightDirectory) -> None:
+        """Have the program load it."""
+        self._state.load()
+        self._do("load", target)
+
+    def commit(self, target: WeightDirectory) -> None:
+        """Have the program serve it; the label is the new one from now on."""
+        self._do("commit", target)
+        self._keep(target.label)
+        self._state.commit()
+
+    def abort(self, last_good: WeightDirectory | None) -> None:
+        """Have the program restore the last good version."""
+        if last_good is None:
+            self._state.require_untouched(RESTART)
+            return
+        self._keep(UNKNOWN_LABEL)
+        with self._state.restoring(RESTART):
+            self._do("abort", last_good)
+        self._keep(last_good.label)
+
+    def _keep(self, label: str | None) -> None:
+        self._label = label
 
 
 def require_loadable(target: WeightDirectory, hook: Hook) -> None:
