@@ -13,6 +13,7 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine works again
 
 import contextlib
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from syncd.transports.tensors import TensorMeta
 
 RESTART = "restart the engine"
 
-_FLAGS = {"true": True, "false": False}
+_FLAGS = ("true", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +216,7 @@ class HookSettings:
         Raises:
             ConfigError: It is another word.
         """
-        value = self.text(key, default)
-        if value not in among:
-            raise self._wrong(key, value, f"one of {', '.join(among)}")
-        return value
+        return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return true or false.
@@ -226,10 +224,7 @@ class HookSettings:
         Raises:
             ConfigError: It is neither.
         """
-        value = self.text(key, "true" if default else "false")
-        if value not in _FLAGS:
-            raise self._wrong(key, value, "true or false")
-        return _FLAGS[value]
+        return self._checked(key, str(default).lower(), "true or false", _FLAGS.__contains__) == "true"
 
     def seconds(self, key: str, default: float) -> float:
         """Return a number of seconds above 0.
@@ -237,14 +232,7 @@ class HookSettings:
         Raises:
             ConfigError: It is not one.
         """
-        value = self.text(key, str(default))
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise self._wrong(key, value, "a number of seconds above 0")
-        return seconds
+        return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
 
     def count(self, key: str, default: int) -> int:
         """Return a whole number, at least 0.
@@ -252,10 +240,8 @@ class HookSettings:
         Raises:
             ConfigError: It is not one.
         """
-        value = self.text(key, str(default))
-        if not (value.isascii() and value.isdigit()):
-            raise self._wrong(key, value, "a whole number")
-        return int(value)
+        is_count = re.compile("[0-9]+").fullmatch
+        return int(self._checked(key, str(default), "a whole number", is_count))
 
     def done(self) -> None:
         """Return if every given setting was read.
@@ -269,8 +255,18 @@ class HookSettings:
                 hint=f"it has {', '.join(sorted(self._known))}",
             )
 
-    def _wrong(self, key: str, value: str, wanted: str) -> ConfigError:
-        return ConfigError(f"{key}={value} of the hook {self._hook}", hint=f"{key} is {wanted}")
+    def _checked(self, key: str, default: str, wanted: str, is_good: Callable[[str], object]) -> str:
+        value = self.text(key, default)
+        if not is_good(value):
+            raise ConfigError(f"{key}={value} of the hook {self._hook}", hint=f"{key} is {wanted}")
+        return value
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 class LoadState:

@@ -11,7 +11,7 @@ from explorer_hooks.explorer.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.own_files import Records, TaskLedger
-from explorer_hooks.explorer.pacing import Next, PacingFacts
+from explorer_hooks.explorer.pacing import Next
 from explorer_hooks.follower.follower import TurnOutcome
 from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
@@ -77,7 +77,7 @@ class Explorer:
         self._gate.update(0.0)
         while True:
             reason = self._reason_to_end()
-            doing = pacing.decide(self._facts(is_over=bool(reason)))
+            doing = self._next(is_over=bool(reason))
             if doing is Next.END:
                 break
             if doing is Next.WORK:
@@ -89,15 +89,13 @@ class Explorer:
         self._finish()
         return reason
 
-    def _facts(self, *, is_over: bool) -> PacingFacts:
-        sync, batches = self._sync, self._ledger.cursor.batches
-        return PacingFacts(
+    def _next(self, *, is_over: bool) -> Next:
+        sync, versions, batches = self._sync, self._versions, self._ledger.cursor.batches
+        return pacing.decide(
             is_over=is_over,
-            is_ready=is_over or self._versions.is_ready(),
-            is_due=pacing.sync_is_due(
-                sync.style, batches, self._versions.synced_at, sync.interval, sync.offset
-            ),
-            has_room=self._versions.has_room(),
+            is_ready=is_over or versions.is_ready(),
+            is_due=pacing.sync_is_due(sync.style, batches, versions.synced_at, sync.interval, sync.offset),
+            has_room=versions.has_room(),
         )
 
     def _work(self) -> None:
@@ -158,10 +156,8 @@ class Explorer:
         """Return why the explorer ends, empty if it does not."""
         if self._stop():
             return "told to stop"
-        if (
-            self._settings.max_batches is not None
-            and self._ledger.cursor.batches >= self._settings.max_batches
-        ):
+        most = self._settings.max_batches
+        if most is not None and self._ledger.cursor.batches >= most:
             return "max_batches"
         if self._batches.is_over:
             return "all tasks are done"

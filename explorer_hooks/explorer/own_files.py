@@ -16,7 +16,7 @@ from syncd.errors import ConfigError, storage_error
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Document, Fields, encode, read_document
+from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 
@@ -191,11 +191,7 @@ class TaskLedger:
         self.state = moved
 
     def _save(self, state: LedgerState) -> None:
-        self.writer.replace(self._path, encode(_document(state)))
-
-
-def _document(state: LedgerState) -> Document:
-    return {**asdict(state), "cursor": asdict(state.cursor), "then": asdict(state.then)}
+        self.writer.replace(self._path, encode(asdict(state)))
 
 
 def _state(fields: Fields) -> LedgerState:
