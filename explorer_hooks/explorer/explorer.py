@@ -1,7 +1,7 @@
 """The loop of an explorer: bring the engine to a version, make a batch, write it, follow."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -12,7 +12,6 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next
-from explorer_hooks.follower.follower import TurnOutcome
 from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import TimedOutError
@@ -197,18 +196,14 @@ class Explorer:
         """Load the last version, which may have come just before the end, and evaluate it."""
         self._source.wait_until_published()
         if not self._stop():
-            self._load_last()
+            outcome, end = self._gate.update(0.0), time.monotonic() + _LAST
+            while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
+                time.sleep(_POLL)
+                outcome = self._gate.update(0.0)
             self._gate.evaluate()
         runs = self._source.runs
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
-
-    def _load_last(self) -> TurnOutcome:
-        outcome, end = self._gate.update(0.0), time.monotonic() + _LAST
-        while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
-            time.sleep(_POLL)
-            outcome = self._gate.update(0.0)
-        return outcome
 
     # --- the record -------------------------------------------------------------------------------------------
 
@@ -223,7 +218,7 @@ class Explorer:
             "waited": round(self._waited, 3),
             "rollouts_per_s": round(len(rewards) / max(seconds, 1e-6), 3),
             "tokens_per_s": round(batch.tokens / max(seconds, 1e-6), 3),
-            "reward_mean": _mean(rewards),
+            "reward_mean": sum(rewards) / len(rewards),
             "versions": dict(batch.versions),
             "dropped": dict(batch.dropped),
         }
@@ -232,7 +227,3 @@ class Explorer:
         shown = {key: value for key, value in line.items() if key != "at"}
         self._source.sync.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -75,31 +75,27 @@ def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
 def draw(
     model: Any,
     ends: SequenceLimits,
-    prompts: Sequence[Sequence[int]],
-    *,
-    samples: int,
-    max_tokens: int,
-    temperature: float,
+    requests: Sequence[GroupRequest],
     generator: torch.Generator,
     stop: Callable[[], bool],
 ) -> list[list[SampledSequence]]:
-    """Return `samples` responses to each prompt, all computed as one batch.
+    """Return the responses to each request, all computed as one batch.
 
     Args:
         model: A causal language model.
         ends: What ends and pads.
-        prompts: Token ids, none empty; all shorter than the model's positions.
-        samples: Responses to each.
-        max_tokens: Tokens of a response at most; fewer where the model's positions run out.
-        temperature: What logits are divided by; 0 for the most probable token, whose log-prob is at temperature 1.
+        requests: Prompts, none empty and all shorter than the model's positions; the first request says how many
+            responses there are to each, of how many tokens, fewer if the model's positions run out, and at which
+            temperature: logits are divided by it; 0 for the most probable token, whose log-prob is at temperature 1.
         generator: Draws the tokens.
         stop: Called after each token; once it returns true, the tokens so far are returned.
     """
     device = next(model.parameters()).device
-    tokens, mask = _padded(prompts, ends.pad, device)
-    steps = max(min(max_tokens, ends.positions - tokens.shape[1]), 1)
+    tokens, mask = _padded([request.prompt for request in requests], ends.pad, device)
+    samples, temperature = requests[0].samples, requests[0].temperature
+    steps = max(min(requests[0].max_tokens, ends.positions - tokens.shape[1]), 1)
     chosen, logprobs = [], []
-    running = torch.ones(len(prompts) * samples, dtype=torch.bool, device=device)
+    running = torch.ones(len(requests) * samples, dtype=torch.bool, device=device)
     last = torch.tensor(sorted(ends.ends), dtype=torch.long, device=device)
     with torch.inference_mode():
         made = model(
@@ -207,18 +203,8 @@ class LocalGenerator(Generator):
             yield GroupResult(index + at, problem=f"the prompt has {tokens} tokens, which are too many")
         if not fits:
             return
-        first = requests[0]
         with self._generating() as label:
-            groups = draw(
-                self._model,
-                self._ends,
-                [requests[at].prompt for at in fits],
-                samples=first.samples,
-                max_tokens=first.max_tokens,
-                temperature=first.temperature,
-                generator=self._draws,
-                stop=self._stop,
-            )
+            groups = draw(self._model, self._ends, [requests[at] for at in fits], self._draws, self._stop)
         if self._stop():
             return
         version = BEFORE_THE_FIRST if label is None else pair_of(label)

@@ -18,7 +18,6 @@ from explorer_hooks.explorer.generation import Generator, PermittedVersion
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import Scorer, open_scorer
-from explorer_hooks.explorer.stopping import Stop
 from explorer_hooks.explorer.tasks import Tasks, Tokens, hide_progress_bars, open_tokens, read_tasks
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.finding import open_hook, shown
@@ -26,6 +25,7 @@ from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import Hook, TensorHook
+from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names

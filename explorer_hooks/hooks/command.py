@@ -100,7 +100,9 @@ class CommandHook(PhaseHook):
             self._store(UNKNOWN_LABEL)
         if phase != "abort" and phase not in self._phases:
             return
-        finished = run(argv, environment_of(values), self._timeout)
+        finished = run(
+            argv, {f"SYNCD_{name.upper()}": value for name, value in values.items()}, self._timeout
+        )
         if finished.code == 0:
             return
         message = f"{self._argv[0]} for {phase} of {target.label} {ending(finished, self._timeout)}"
@@ -136,15 +138,10 @@ def _read_label(path: str | None) -> str | None:
 
 
 def values_of(target: WeightDirectory, phase: str) -> dict[str, str]:
-    """Return the values of the placeholders."""
+    """Return the values of the placeholders, which are those of the environment too."""
     version = target.version
     found = (target.path, version.step, version.generation, target.label, version.digest, version.kind, phase)
     return dict(zip(_KNOWN, map(str, found), strict=True))
-
-
-def environment_of(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the same as environment variables."""
-    return {f"SYNCD_{name.upper()}": value for name, value in values.items()}
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
 from explorer_hooks.hook import (
@@ -21,7 +21,7 @@ from explorer_hooks.hook import (
     UntouchedError,
     require_loadable,
 )
-from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, server_settings
+from explorer_hooks.hooks.http_settings import LOOPBACK, ServerHook, is_at_least, meeting_address
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (
@@ -55,10 +55,10 @@ class UnpublishedLabel(NamedTuple):
     label: str
 
 
-class HttpEngineHook(TensorHook):
+class HttpEngineHook(ServerHook, TensorHook):
     """An engine behind HTTP that is paused, loaded, given the version's label and resumed.
 
-    Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE; `start_check`: `full`, `shapes` or `off`, how a
+    Further settings of all of them: `start_check`: `full`, `shapes` or `off`, how a
     version is compared with the engine's start model; `check_version`: whether old releases are refused; `broadcast`:
     true, false, or the address of this host at which the engine's workers join a group.
 
@@ -76,36 +76,19 @@ class HttpEngineHook(TensorHook):
     """The engine's name in messages."""
     oldest: ClassVar[tuple[int, ...]]
     """The oldest release that the hook supports."""
-    default_address: ClassVar[str]
     health_path: ClassVar[str]
     version_path: ClassVar[str]
-    missing: ClassVar[str]
-    """The hint if the server does not know a path."""
 
     def __init__(self, options: HookOptions) -> None:
-        settings = HookSettings(self.name, options.settings)
-        self._server, self._paths = server_settings(settings, options, self.default_address, self.missing)
+        super().__init__(options)
+        self._unpublished: UnpublishedLabel | None = None
+        self._start: StartModel | None = None
+        self._touched = self._paused_by_us = False
+
+    def _configure(self, settings: HookSettings) -> None:
         self._start_check = settings.choice("start_check", "full", CHECKS)
         self._check_version = settings.flag("check_version", default=True)
         self._address = meeting_address(settings, self._server)
-        self._configure(settings)
-        settings.done()
-        self._unpublished: UnpublishedLabel | None = None
-        self._start: StartModel | None = None
-        self._touched = False
-        self._paused_by_us = False
-
-    @classmethod
-    def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for the server at the address, or at the engine's usual one on this host."""
-        return cls(options)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._server.address})"
-
-    @abstractmethod
-    def _configure(self, settings: HookSettings) -> None:
-        """Read the settings of this engine."""
 
     @abstractmethod
     def _started_from(self) -> str | None:
@@ -241,9 +224,8 @@ class HttpEngineHook(TensorHook):
 
     def _check_start(self, target: WeightDirectory) -> None:
         tensors = target.tensors
-        if (
-            not tensors and not target.shards
-        ):  # a directory without a manifest: the model that a run began with
+        if not tensors and not target.shards:
+            # A directory without a manifest is the model that a run began with.
             found = start_model_of(target.path)
             tensors = found.tensors if found else {}
         self._require_same_model(tensors, target.path)

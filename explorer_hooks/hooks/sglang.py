@@ -7,7 +7,7 @@ directory once more. So every version is checked before it reaches the server.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described
+from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described, worker_count
 from explorer_hooks.hook import HookSettings, Running, UntouchedError
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.http_client import HttpClient
@@ -46,6 +46,7 @@ class SGLangHook(HttpEngineHook):
     )
 
     def _configure(self, settings: HookSettings) -> None:
+        super()._configure(settings)
         self._mode = settings.choice("pause", "retract", ("retract", "abort", "in_place"))
         self._flush_cache = settings.flag("flush_cache", default=True)
         self._tells_readiness, self._resumed_by_us = True, False
@@ -195,7 +196,4 @@ def _workers(info: Mapping[str, Any]) -> int:
     for key in ("dp_size", "pp_size"):
         if info.get(key, 1) != 1:
             raise LoadFailedError(f"SGLang with {key} = {info[key]} cannot receive weights from a group")
-    count = info.get("tp_size")
-    if type(count) is not int or count < 1:
-        raise LoadFailedError(f"SGLang reports tp_size = {count!r}")
-    return count
+    return worker_count("SGLang", "tp_size", info)

@@ -22,7 +22,7 @@ from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
 from syncd.transports.filesystem.read_targets import target_tensors
-from syncd.transports.tensors import Fit, TensorMeta
+from syncd.transports.tensors import TensorMeta
 
 _DEAD = "start the explorer again"
 
@@ -109,14 +109,20 @@ class TransformersHook(TensorHook):
         """Wait for generations in flight, and read the version; new generations wait until `commit`."""
         self._gate.shut()
         self._state.load()
-        found = self._fit_again(target)
+        try:
+            found = check_fit(target, self._targets, cast=self._cast)
+        except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
+            raise LoadFailedError(error.message, path=error.path) from error
         self.loaded = load(target, self._targets, found, direct=self._direct)
         self._runs = offered(target)
 
     def commit(self, target: WeightDirectory) -> None:
         """Let generations continue, with the new version."""
         if self._on_commit is not None:
-            self._reset(self._on_commit, target)
+            try:
+                self._on_commit(target)
+            except Exception as error:
+                raise LoadFailedError(f"on_commit failed: {type(error).__name__}: {error}") from error
         self._serve(target.label)
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
@@ -175,20 +181,6 @@ class TransformersHook(TensorHook):
         self._label = label
         self._state.commit()
         self._gate.open()
-
-    def _fit_again(self, target: WeightDirectory) -> Fit:
-        """Return how the version fits; a refusal here is a failed load, since `prepare` did not refuse it."""
-        try:
-            return check_fit(target, self._targets, cast=self._cast)
-        except RefusedError as error:
-            raise LoadFailedError(error.message, path=error.path) from error
-
-    @staticmethod
-    def _reset(on_commit: Callable[[WeightDirectory], object], target: WeightDirectory) -> None:
-        try:
-            on_commit(target)
-        except Exception as error:
-            raise LoadFailedError(f"on_commit failed: {type(error).__name__}: {error}") from error
 
 
 class LoadGate:

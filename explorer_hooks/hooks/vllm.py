@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described
+from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described, worker_count
 from explorer_hooks.hook import HookSettings, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.http_client import HttpClient
@@ -49,6 +49,7 @@ class VllmHook(HttpEngineHook):
     )
 
     def _configure(self, settings: HookSettings) -> None:
+        super()._configure(settings)
         self._mode = settings.choice("pause", "keep", ("keep", "wait", "abort"))
         self._clear_cache = settings.flag("clear_cache", default=True)
         self._reset_external = settings.flag("reset_external", default=False)
@@ -106,9 +107,8 @@ class VllmHook(HttpEngineHook):
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from memory, empty if it can: it needs a back end for them."""
-        return super().no_broadcasts() or self._no_backend()
-
-    def _no_backend(self) -> str:
+        if reason := super().no_broadcasts():
+            return reason
         try:
             return "" if is_ready(self._server) else NO_BACKEND
         except SyncdError as error:
@@ -136,7 +136,8 @@ class VllmDelivery(Delivery):
 
     def open(self) -> None:
         """Form the group with the engine's workers, and begin an update."""
-        self._form_group(_workers(self._server), ("{secret}",), self._invite)
+        workers = worker_count("vLLM", "world_size", self._server.get_json("/get_world_size"))
+        self._form_group(workers, ("{secret}",), self._invite)
         self.touched = self._is_started = True
         if self._server.post_raw(_START).is_error:
             # An earlier process died within an update.
@@ -171,13 +172,6 @@ def is_ready(server: HttpClient) -> bool:
     config = server.get_json("/server_info?config_format=json").get("vllm_config")
     transfer = config.get("weight_transfer_config") if isinstance(config, Mapping) else None
     return isinstance(transfer, Mapping) and transfer.get("backend") == BACKEND
-
-
-def _workers(server: HttpClient) -> int:
-    count = server.get_json("/get_world_size").get("world_size")
-    if type(count) is not int or count < 1:
-        raise LoadFailedError(f"vLLM reports a world size of {count!r}")
-    return count
 
 
 def _word(flag: bool) -> str:  # noqa: FBT001 - the value itself
