@@ -29,9 +29,9 @@ from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import check_fit, load
-from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.memory.save import MemoryCopies, StepCopy
+from syncd.transports.torch_tensors import target_tensors
 
 FILES, MEMORY = "files", "memory"
 SAVE, LOAD = "save", "load"

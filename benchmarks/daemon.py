@@ -37,8 +37,8 @@ from syncd.daemon.wake import WakePipe, Watcher
 from syncd.protocol.disk import remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk, SystemClock
-from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import HEARTBEAT, Presence, write_presence
+from syncd.protocol.version import write_marker
 from syncd.protocol.writer import StepWriter
 
 SYNCD = [sys.executable, "-m", "syncd"]

@@ -38,7 +38,7 @@ from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.load import THREADS, check_fit, load
 from syncd.transports.filesystem.read_file import PIECE, cached_share
-from syncd.transports.filesystem.read_targets import target_tensors
+from syncd.transports.torch_tensors import target_tensors
 
 _OWN = threading.local()
 

@@ -110,7 +110,7 @@ def _measure(place: Path, trace: _Trace) -> dict[str, object]:
         Follower.open(job, TransformersHook(model), "e0", FollowOptions(stay=True)) as follower,
     ):
         with trace.of() as saved:
-            engine.save_state_dict()
+            engine.sync_weight("checkpoint")
             engine.wait_for_save()
         with trace.of() as loaded:
             outcome = follower.turn(_WAIT)

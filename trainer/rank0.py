@@ -14,9 +14,9 @@ from syncd.experience import batch_paths
 from syncd.jobfile.records import JobEnd, clear_finished, mark_finished
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.marker import read_marker
 from syncd.protocol.mount import mount_of
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.version import read_marker
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig

@@ -6,7 +6,7 @@ from syncd.client.client import Client
 from syncd.errors import CorruptDataError, SyncdError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import MANIFEST, Job
-from syncd.protocol.marker import parse_marker, read_marker
+from syncd.protocol.version import parse_marker, read_marker
 from trainer.checkpoints import TrainerState, full_checkpoints, read_state
 
 FRESH = TrainerState(step=0, generation=0, world_size=1)

@@ -33,15 +33,15 @@ class InferenceSection(Section):
     token_env: str = ""
     """vllm, sglang: the environment variable that holds the server's API key."""
     concurrency: Positive = 32
-    """vllm, sglang: groups that are asked for at a time."""
+    """vllm, sglang: groups requested at the same time."""
     timeout: Seconds = 600.0
     """vllm, sglang: seconds that one request may take; also those of one load."""
     retries: Count = 4
-    """vllm, sglang: further attempts of a request that failed in a way that may pass, each after a longer pause."""
+    """vllm, sglang: retries of a request that failed temporarily, each after a longer pause."""
     processed_logprobs: bool = False
     """vllm, sglang: log-probs are of the sampling temperature (vLLM: --logprobs-mode processed_logprobs)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """transformers: where the model is; auto takes a GPU where there is one."""
+    """transformers: the device of the model; auto is cuda if a GPU is visible."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """transformers: of the parameters; log-probs are taken from logits in float32 in any case."""
     rows: Positive = 128
@@ -49,12 +49,12 @@ class InferenceSection(Section):
 
 
 class FollowSection(Section):
-    """How versions are taken."""
+    """How versions are loaded."""
 
     stage: str = ""
     """A directory of this host for one copy of each version, shared by all explorers on it: /dev/shm/syncd."""
     verify: Literal["size", "header", "content"] = "content"
-    """What is checked of a version before the engine is touched; content: every byte against its digest."""
+    """The check of a version before the engine is touched; content: every byte against its digest."""
     retries: Count = 2
     """Further attempts of a load that failed."""
     max_lag: Count | NoneText = None
@@ -67,7 +67,7 @@ class SamplingSection(Section):
     max_tokens: Positive = 1024
     """Tokens of a response at most."""
     max_prompt_tokens: Positive = 4096
-    """Tokens of a prompt at most; tasks with longer ones are passed over and counted."""
+    """Tokens of a prompt at most; tasks with longer ones are skipped and counted."""
 
 
 class RewardSection(Section):
@@ -78,7 +78,7 @@ class RewardSection(Section):
     timeout: Seconds = 30.0
     """Seconds that one call may take."""
     workers: Positive = 1
-    """Processes that score at a time; exact_match and math need none."""
+    """Processes that score at the same time; exact_match and math need none."""
     max_failures: Positive = 64
     """Groups in a row that may be dropped before the run ends with an error."""
 
@@ -102,13 +102,13 @@ class ExplorerSection(Section):
     tasks: str
     """JSONL of tasks: a `prompt` (text, or a list of chat messages), an `answer`, an `id`, anything else."""
     prompt_key: str = "prompt"
-    """What the file calls the prompt; `messages` is looked for too."""
+    """The key of the prompt in the file; `messages` is also accepted."""
     answer_key: str = "answer"
-    """What the file calls the answer."""
+    """The key of the answer in the file."""
     shuffle: bool = True
-    """Take the tasks of each epoch in an order of its own, that follows from job.seed and the identity."""
+    """Shuffle the tasks of each epoch by job.seed, the identity and the epoch."""
     epochs: Count = 0
-    """Passes over the tasks after which the run ends; 0 for no end by itself."""
+    """Passes over the tasks after which the run ends; 0 for no end."""
     max_batches: Positive | NoneText = None
     """Batches of this explorer, those before a restart included, after which the run ends."""
     groups: Positive | NoneText = None
@@ -116,13 +116,13 @@ class ExplorerSection(Section):
     ahead: Count | NoneText = None
     """Steps for which batches of all explorers may wait, besides the next one; none: what the style needs."""
     patience: Seconds = 120.0
-    """Seconds without a version after which a trainer that lives is given further batches all the same."""
+    """Seconds without a version after which a live trainer gets further batches."""
     log: Literal["debug", "info", "warning", "error"] = "info"
     """What is logged."""
     engine: InferenceSection = InferenceSection()
     """What generates."""
     follow: FollowSection = FollowSection()
-    """How versions are taken."""
+    """How versions are loaded."""
     sampling: SamplingSection = SamplingSection()
     """What is generated."""
     reward: RewardSection = RewardSection()

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Self
 
 from explorer_hooks.follower.engine import Engine
-from explorer_hooks.follower.engine_driver import EngineDriver
-from explorer_hooks.follower.fetch import Fetcher
+from explorer_hooks.follower.engine_driver import EngineDriver, ReadyFile, Reporter
 from explorer_hooks.follower.policy import (
     EventListener,
     FollowOptions,
@@ -25,8 +24,7 @@ from explorer_hooks.follower.policy import (
     needs_steps,
     policy_of,
 )
-from explorer_hooks.follower.report import ReadyFile, Reporter
-from explorer_hooks.follower.versions import KnownVersions
+from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up

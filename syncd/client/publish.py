@@ -13,9 +13,9 @@ from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgai
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import ACTOR, MANIFEST, Job, parse_attempt_name, parse_step_name, shard_name
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
-from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.receipt import Receipt, read_receipts, whole_attempt
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
+from syncd.protocol.version import read_marker, write_marker
 from syncd.protocol.writer import StepWriter
 
 _CACHED = 240

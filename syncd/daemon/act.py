@@ -26,11 +26,10 @@ from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.layout import FULL_CHECKPOINT, MARKER, TRACKER, Job
 from syncd.protocol.leadership import Term
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.marker import read_marker
 from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import request_path
 from syncd.protocol.step import NATIVE, Step
-from syncd.protocol.version import Version, encode_version, read_version_or_none
+from syncd.protocol.version import Version, encode_version, read_marker, read_version_or_none
 
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")
 """How the names of the markers' temporary files begin."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from syncd.daemon.report import LASTING, symptoms
 from syncd.daemon.retention import Decision, Policy, decide, is_abandoned, is_meant, lost_attempts, removable
 from syncd.daemon.snapshot import Snapshot
-from syncd.protocol.marker import MISSING_MARKER
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import MISSING_MARKER, Pair, Version
 
 FIRST_GENERATION = 1
 

@@ -13,12 +13,11 @@ from syncd.errors import StorageError, plain
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
-from syncd.protocol.marker import MISSING_MARKER
 from syncd.protocol.mount import MountState, MountTrouble
 from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import BELIEVED_GENERATION
+from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER
 
 LASTING = 1.0
 """Seconds that a marker must be wrong before that is worth reporting."""

@@ -19,11 +19,10 @@ from syncd.errors import (
 )
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
-from syncd.protocol.marker import MISSING_MARKER, read_marker
 from syncd.protocol.presence import TTL, Presences
 from syncd.protocol.request import read_requests_and_problems
 from syncd.protocol.step import Step
-from syncd.protocol.version import Pair, Version, read_version
+from syncd.protocol.version import MISSING_MARKER, Pair, Version, read_marker, read_version
 
 
 class Scanner:

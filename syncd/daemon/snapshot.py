@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from syncd.protocol.marker import MISSING_MARKER, MarkerReading
 from syncd.protocol.presence import Presence
 from syncd.protocol.request import Pin, Request
 from syncd.protocol.step import Step
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.version import MISSING_MARKER, MarkerReading, Pair, Version
 
 
 @dataclass(frozen=True, slots=True)

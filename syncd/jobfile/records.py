@@ -15,8 +15,8 @@ from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import CONFIG, Job, read_config_file
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.marker import read_marker
 from syncd.protocol.permissions import parse_config
+from syncd.protocol.version import read_marker
 
 FINISHED = "finished.json"
 STAGES = "stages.json"

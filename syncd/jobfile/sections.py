@@ -149,7 +149,7 @@ class SyncSection(Section):
     """How weights reach explorers."""
 
     method: MethodName = SyncMethod.CHECKPOINT.value
-    """checkpoint (files), nccl (a broadcast), memory (of its host), each with files underneath; auto: the fastest."""
+    """checkpoint (files), nccl (a broadcast), memory (of its host); auto: the fastest. All fall back to files."""
     style: SyncStyle = Field(default=SyncStyle.FIXED, strict=False)
     """Who decides: fixed, trainer_driven, explorer_driven, fully_async."""
     interval: Positive = Field(default=1, json_schema_extra=FIXED)

@@ -1,8 +1,12 @@
-"""The version file, which explorers follow. Only the daemon writes it, by atomic replace.
+"""The version file, which explorers follow, and the marker. Only the daemon writes the version, by atomic replace.
 
 The pair `(generation, step)` grows with every publish, across restarts, fail-over and the trainer's resume.
 The generation grows when explorers must go to a step that is not later than the last one. A label is what an engine
 calls the version that it runs.
+
+The marker is a trainer's hint which step is newest; the manifest is the truth. A reader must expect anything: no
+file, half a number, a step that does not exist yet, or a lower one than before. `MarkerReading.text` differs from
+one state to the next, so that each is logged once.
 """
 
 import contextlib
@@ -11,9 +15,10 @@ import re
 from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
-from syncd.protocol.disk import MISSING
+from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import Fields, encode, read_document
-from syncd.protocol.layout import Job, is_relative_name
+from syncd.protocol.layout import MAX_STEP, Job, is_relative_name
+from syncd.protocol.obstacle import obstacle_to_reading
 
 Pair = tuple[int, int]
 """(generation, step); ordered as tuples are."""
@@ -205,3 +210,62 @@ def pair_of(label: str | None) -> Pair | None:
     """Return the pair of a label that names content, None of anything else: of a bare 2.120 too."""
     found = _LABEL.fullmatch(label or "")
     return (int(found[1]), int(found[2])) if found else None
+
+
+_MARKER_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerReading:
+    """What the marker said when it was read once.
+
+    Args:
+        step: The step it names, None when it names none.
+        text: What it holds, shortened; empty when there is no marker.
+        problem: Why it names no step: empty, missing, not a number, out of range, or what keeps it from being read.
+        unreadable: This user may not read it, so it may name any step.
+    """
+
+    step: int | None
+    text: str = ""
+    problem: str = ""
+    unreadable: bool = False
+
+
+MISSING_MARKER = MarkerReading(None, problem="missing")
+
+
+def parse_marker(data: bytes) -> MarkerReading:
+    """Return what the bytes of a marker say; never raises."""
+    text = data.strip(b" \t\r\n")
+    shown = ascii(text[:40].decode("ascii", "replace"))[1:-1]
+    if not text:
+        return MarkerReading(None, shown, "empty")
+    if not text.isdigit():
+        return MarkerReading(
+            None, shown, "negative" if text[:1] == b"-" and text[1:].isdigit() else "not a number"
+        )
+    if len(text) > len(str(MAX_STEP)) or int(text) > MAX_STEP:
+        return MarkerReading(None, shown, "out of range")
+    return MarkerReading(int(text), shown)
+
+
+def read_marker(disk: Disk, path: str) -> MarkerReading:
+    """Read the marker; what cannot be read is a reading with a problem.
+
+    Raises:
+        OSError: The file system itself fails, other than by absence.
+    """
+    try:
+        return parse_marker(disk.read(path, _MARKER_LIMIT))
+    except MISSING:
+        return MISSING_MARKER
+    except CorruptDataError as error:
+        return MarkerReading(None, problem=error.message)
+    except PermissionError as error:
+        return MarkerReading(None, problem=str(obstacle_to_reading(error, path)), unreadable=True)
+
+
+def write_marker(disk: Disk, path: str, step: int, *, via: str | None = None) -> None:
+    """Replace the marker, durably; the temporary file is in the directory `via`, as `Disk.replace` has it."""
+    disk.replace(path, f"{step}".encode("ascii"), via=via)

@@ -55,7 +55,6 @@ from syncd.protocol.manifest import (
     missing_files,
     read_manifest,
 )
-from syncd.protocol.marker import write_marker
 from syncd.protocol.receipt import (
     FileRecord,
     Receipt,
@@ -64,6 +63,7 @@ from syncd.protocol.receipt import (
     whole_attempt,
     write_receipt,
 )
+from syncd.protocol.version import write_marker
 
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 """What a rename onto a directory that is not empty fails with."""
@@ -250,6 +250,13 @@ class StepWriter:
         if manifest.attempt != self.attempt:
             raise self._already_sealed()
         return manifest
+
+    def publish_if_whole(self) -> bool:
+        """Seal and announce the step if all receipts are there; return whether they are. Every rank may call it."""
+        is_whole = self.seal() is not None
+        if is_whole:
+            self.announce()
+        return is_whole
 
     def announce(self) -> None:
         """Replace the marker: this step is the newest. The step must be sealed.

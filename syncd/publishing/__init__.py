@@ -11,8 +11,8 @@ from syncd.protocol.digest import chunks, digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
 from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.marker import read_marker
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.publishing.export import Export, FollowingDisk, read_export
 from syncd.publishing.finite import FiniteCheck

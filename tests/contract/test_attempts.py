@@ -20,8 +20,8 @@ from syncd.protocol.manifest import (
     missing_files,
     read_manifest,
 )
-from syncd.protocol.marker import read_marker
 from syncd.protocol.receipt import Receipt, write_receipt
+from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 
 STEP = 7

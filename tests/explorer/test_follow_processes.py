@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT, environment, spawn
+from support.cli import environment, spawn
 from support.fake_hook import HALF, RemoteEngine, digest_of
 from support.jobs import start, steps_of, write_step
+from support.paths import FAKE_HOOK, ROOT, TESTS
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -21,9 +22,8 @@ from syncd.protocol.version import engine_label
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
 LONG = 60.0
-PATHS = os.pathsep.join(map(str, (ROOT, HERE, HERE / "installed")))
+PATHS = os.pathsep.join(map(str, (ROOT, TESTS, FAKE_HOOK)))
 
 
 def until(look, what):
@@ -38,7 +38,7 @@ class Remote(RemoteEngine):
     """The engine of a test, in a process of its own."""
 
     def __init__(self):
-        command = [sys.executable, str(HERE / "fake_hook.py")]
+        command = [sys.executable, str(TESTS / "support" / "fake_hook.py")]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=PATHS)
         )

@@ -12,9 +12,8 @@ from support.jobs import shard_bytes, write_step
 from syncd.errors import UsageError
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.manifest import Manifest, encode_manifest
-from syncd.protocol.marker import write_marker
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.version import Version, encode_version, read_version
+from syncd.protocol.version import Version, encode_version, read_version, write_marker
 from syncd.synchronizer import Synchronizer
 
 EMPTY = shard_bytes({})

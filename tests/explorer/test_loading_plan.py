@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
 from syncd.transports.filesystem.read_file import pieces_of
-from syncd.transports.filesystem.read_targets import blocks
 from syncd.transports.tensors import TensorMeta, compare
+from syncd.transports.torch_tensors import blocks
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)

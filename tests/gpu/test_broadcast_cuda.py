@@ -16,7 +16,7 @@ from syncd.client.wait import Deadline  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.buckets import plan_buckets  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
-from syncd.transports import dtypes  # noqa: E402
+from syncd.transports import torch_tensors  # noqa: E402
 from syncd.transports.broadcast import checksums, group_calls, process_group  # noqa: E402
 from syncd.transports.broadcast.packing import Packer  # noqa: E402
 from syncd.transports.broadcast.process_group import CPU  # noqa: E402
@@ -130,11 +130,13 @@ def test_a_group_of_one_sends_and_is_aborted(tmp_path):
     assert float(torch.ones(1000, device=device).sum()) == 1000.0
 
 
-@pytest.mark.parametrize("dtype", sorted(dtypes._EXPONENT, key=str), ids=str)
+@pytest.mark.parametrize("dtype", sorted(torch_tensors._EXPONENT, key=str), ids=str)
 @pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf")])
 def test_a_gpu_finds_what_main_memory_finds(dtype, value):
     content = torch.tensor([1.0, value]).to(dtype).view(torch.uint8)
-    assert bool(dtypes.is_finite(content.cuda(), dtype)) is bool(dtypes.is_finite(content, dtype))
+    assert bool(torch_tensors.is_finite(content.cuda(), dtype)) is bool(
+        torch_tensors.is_finite(content, dtype)
+    )
 
 
 def test_a_gpu_is_told_with_its_uuid():

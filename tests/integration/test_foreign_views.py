@@ -9,7 +9,7 @@ from support.jobs import start, write_step
 
 from syncd.observe import names
 from syncd.protocol.layout import Job
-from syncd.protocol.marker import write_marker
+from syncd.protocol.version import write_marker
 
 FAMILIES = {sample.layout: sample for sample in SAMPLES}
 

@@ -14,9 +14,8 @@ from support.sweep import ENVIRONMENT, python
 from syncd.daemon.removals import FORGET_AFTER
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import read_presences
-from syncd.protocol.version import read_version
+from syncd.protocol.version import read_version, write_marker
 
 FEW, MANY = 1000, int(os.environ.get("SYNCD_FILES", "100000"))
 """SYNCD_FILES=1000000 for the million, which takes some minutes to make."""

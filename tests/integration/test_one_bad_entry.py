@@ -20,10 +20,9 @@ from syncd.daemon.foreign import frameworks  # noqa: F401
 from syncd.observe import names
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.request import Pin, Request, request_path, write_pin, write_request
-from syncd.protocol.version import read_version
+from syncd.protocol.version import read_version, write_marker
 
 DAEMON, OTHER = 54001, 54003
 MINUTE = 61.0

@@ -17,7 +17,7 @@ from support.jobs import shard_bytes, start, write_step
 from syncd.errors import AlreadySealedError, CorruptDataError, NonFiniteError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
-from syncd.protocol.marker import read_marker
+from syncd.protocol.version import read_marker
 from syncd.publishing import FollowingDisk, publish_directory
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+from support.paths import ROOT
+
+README = ROOT / "README.md"
 
 
 def quickstart():

@@ -9,9 +9,8 @@ from support.jobs import start, write_step
 
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job
-from syncd.protocol.marker import write_marker
 from syncd.protocol.request import Request, write_request
-from syncd.protocol.version import read_version
+from syncd.protocol.version import read_version, write_marker
 
 SETTLED = 10.0
 """Seconds after which what stands still counts."""

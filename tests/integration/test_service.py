@@ -13,11 +13,10 @@ from syncd.daemon.run import run_once
 from syncd.errors import JobMissingError, LockHeldError
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.layout import Job
-from syncd.protocol.marker import write_marker
 from syncd.protocol.presence import Presence, Publisher, RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.request import Pin, Request, read_requests, write_pin, write_request
-from syncd.protocol.version import read_version
+from syncd.protocol.version import read_version, write_marker
 from syncd.protocol.writer import StepWriter
 
 

@@ -10,10 +10,10 @@ from support.synchronizers import A_WHILE, LONG, eventually, stays
 
 from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError, UsageError
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.marker import read_marker
 from syncd.protocol.presence import Presence, RunningStatus, write_presence
 from syncd.protocol.process import Process
 from syncd.protocol.request import Request, write_request
+from syncd.protocol.version import read_marker
 
 RUNNING, REQUIRE_SYNC, STOPPED = RunningStatus.RUNNING, RunningStatus.REQUIRE_SYNC, RunningStatus.STOPPED
 

@@ -9,8 +9,8 @@ from support.jobs import shard_bytes, steps_of, write_step
 from support.synchronizers import LONG, eventually, stays
 
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
-from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.request import Pin, read_requests, write_pin
+from syncd.protocol.version import read_marker, write_marker
 from syncd.protocol.writer import StepWriter
 
 

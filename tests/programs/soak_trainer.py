@@ -14,7 +14,7 @@ from support import checker
 from write_steps import write_step
 
 from syncd.errors import SyncdError
-from syncd.protocol.marker import read_marker
+from syncd.protocol.version import read_marker
 from syncd.synchronizer import Synchronizer
 
 TRY_AGAIN = 0.5

@@ -22,9 +22,8 @@ from syncd.errors import SyncdError, TimedOutError, UsageError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job, shard_name
 from syncd.protocol.local_disk import LocalDisk, SystemClock
-from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.version import read_version
+from syncd.protocol.version import read_marker, read_version, write_marker
 from syncd.protocol.writer import StepWriter
 
 PATIENCE = 200.0

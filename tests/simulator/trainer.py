@@ -17,9 +17,9 @@ from syncd.errors import StorageError, TimedOutError
 from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, shard_name, step_name
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.marker import read_marker, write_marker
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.request import Request, read_requests, write_request
+from syncd.protocol.version import read_marker, write_marker
 from syncd.protocol.writer import StepWriter
 
 _WAIT = 0.2

@@ -2,9 +2,8 @@
 
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.layout import step_name
-from syncd.protocol.marker import MarkerReading, parse_marker
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import Version
+from syncd.protocol.version import MarkerReading, Version, parse_marker
 
 
 def complete(number: int, digest: str | None = None, **more) -> Step:

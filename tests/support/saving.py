@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import Job, parse_attempt_name
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
-from syncd.protocol.marker import read_marker
 from syncd.protocol.safetensors import read_header
+from syncd.protocol.version import read_marker
 
 KINDS_OF_SAVE = [
     (mode, dtype) for mode in ("background", "stream") for dtype in (torch.bfloat16, torch.float32)

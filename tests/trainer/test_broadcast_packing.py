@@ -5,13 +5,13 @@ import torch
 
 from syncd.errors import NonFiniteError
 from syncd.protocol.buckets import plan_buckets
-from syncd.transports import dtypes
+from syncd.transports import torch_tensors
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU
-from syncd.transports.dtypes import DeviceFiniteCheck, check_finite, is_finite
 from syncd.transports.filesystem.export_walk import ExportWalk
+from syncd.transports.torch_tensors import DeviceFiniteCheck, check_finite, is_finite
 
-FLOATS = sorted(dtypes._EXPONENT, key=str)
+FLOATS = sorted(torch_tensors._EXPONENT, key=str)
 BAD = [float("nan"), -float("nan"), float("inf"), -float("inf")]
 
 

@@ -8,8 +8,10 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Sent
+from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
 from syncd.transports.broadcast.send import BroadcastSender
 from syncd.transports.memory.save import MemorySender
+from syncd.transports.ranks import Alone
 from trainer import auto_method
 from trainer.auto_method import ORDER, ExplorerLoad, Measured, MethodChooser, load_of, measured
 
@@ -134,9 +136,8 @@ def test_what_cannot_be_taken_has_a_reason(sync, made, copies, here, takes_part,
     one, given = made
     told(sync, boot=None if here else "another", **({"broadcast": "gloo"} if takes_part else {}))
     memory = MemorySender(Available(), object() if copies else None, sync)
-    one.next_method(
-        {FILES: Available(), MEMORY: memory, BROADCAST: BroadcastSender(Available(), None, sync)}, None
-    )
+    broadcast = BroadcastSender(Broadcaster(Alone(), sync, BroadcastOptions()), Available())
+    one.next_method({FILES: Available(), MEMORY: memory, BROADCAST: broadcast}, None)
     assert given[-1].lacking == lacking
 
 

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("safetensors", reason="needs safetensors")
 
+from support.paths import PYTHONPATH  # noqa: E402
 from support.saving import KINDS_OF_SAVE, config_of, load, new_job, tiny, whole  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
@@ -24,7 +25,6 @@ from trainer.export.fsdp import region_of  # noqa: E402
 pytestmark = [pytest.mark.group("export of FSDP"), pytest.mark.slow]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
 STEP = "global_step_3"
 
 
@@ -38,7 +38,7 @@ def saved(tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, f"{HERE}/programs/fsdp_save.py", str(directory)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

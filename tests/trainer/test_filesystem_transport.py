@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 from support.saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
 
 from syncd.errors import NonFiniteError, StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
-from syncd.transports.filesystem import direct_io  # noqa: E402
-from syncd.transports.filesystem.direct_io import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, find_write_mode  # noqa: E402
+from syncd.transports.filesystem import shard as shard_module  # noqa: E402
 from syncd.transports.filesystem.pinned_buffer import TensorCopies  # noqa: E402
 from syncd.transports.filesystem.save import StepSaver  # noqa: E402
 from syncd.transports.filesystem.save_outcome import SaveFailedError  # noqa: E402
+from syncd.transports.filesystem.shard import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, find_write_mode  # noqa: E402
 
 MODES = ["background", "stream"]
 WAYS = [DIRECT, UNCACHED, BUFFERED]
@@ -444,7 +444,7 @@ class TestProbe:
                 raise OSError(errno.EINVAL, "no direct I/O")
             return real(path, flags, *more, **options)
 
-        monkeypatch.setattr(direct_io.os, "open", refuse)
+        monkeypatch.setattr(shard_module.os, "open", refuse)
         assert find_write_mode(str(tmp_path)) in (UNCACHED, BUFFERED)
         assert not os.listdir(tmp_path)
 

@@ -20,7 +20,7 @@ from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.marker import read_marker
+from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import RunningStatus, Synchronizer
 

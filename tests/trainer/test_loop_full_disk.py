@@ -15,7 +15,7 @@ from syncd.errors import NonFiniteError, StorageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import damaged_files, read_manifest
-from syncd.protocol.marker import read_marker
+from syncd.protocol.version import read_marker
 from syncd.synchronizer import Synchronizer
 from trainer.loop import Trainer
 

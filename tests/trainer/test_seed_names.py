@@ -18,7 +18,6 @@ from trainer.engines.base import TrainEngineWrapper  # noqa: E402
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(trainers.HERE)
     monkeypatch.syspath_prepend(trainers.INSTALLED)
     directory = tmp_path / "job"
     directory.mkdir()

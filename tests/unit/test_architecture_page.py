@@ -3,11 +3,10 @@
 import ast
 import functools
 import re
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 HOP = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if HOP.search(page.read_text()))

@@ -21,7 +21,6 @@ from syncd.protocol.documents import (
 )
 from syncd.protocol.leadership import read_leader
 from syncd.protocol.manifest import DeltaHeader, Manifest, decode_manifest, encode_manifest
-from syncd.protocol.marker import read_marker
 from syncd.protocol.presence import Presence, read_presence, read_presences, write_presence
 from syncd.protocol.receipt import FileRecord, Receipt, read_receipt, read_receipts, write_receipt
 from syncd.protocol.rendezvous import (
@@ -33,7 +32,7 @@ from syncd.protocol.rendezvous import (
     write_offer,
 )
 from syncd.protocol.request import Pin, Request, read_pins, read_requests, write_pin, write_request
-from syncd.protocol.version import Version, encode_version, read_version
+from syncd.protocol.version import Version, encode_version, read_marker, read_version
 
 RECORD = FileRecord("actor/model.safetensors", 3, digest_bytes(b"abc"), 1)
 STEP = "/job/global_step_7"

@@ -21,8 +21,8 @@ from syncd.daemon.plan import plan
 from syncd.daemon.retention import Policy
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.marker import parse_marker
 from syncd.protocol.step import StepState
+from syncd.protocol.version import parse_marker
 
 INDEX = "model.safetensors.index.json"
 

@@ -7,7 +7,7 @@ from support.memory import MemoryDisk
 
 from syncd.protocol.layout import MAX_STEP
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.marker import MISSING_MARKER, MarkerReading, parse_marker, read_marker, write_marker
+from syncd.protocol.version import MISSING_MARKER, MarkerReading, parse_marker, read_marker, write_marker
 
 
 @given(st.integers(0, MAX_STEP), st.sampled_from([b"", b"\n", b" ", b"\r\n", b"\t"]))

@@ -10,9 +10,9 @@ from support.builders import complete, filling, published, snapshot
 from syncd.daemon.plan import ROOM, plan, still_holds
 from syncd.daemon.retention import Policy, Retention, decide
 from syncd.daemon.snapshot import Snapshot
-from syncd.protocol.marker import parse_marker
 from syncd.protocol.request import Request
 from syncd.protocol.step import StepState
+from syncd.protocol.version import parse_marker
 
 POLICY = Policy()
 

@@ -64,10 +64,8 @@ def test_a_cancel_event_ends_a_wait_and_restores():
 def test_a_cancel_event_ends_a_long_sleep_at_once():
     cancel = threading.Event()
     threading.Timer(0.05, cancel.set).start()
-    begun = time.monotonic()
     with pytest.raises(WaitCancelledError), cancelled_by(cancel):
-        poller(SystemClock(), 60.0).until(lambda: None, "it")
-    assert time.monotonic() - begun < 30.0
+        poller(SystemClock(), 10**6).until(lambda: None, "it")  # longer than pytest lets a test take
 
 
 def test_cancellation_restores_before_it_goes_on():

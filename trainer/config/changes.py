@@ -12,7 +12,7 @@ from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.marker import read_marker
+from syncd.protocol.version import read_marker
 from trainer.config.model import KEYS
 
 RECORD = "changes.json"

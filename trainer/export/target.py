@@ -13,8 +13,6 @@ from syncd.protocol.digest import chunks, digest_file, hasher, name_of
 from syncd.protocol.disk import MISSING, Disk, remove_tree, temporary_name
 from syncd.protocol.layout import shard_name
 from syncd.protocol.receipt import FileRecord
-from syncd.transports.dtypes import FROM_TORCH
-from syncd.transports.filesystem.direct_io import THREADS, find_write_mode
 from syncd.transports.filesystem.export_walk import (
     ExportedTensor,
     ShardLayout,
@@ -22,7 +20,8 @@ from syncd.transports.filesystem.export_walk import (
     cast_of,
     encode_index,
 )
-from syncd.transports.filesystem.shard import Ring, ShardWriter
+from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
+from syncd.transports.torch_tensors import FROM_TORCH
 from trainer.export.weights import ModelWeights
 
 SHARD_LIMIT = 5_000_000_000

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import Disk
 from syncd.protocol.safetensors import read_header
-from syncd.transports.dtypes import TO_TORCH
+from syncd.transports.torch_tensors import TO_TORCH
 
 
 class TensorKind(NamedTuple):

@@ -18,9 +18,8 @@ from syncd.errors import SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.marker import read_marker
 from syncd.protocol.takeover import Candidate
-from syncd.protocol.version import read_version
+from syncd.protocol.version import read_marker, read_version
 from syncd.safe_open import open_append
 from trainer.config.model import JobConfig
 from trainer.launch.die_with_parent import dying_with_parent

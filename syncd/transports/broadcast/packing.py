@@ -7,8 +7,8 @@ import torch
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import BucketPlan
-from syncd.transports.dtypes import DeviceFiniteCheck
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
+from syncd.transports.torch_tensors import DeviceFiniteCheck
 
 CPU = torch.device("cpu")
 

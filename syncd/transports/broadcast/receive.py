@@ -31,9 +31,8 @@ from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, W
 from syncd.transports.broadcast import checksums, process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
-from syncd.transports.dtypes import TO_TORCH
-from syncd.transports.filesystem.read_targets import target_tensors
 from syncd.transports.tensors import TensorMeta, compare, require_fit
+from syncd.transports.torch_tensors import TO_TORCH, target_tensors
 
 BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU also says that it could take NCCL."""

@@ -14,7 +14,7 @@ import torch
 from syncd.errors import UsageError
 from syncd.protocol.layout import shard_name
 from syncd.protocol.safetensors import DTYPE_BITS, METADATA, encode_header
-from syncd.transports.dtypes import FROM_TORCH
+from syncd.transports.torch_tensors import FROM_TORCH
 
 WORD = 8
 """The widest element. Tensors whose length is a multiple of it leave whatever follows them aligned."""

@@ -19,15 +19,15 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import ALIGN, read_header
 from syncd.transports.base import WeightDirectory
 from syncd.transports.filesystem.read_file import PIECE, OpenFile, ReadPiece, ReadSource, pieces_of
-from syncd.transports.filesystem.read_targets import (
+from syncd.transports.filesystem.read_threads import FileInFlight, ReadTask, ReadThreads, Slot
+from syncd.transports.tensors import SUFFIX, Fit, Tensors, compare, require_fit, tensors_of
+from syncd.transports.torch_tensors import (
     TargetTensors,
     aligned_memory,
     is_straight,
     put,
     view,
 )
-from syncd.transports.filesystem.read_threads import FileInFlight, ReadTask, ReadThreads, Slot
-from syncd.transports.tensors import SUFFIX, Fit, Tensors, compare, require_fit, tensors_of
 
 THREADS = 4
 _BESIDE = 4

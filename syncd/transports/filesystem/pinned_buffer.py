@@ -208,9 +208,3 @@ def _advise(memory: torch.Tensor, advice: int) -> bool:
 
 def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def view(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor in main memory; the tensor must outlive it."""
-    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from syncd.errors import CorruptDataError
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.safetensors import ALIGN, DTYPE_BITS, Header, Tensor, parse_header
-from syncd.transports.filesystem.read_targets import aligned_memory, view
 from syncd.transports.tensors import TensorMeta
+from syncd.transports.torch_tensors import aligned_memory, view
 
 PIECE = 1 << 20
 """The most bytes of one piece: what one thread reads at once."""

@@ -14,7 +14,7 @@ import torch
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import Hasher, name_of
 from syncd.transports.filesystem.read_file import OpenFile, ReadPiece
-from syncd.transports.filesystem.read_targets import view
+from syncd.transports.torch_tensors import view
 
 
 class Slot:

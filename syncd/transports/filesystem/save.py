@@ -17,13 +17,12 @@ from typing import Literal
 
 import torch
 
-from syncd.errors import UsageError
+from syncd.errors import UsageError, storage_error
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
-from syncd.transports.filesystem.direct_io import THREADS, WriteMode, find_write_mode
 from syncd.transports.filesystem.export_walk import (
     AnyExport,
     ExportWalk,
@@ -32,13 +31,18 @@ from syncd.transports.filesystem.export_walk import (
     encode_index,
 )
 from syncd.transports.filesystem.pinned_buffer import KeptBuffer, PinnedBuffer, TensorCopies
-from syncd.transports.filesystem.save_outcome import (
-    as_storage_error,
-    leave_failure_note,
-    seal_if_whole,
-    wait_until_whole,
+from syncd.transports.filesystem.save_outcome import leave_failure_note, wait_until_whole
+from syncd.transports.filesystem.shard import (
+    THREADS,
+    ChangedError,
+    Ring,
+    SecondCopy,
+    ShardWriter,
+    WriteMode,
+    find_write_mode,
+    pour,
+    put_all,
 )
-from syncd.transports.filesystem.shard import ChangedError, Ring, SecondCopy, ShardWriter, pour, put_all
 
 Mode = Literal["background", "stream"]
 
@@ -287,7 +291,7 @@ class StepSaver:
             save.copy.seal(number, shard, files)  # first: once the step is whole, its copy is too
         writer.receipt(number, [shard], files)
         self._note(save, walk)
-        return seal_if_whole(writer)
+        return writer.publish_if_whole()
 
     def _note(self, save: _Save, walk: ExportWalk) -> None:
         is_copied = save.copy is not None and not save.copy.failed
@@ -315,12 +319,13 @@ class StepSaver:
         """Tell the other ranks of a failure, and take part in their collectives to the end."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - the other ranks must know, whatever it is
+        except Exception as error:
             if walk is not None:
                 walk.finish()
             leave_failure_note(save.writer, self._rank, error)
-            ours = as_storage_error(error, save.writer)
-            raise ours from (error if ours is not error else error.__cause__)
+            if isinstance(error, OSError):
+                raise storage_error(error, save.writer.path) from error
+            raise
 
 
 def _require(walk: ExportWalk) -> None:

@@ -6,7 +6,7 @@ never come. A rank that was killed leaves nothing; then the others' wait times o
 
 import contextlib
 
-from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError, storage_error
+from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.disk import MISSING, Clock, list_if_there
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import receipt_name
@@ -35,14 +35,6 @@ def leave_failure_note(writer: StepWriter, rank: int, error: BaseException) -> N
         disk.replace(f"{receipts_directory(writer.path)}/{name}", note)
 
 
-def seal_if_whole(writer: StepWriter) -> bool:
-    """Seal and announce the step if all receipts are there; return whether they are. Every rank may call it."""
-    sealed = writer.seal() is not None
-    if sealed:
-        writer.announce()
-    return sealed
-
-
 def wait_until_whole(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
     """Wait until the step is whole.
 
@@ -66,9 +58,7 @@ def wait_until_whole(writer: StepWriter, rank: int, clock: Clock, timeout: float
 
 def _is_whole(writer: StepWriter, rank: int) -> bool:
     # Whoever left the last receipt has sealed the step, unless it was killed right then: so rank 0 tries too.
-    if rank == 0 and seal_if_whole(writer):
-        return True
-    return writer.sealed() is not None
+    return (rank == 0 and writer.publish_if_whole()) or writer.sealed() is not None
 
 
 def _raise_note(writer: StepWriter) -> None:
@@ -81,8 +71,3 @@ def _raise_note(writer: StepWriter) -> None:
             if fields.text("attempt") == writer.attempt:
                 what = f"rank {fields.integer('rank')} could not write its part: {fields.text('error')}"
                 raise SaveFailedError(what, path=writer.path)
-
-
-def as_storage_error(error: BaseException, writer: StepWriter) -> BaseException:
-    """Return an error of the operating system as a StorageError, any other as it is."""
-    return storage_error(error, writer.path) if isinstance(error, OSError) else error

@@ -28,8 +28,8 @@ from syncd.protocol.memory import (
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord, Receipt, receipts_directory, write_receipt
 from syncd.transports.base import Export, SendContext, Sent, WeightSender
-from syncd.transports.filesystem.direct_io import PIECE, NewFile, WriteMode
 from syncd.transports.filesystem.send import FilesystemSender
+from syncd.transports.filesystem.shard import PIECE, NewFile, WriteMode
 from syncd.transports.memory.room import capacity, is_memory, read_free_memory, refusal
 
 if TYPE_CHECKING:

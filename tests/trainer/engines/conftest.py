@@ -10,7 +10,9 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Return a directory of two small models: `untied` with a tokenizer, `tied` with weights in a .bin file."""
-    samples = pytest.importorskip("support.samples")
+    pytest.importorskip("transformers", reason="the trainer needs transformers")
+    from support import samples
+
     place = tmp_path_factory.mktemp("models")
     samples.make_model(place / "untied", tied=False, tokenizer=True)
     samples.make_model(place / "tied", tied=True, binary=True)
@@ -20,7 +22,8 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="session")
 def launch(models):
     """Return a function that runs cases on ranks."""
-    case_runs = pytest.importorskip("support.case_runs")
+    pytest.importorskip("torch", reason="the trainer needs torch")
+    from support import case_runs
 
     def run(place, engine, world_size, *names):
         return case_runs.run_cases(place, engine, models, world_size, *names)

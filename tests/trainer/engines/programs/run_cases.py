@@ -12,9 +12,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
 from support import engine_cases
 
 from syncd.transports.ranks import RankGroup
@@ -42,8 +39,10 @@ def case_of(name):
     """Return a case; those of verl are looked for last, because it takes long to import what they need."""
     if hasattr(engine_cases, name):
         return getattr(engine_cases, name)
-    verl_cases = importlib.import_module("verl_cases")
-    return getattr(verl_cases, name, None) or getattr(importlib.import_module("algorithm_cases"), name)
+    verl_cases = importlib.import_module("support.verl_cases")
+    return getattr(verl_cases, name, None) or getattr(
+        importlib.import_module("support.algorithm_cases"), name
+    )
 
 
 if __name__ == "__main__":
