@@ -97,10 +97,9 @@ def draw(
     chosen, logprobs = [], []
     running = torch.ones(len(requests) * samples, dtype=torch.bool, device=device)
     last = torch.tensor(sorted(ends.ends), dtype=torch.long, device=device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.inference_mode():
-        made = model(
-            tokens, attention_mask=mask, position_ids=_positions(mask), use_cache=True, logits_to_keep=1
-        )
+        made = model(tokens, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
         cache, logits = made.past_key_values, made.logits[:, -1].repeat_interleave(samples, 0)
         cache.batch_repeat_interleave(samples)
         mask = mask.repeat_interleave(samples, 0)
@@ -143,10 +142,6 @@ def _padded(
     rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
-
-
-def _positions(mask: torch.Tensor) -> torch.Tensor:
-    return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _grouped(

@@ -63,7 +63,9 @@ def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> 
     finally:
         if not ended:
             _kill(process)
-        _close(process)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
     return CommandEnd(
         process.returncode if ended else None, *(tail.decode("utf-8", "replace") for tail in tails)
     )
@@ -117,9 +119,3 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def _close(process: "subprocess.Popen[bytes]") -> None:
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
