@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 from explorer_hooks.finding import FORM, imported
 from explorer_hooks.hook import RESTART, HookOptions, PhaseHook, Running
@@ -95,30 +95,34 @@ class CallbackHook(PhaseHook):
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
         if self._abort is not None:
-            self._call("going back", self._abort, last_good)
+            self._change("going back", self._abort, last_good)
         elif last_good is not None:
             self.load(last_good)
             self.commit(last_good)
 
     def _do(self, phase: str, target: WeightDirectory) -> None:
         if phase == "load":
-            self._call(f"loading {target.label}", self._load, target)
+            self._change(f"loading {target.label}", self._load, target)
         elif phase == "commit" and self._commit is not None:
-            self._call(f"committing {target.label}", self._commit, target)
+            self._change(f"committing {target.label}", self._commit, target)
 
-    def _call(self, what: str, function: Callable[[Any], object], target: WeightDirectory | None) -> None:
-        try:
-            self._caller.call(lambda: function(target), self._timeout)
-        except TimedOutError as error:
-            raise LoadFailedError(f"{what}: {error.message}") from error
-        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
-            _raise(what, error, LoadFailedError)
+    def _change(self, what: str, function: Callable[[Any], object], target: WeightDirectory | None) -> None:
+        self._call(what, lambda: function(target), LoadFailedError)
 
     def _ask(self, function: Callable[[], Any]) -> Any:
+        return self._call("asking the engine", function, EngineUnreachableError)
+
+    def _call(self, what: str, function: Callable[[], Any], wrong: type[SyncdError]) -> Any:
+        """Return what a function returns; raise an error of the user's code as one that a follower knows."""
         try:
             return self._caller.call(function, self._timeout)
-        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
-            _raise("asking the engine", error, EngineUnreachableError)
+        except TimedOutError as error:
+            raise wrong(f"{what}: {error.message}") from error
+        except SyncdError:
+            raise
+        except Exception as error:
+            kind = EngineUnreachableError if isinstance(error, ConnectionError | TimeoutError) else wrong
+            raise kind(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class CallThread:
@@ -170,11 +174,3 @@ def _run_call(future: Future[Any], function: Callable[[], Any]) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
-
-
-def _raise(what: str, error: Exception, other: type[SyncdError]) -> NoReturn:
-    """Raise an error of the user's code as one that a follower knows."""
-    if isinstance(error, SyncdError) and not isinstance(error, TimedOutError):
-        raise error
-    kind = EngineUnreachableError if isinstance(error, ConnectionError | TimeoutError) else other
-    raise kind(f"{what}: {type(error).__name__}: {error}") from error

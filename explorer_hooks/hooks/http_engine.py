@@ -292,17 +292,11 @@ class HttpEngineHook(ServerHook, TensorHook):
         self._touched = self._paused_by_us = False
 
     def _restore(self, last_good: WeightDirectory) -> None:
-        try:
+        with self._restoring(last_good.label, self._restart_hint()):
             self._pause()
             self._reload_again(last_good)
             self._announce(last_good.label)
             self._resume()
-        except LoadFailedError as error:
-            raise EngineDeadError(
-                f"the engine cannot be restored to {last_good.label}: {error.message}",
-                path=self._server.address,
-                hint=self._restart_hint(),
-            ) from error
         self._touched = self._paused_by_us = False
 
     def _reload_again(self, last_good: WeightDirectory) -> None:

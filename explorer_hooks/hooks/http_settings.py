@@ -3,11 +3,13 @@
 import ipaddress
 import os
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from explorer_hooks.hook import Hook, HookOptions, HookSettings
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, LoadFailedError
 
 LOOPBACK = "127.0.0.1"
 
@@ -71,6 +73,19 @@ class ServerHook(Hook):
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the server at the address."""
         return cls(options)
+
+    @contextmanager
+    def _restoring(self, label: str, hint: str) -> Iterator[None]:
+        """Restore the engine to a version in the block.
+
+        Raises:
+            EngineDeadError: The block raised `LoadFailedError`.
+        """
+        try:
+            yield
+        except LoadFailedError as error:
+            message = f"the engine cannot be restored to {label}: {error.message}"
+            raise EngineDeadError(message, path=self._server.address, hint=hint) from error
 
     @abstractmethod
     def _configure(self, settings: HookSettings) -> None:

@@ -19,7 +19,7 @@ from explorer_hooks.hook import HookOptions, HookSettings, Running
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
 from syncd.safe_open import open_read
 from syncd.transports.base import WeightDirectory
@@ -120,21 +120,12 @@ class LoraHook(ServerHook):
         if last_good is not None:
             listed = self._versions()
             if self.adapter_name(last_good) not in listed:
-                self._load_again(last_good)
+                with self._restoring(last_good.label, "restart the vLLM server"):
+                    self.load(last_good)
             self._withdraw(listed, last_good)
         elif self._loading is not None and self._loading in self._versions():
             self._unload(self._loading)
         self._loading = None
-
-    def _load_again(self, last_good: WeightDirectory) -> None:
-        try:
-            self.load(last_good)
-        except LoadFailedError as error:
-            raise EngineDeadError(
-                f"the engine cannot be restored to {last_good.label}: {error.message}",
-                path=self._server.address,
-                hint="restart the vLLM server",
-            ) from error
 
     def _withdraw(self, listed: dict[str, Pair], target: WeightDirectory) -> None:
         """Unload versions after the one that is to run, and others of its number.

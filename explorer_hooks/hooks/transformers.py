@@ -197,14 +197,10 @@ class LoadGate:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._generating = 0
-        self._shut = False
+        self.is_shut = False
+        """Whether generations have to wait."""
         self._reason: SyncdError | None = None
         self._own = threading.local()
-
-    @property
-    def is_shut(self) -> bool:
-        """Return whether generations have to wait."""
-        return self._shut
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -232,28 +228,28 @@ class LoadGate:
             EngineUnreachableError: A generation takes longer than the time-out.
         """
         with self._changed:
-            was, self._shut = self._shut, True
+            was, self.is_shut = self.is_shut, True
             if self._changed.wait_for(lambda: not self._generating, self._timeout):
                 return
-            self._shut = was
+            self.is_shut = was
             self._changed.notify_all()
         raise EngineUnreachableError(f"a generation has not ended within {self._timeout:g} s")
 
     def open(self) -> None:
         """Let all generations in."""
         with self._changed:
-            self._shut, self._reason = False, None
+            self.is_shut, self._reason = False, None
             self._changed.notify_all()
 
     def shut_for_good(self, reason: SyncdError) -> None:
         """Refuse all generations with a reason until the gate is opened."""
         with self._changed:
-            self._shut, self._reason = True, reason
+            self.is_shut, self._reason = True, reason
             self._changed.notify_all()
 
     def _enter(self) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._shut or self._reason, self._timeout):
+            if not self._changed.wait_for(lambda: not self.is_shut or self._reason, self._timeout):
                 raise EngineUnreachableError(f"a load has not ended within {self._timeout:g} s")
             if self._reason is not None:
                 raise self._reason
