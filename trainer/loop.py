@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pkgutil import resolve_name
 from typing import Concatenate, ParamSpec
 
 import structlog
@@ -14,6 +15,7 @@ from syncd.transports.broadcast.control import WEIGHTS, BroadcastControl
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
 from trainer.checkpoints import TrainerState, has_huggingface
+from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
 from trainer.next_action import Action, Finish, Idle, LoopFacts, Save, Sync, Train, need_save, need_sync
@@ -54,6 +56,23 @@ class Trainer:
         self._record: Metrics = {}
         self._last: Batch | None = None
         self._log = structlog.get_logger()
+        self.exit_code: int | None = None
+        """What `train` has returned, None before."""
+        self.resources = contextlib.ExitStack()
+        """What `shutdown` closes after the engine."""
+
+    @classmethod
+    def get_actor(cls, config: JobConfig) -> "Trainer":
+        """Return the trainer of this rank, joined to its job, by the name that users of Trinity-RFT know.
+
+        No actor and no process is started: the trainer is an object of this process, and `shutdown` leaves the job.
+
+        Raises:
+            SyncdError: The job cannot be joined; on all ranks.
+        """
+        # By name: trainer.run, which opens what a trainer needs, imports this module.
+        trainer: Trainer = resolve_name("trainer.run:open_trainer")(config)
+        return trainer
 
     @property
     def train_step_num(self) -> int:
@@ -85,7 +104,8 @@ class Trainer:
             while True:
                 action = self.next_action()
                 if isinstance(action, Finish):
-                    return self._finish(action)
+                    self.exit_code = self._finish(action)
+                    return self.exit_code
                 self._do(action)
         except Exception as error:
             self._end_with(error)
@@ -203,8 +223,9 @@ class Trainer:
         return True
 
     def shutdown(self) -> None:
-        """Give the engine's threads and memory back."""
-        self.engine.shutdown()
+        """Give the engine's threads and memory back; a trainer of `get_actor` leaves its job too."""
+        with self.resources:
+            self.engine.shutdown()
 
     def _do(self, action: Action) -> None:
         match action:

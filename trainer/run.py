@@ -1,8 +1,9 @@
 """One rank, from its start to its exit code."""
 
+import os
 import sys
-from collections.abc import Collection
-from contextlib import ExitStack, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from syncd.client.client import Client
 from syncd.errors import SyncdError
@@ -14,7 +15,7 @@ from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
 from trainer.launch.daemon import DaemonProcess, start_daemon
 from trainer.launch.process_group import Joined, join
-from trainer.launch.rank_env import RankEnv
+from trainer.launch.rank_env import RankEnv, read_rank_env
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
 from trainer.rank0 import Rank0
@@ -36,43 +37,63 @@ def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -
         SyncdError: What ended the run, on the rank that reports it.
     """
     configure("warning" if place.rank else "info", sys.stderr)
-    with StopSignals() as stop, join(config, place, allowed) as joined, ExitStack() as opened:
+    with StopSignals() as stop, join(config, place, allowed) as joined:
         try:
-            return _train(joined, stop, opened)
+            with _trainer_of(joined, stop) as trainer:
+                trainer.prepare()
+                code = trainer.train()
+                trainer.shutdown()
         except SyncdError as error:
             if joined.ranks.rank and is_agreed(error):
                 return error.exit_code
             raise
+        return code
 
 
-def _train(joined: Joined, stop: StopSignals, opened: ExitStack) -> int:
+def open_trainer(config: JobConfig) -> Trainer:
+    """Return the trainer of this rank, joined to its job; its `shutdown` leaves the job.
+
+    The process is one rank of torchrun or srun, or alone. No signal is handled: callers end the trainer themselves.
+
+    Raises:
+        SyncdError: The job cannot be joined; on all ranks.
+    """
+    with ExitStack() as opened:
+        joined = opened.enter_context(join(config, read_rank_env(os.environ)))
+        trainer = opened.enter_context(_trainer_of(joined, StopSignals()))
+        trainer.resources = opened.pop_all()
+    return trainer
+
+
+@contextmanager
+def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
+    """Yield the trainer of a rank; afterwards the job is left, and our daemon ends."""
     config, ranks = joined.config, joined.ranks
     job = Job.at(config.job.dir, config.job.state_dir or None)
-    lock = rank0_or_error(ranks, _acquire, job, opened)
-    daemon = rank0_or_error(ranks, start_daemon, config)
     is_finished = False
-    try:
-        with ExitStack() as inner:
-            state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
-            rank0 = rank0_or_error(ranks, _open_rank0, config, job, lock, daemon, state, inner)
-            code = _run(joined, job, stop, state, rank0)
-            is_finished = code == 0
-        return code
-    finally:
-        if daemon is not None:
-            daemon.close(tidy=is_finished)
+    with ExitStack() as opened:
+        lock = rank0_or_error(ranks, _acquire, job, opened)
+        daemon = rank0_or_error(ranks, start_daemon, config)
+        try:
+            with ExitStack() as inner:
+                state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
+                rank0 = rank0_or_error(ranks, _open_rank0, config, job, lock, daemon, state, inner)
+                trainer = _make_trainer(joined, job, stop, state, rank0)
+                yield trainer
+                is_finished = trainer.exit_code == 0
+        finally:
+            if daemon is not None:
+                daemon.close(tidy=is_finished)
 
 
-def _run(joined: Joined, job: Job, stop: StopSignals, state: TrainerState, rank0: Rank0 | None) -> int:
+def _make_trainer(
+    joined: Joined, job: Job, stop: StopSignals, state: TrainerState, rank0: Rank0 | None
+) -> Trainer:
     sync = rank0.sync if rank0 else None
     fence = joined.ranks.broadcast(sync.fence if sync else "")
     lease = sync.lease if sync else nullcontext
     context = EngineContext(joined.config, job, joined.ranks, joined.device, lease, sync, fence)
-    trainer = Trainer(make_engine(context), context, stop, state, rank0)
-    trainer.prepare()
-    code = trainer.train()
-    trainer.shutdown()
-    return code
+    return Trainer(make_engine(context), context, stop, state, rank0)
 
 
 def _acquire(job: Job, opened: ExitStack) -> TrainerLock:

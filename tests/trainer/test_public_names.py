@@ -11,9 +11,12 @@ import torch.distributed as dist  # noqa: E402
 from support import trainers  # noqa: E402
 
 import trainer  # noqa: E402
-from syncd.errors import ConfigError, CorruptDataError  # noqa: E402
+from syncd.errors import ConfigError, CorruptDataError, LockHeldError  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
+from syncd.protocol.manifest import read_manifest  # noqa: E402
+from syncd.protocol.presence import RunningStatus, read_presences  # noqa: E402
 from trainer.engines.base import TrainEngineWrapper  # noqa: E402
+from trainer.lock import TrainerLock  # noqa: E402
 
 
 @pytest.fixture
@@ -38,6 +41,22 @@ def test_importing_the_package_imports_neither_torch_nor_the_loop():
     code = "import sys, trainer; print([name for name in ('torch', 'trainer.loop') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_get_actor_joins_the_job_trains_it_and_leaves_it(config):
+    trainers.write_experiences(config.job.dir, 4)
+    made = trainer.Trainer.get_actor(config)
+    job = Job.at(config.job.dir)
+    with pytest.raises(LockHeldError):
+        TrainerLock.acquire(job)
+    made.prepare()
+    assert (made.train(), made.train_step_num, made.is_alive()) == (0, 4, True)
+    made.shutdown()
+    assert read_manifest(job.disk, job.step(4)).step == 4
+    assert [one.status for one in read_presences(job.disk, job.trainers)[0].values()] == [
+        RunningStatus.STOPPED
+    ]
+    trainer.Trainer.get_actor(config).shutdown()  # nobody holds the job any more
 
 
 def test_a_wrapper_opens_the_configured_engine_at_step_0(config):
