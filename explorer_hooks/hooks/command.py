@@ -14,7 +14,7 @@ from syncd.errors import (
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
-    storage_error,
+    storage_errors,
 )
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import decode, encode
@@ -118,10 +118,8 @@ class CommandHook(PhaseHook):
         """Store for later processes what the engine runs."""
         if self._file is None:
             return
-        try:
+        with storage_errors(self._file):
             LocalDisk().replace(self._file, encode({"label": label}))
-        except OSError as error:
-            raise storage_error(error, self._file) from error
 
 
 def _read_label(path: str | None) -> str | None:
