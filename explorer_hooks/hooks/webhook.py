@@ -128,7 +128,7 @@ def document_of(target: WeightDirectory, phase: str) -> dict[str, Any]:
         "path": target.path,
         "digest": version.digest,
         "verified": target.verified,
-        "shards": [record.as_document() for record in target.shards],
+        "shards": [record._asdict() for record in target.shards],
     }
 
 
