@@ -17,8 +17,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from explorer_hooks.http_client import HttpClient
 from syncd.client.wait import Deadline
 from syncd.errors import LoadFailedError, SyncdError
 from syncd.protocol.local_disk import SystemClock
@@ -47,18 +48,6 @@ _GROUP_ENDING = 2.0
 _POLL = 0.002
 
 
-class Link(NamedTuple):
-    """How a group with an engine's workers is formed.
-
-    Args:
-        address: The address of this host on which it listens.
-        timeout: Seconds that one version may take.
-    """
-
-    address: str
-    timeout: float
-
-
 @dataclass(frozen=True, slots=True)
 class Invitation:
     """What an engine's workers need to join a group.
@@ -80,12 +69,13 @@ class Delivery(ABC):
     """One version on its way into an engine. Used by one thread.
 
     Args:
-        link: How the group is formed.
+        server: The engine's server, whose time-out of a load is that of one version.
+        address: The address of this host on which the group listens.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._deadline = Deadline(SystemClock(), link.timeout)
+    def __init__(self, server: HttpClient, address: str) -> None:
+        self._server, self._address = server, address
+        self._deadline = Deadline(SystemClock(), server.timeout)
         self._group: ProcessGroup | None = None
         self._request: EngineRequest | None = None
         self.touched = False
@@ -160,7 +150,7 @@ class Delivery(ABC):
         from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: PLC0415 - torch
 
         joining = Deadline(SystemClock(), min(JOINING, max(self._deadline.left(), 0.0)))
-        self._group = group = ProcessGroup.listen(self._link.address, seconds_left(self._deadline))
+        self._group = group = ProcessGroup.listen(self._address, seconds_left(self._deadline))
         invitation = Invitation(group.address, group.port, workers + 1)
         named = [prefix.format(secret=invitation.secret) for prefix in prefixes]
         self._request = EngineRequest(lambda: invite(invitation))

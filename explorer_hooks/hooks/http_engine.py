@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from explorer_hooks.engine_push.delivery import Delivery, Link
+from explorer_hooks.engine_push.delivery import Delivery
 from explorer_hooks.hook import (
     Hook,
     HookOptions,
@@ -111,7 +111,7 @@ class HttpEngineHook(ServerHook, TensorHook):
         """Set the label of an engine that works meanwhile."""
 
     @abstractmethod
-    def _delivery(self, link: Link) -> Delivery:
+    def _delivery(self, address: str) -> Delivery:
         """Return what sends weights from this process's memory to the engine."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class HttpEngineHook(ServerHook, TensorHook):
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
-        delivery = self._delivery(Link(self._address or LOOPBACK, self._server.timeout))
+        delivery = self._delivery(self._address or LOOPBACK)
         try:
             with contextlib.closing(delivery):
                 delivery.open()

@@ -7,7 +7,7 @@ directory once more. So every version is checked before it reaches the server.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described, worker_count
+from explorer_hooks.engine_push.delivery import Delivery, Invitation, described, worker_count
 from explorer_hooks.hook import HookSettings, Running, UntouchedError
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.http_client import HttpClient
@@ -109,8 +109,8 @@ class SGLangHook(HttpEngineHook):
         body = {"new_version": label, "abort_all_requests": False}
         self._server.post("/update_weight_version", body, hint=_LOG)
 
-    def _delivery(self, link: Link) -> Delivery:
-        return SGLangDelivery(self._server, link, flush_cache=self._flush_cache)
+    def _delivery(self, address: str) -> Delivery:
+        return SGLangDelivery(self._server, address, flush_cache=self._flush_cache)
 
     def _resume(self) -> None:
         self._server.post("/continue_generation", hint=_LOG)
@@ -122,13 +122,13 @@ class SGLangDelivery(Delivery):
 
     Args:
         server: The server.
-        link: How the group is formed.
+        address: The address of this host on which the group listens.
         flush_cache: Whether the engine drops keys and values of the old weights.
     """
 
-    def __init__(self, server: HttpClient, link: Link, *, flush_cache: bool) -> None:
-        super().__init__(link)
-        self._server, self._flush_cache = server, flush_cache
+    def __init__(self, server: HttpClient, address: str, *, flush_cache: bool) -> None:
+        super().__init__(server, address)
+        self._flush_cache = flush_cache
         self._has_sessions = self._is_in_session = False
         self._name = ""
 

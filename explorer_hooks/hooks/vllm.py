@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described, worker_count
+from explorer_hooks.engine_push.delivery import Delivery, Invitation, described, worker_count
 from explorer_hooks.hook import HookSettings, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.http_client import HttpClient
@@ -114,25 +114,17 @@ class VllmHook(HttpEngineHook):
         except SyncdError as error:
             return str(error)
 
-    def _delivery(self, link: Link) -> Delivery:
-        return VllmDelivery(self._server, link)
+    def _delivery(self, address: str) -> Delivery:
+        return VllmDelivery(self._server, address)
 
     def _resume(self) -> None:
         self._server.post("/resume", hint=_LOG)
 
 
 class VllmDelivery(Delivery):
-    """One version over the weight-transfer interface: init, start, update, finish.
+    """One version over the weight-transfer interface: init, start, update, finish."""
 
-    Args:
-        server: The server.
-        link: How the group is formed.
-    """
-
-    def __init__(self, server: HttpClient, link: Link) -> None:
-        super().__init__(link)
-        self._server = server
-        self._is_started = False
+    _is_started = False
 
     def open(self) -> None:
         """Form the group with the engine's workers, and begin an update."""
@@ -145,7 +137,7 @@ class VllmDelivery(Delivery):
             self._server.post(_START, hint=_PUSH_LOG)
 
     def _invite(self, invitation: Invitation) -> None:
-        document = {**asdict(invitation), "timeout": self._link.timeout}
+        document = {**asdict(invitation), "timeout": self._server.timeout}
         self._server.post("/init_weight_transfer_engine", {"init_info": document}, hint=_PUSH_LOG)
 
     def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:

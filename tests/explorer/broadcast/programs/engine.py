@@ -22,6 +22,7 @@ from receive import digest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from explorer_hooks.explorer.generation import GroupRequest
 from explorer_hooks.explorer.local import draw, sequence_limits
 
 LONG = 60.0
@@ -118,12 +119,9 @@ class Engine:
             drawn = draw(
                 self.model,
                 sequence_limits(self.model, None),
-                [body["prompt"]],
-                samples=body["n"],
-                max_tokens=body["max_tokens"],
-                temperature=body["temperature"],
-                generator=self.draws,
-                stop=lambda: False,
+                [GroupRequest(body["prompt"], body["n"], body["max_tokens"], body["temperature"])],
+                self.draws,
+                lambda: False,
             )[0]
         return {"choices": [choice(one) for one in drawn]}
 
