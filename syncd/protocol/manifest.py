@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_file, name_of
-from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.disk import MISSING, Disk, is_directory
 from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
 from syncd.protocol.receipt import FileRecord, Receipt, file_documents, records
@@ -234,7 +234,7 @@ def missing_files(disk: Disk, step_path: str, manifest: Manifest) -> list[str]:
     wrong = [
         f"{name}: not a directory"
         for name in _directories(manifest)
-        if not _is_directory(disk, step_path, name)
+        if not is_directory(disk, f"{step_path}/{name}")
     ]
     if wrong:
         return wrong
@@ -272,13 +272,6 @@ def _directories(manifest: Manifest) -> set[str]:
         parts = parent.split("/") if parent else []
         found.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
     return found
-
-
-def _is_directory(disk: Disk, step_path: str, name: str) -> bool:
-    try:
-        return disk.stat(f"{step_path}/{name}").kind == "directory"
-    except MISSING:
-        return False
 
 
 def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:

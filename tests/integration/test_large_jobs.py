@@ -182,7 +182,7 @@ def test_damaged_steps_that_have_gone_are_not_remembered(tmp_path):
         clock.at += 20
         daemon.tick(woken=True)
     assert len(heard.of("step_damaged")) >= 15
-    assert len(daemon._scanner._steps._rejected) <= 2
+    assert len(daemon._scanner.steps._rejected) <= 2
 
 
 def damage(path):
