@@ -124,17 +124,7 @@ def from_receipts(
     if len(set(names)) != len(names):
         raise CorruptDataError(f"two writers of step {first.step} claim one file")
     written_at = max(receipt.written_at for receipt in receipts)
-    return Manifest(
-        step=first.step,
-        world_size=first.world_size,
-        attempt=first.attempt,
-        shards=shards,
-        files=files,
-        kind=kind,
-        delta=delta,
-        uri=uri,
-        written_at=written_at,
-    )
+    return Manifest(first.step, first.world_size, first.attempt, shards, files, kind, delta, uri, written_at)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
