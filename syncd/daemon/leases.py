@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from syncd.protocol.layout import Job
-from syncd.protocol.presence import Presence, Presences, path_of
+from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import read_pins
 
 Beat = tuple[str, int]
@@ -53,9 +53,5 @@ def read_claims(job: Job, dead: Dead, presences: Presences | None = None) -> Cla
                 continue
             if presence.problem:
                 everything = f"what {name} leases cannot be read"
-            steps.update(_leased(name, presence))
+            steps.update(dict.fromkeys(presence.leases, f"leased by {name}"))
     return Claims(steps, everything)
-
-
-def _leased(name: str, presence: Presence) -> dict[int, str]:
-    return dict.fromkeys(presence.leases, f"leased by {name}")

@@ -130,7 +130,7 @@ class Removals:
         steps = snapshot.steps
         found = actor.remove([steps[decision.step] for decision in decisions], dead)
         removed = {step for step, outcome in found.items() if outcome == ""}
-        self._scanner.forget(removed)
+        self._scanner.steps.forget(removed)
         # What failed comes last: an error of the whole file system ends this.
         for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], OSError)):
             self._report_removal(decision, steps[decision.step], found[decision.step])
@@ -146,7 +146,7 @@ class Removals:
             return
         self._obstructed.pop(path, None)
         if outcome:
-            self._scanner.doubt(step.step)
+            self._scanner.steps.doubt(step.step)
             self._reporter.publish(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=outcome)
             return
         fields = {"step": step.step, "rule": decision.rule, "detail": decision.detail, "bytes": step.size}

@@ -32,6 +32,12 @@ _EVENT_OF_PROBLEM = {
     "document": names.DOCUMENT_REJECTED,
 }
 
+_EVENT_OF_STATE = {
+    StepState.FILLING: names.STEP_PROGRESSED,
+    StepState.COMPLETE: names.STEP_COMPLETED,
+    StepState.DAMAGED: names.STEP_DAMAGED,
+}
+
 Problem = tuple[str, str]
 """A stable name, and what is wrong."""
 
@@ -139,16 +145,8 @@ def _steps(before: Mapping[int, Step], after: Mapping[int, Step]) -> Iterator[Me
             )
         was = (known.present, known.state) if known else (0, StepState.FILLING)
         if was != (step.present, step.state):
-            yield from _state(step)
-
-
-def _state(step: Step) -> Iterator[Message]:
-    if step.state is StepState.DAMAGED:
-        yield Message(names.STEP_DAMAGED, "error", describe(step))
-    elif step.state is StepState.COMPLETE:
-        yield Message(names.STEP_COMPLETED, "info", describe(step))
-    else:
-        yield Message(names.STEP_PROGRESSED, "info", describe(step))
+            level: Level = "error" if step.state is StepState.DAMAGED else "info"
+            yield Message(_EVENT_OF_STATE[step.state], level, describe(step))
 
 
 def describe(step: Step) -> dict[str, Any]:

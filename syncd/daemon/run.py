@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from syncd.stall.worker import WorkerThread
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
 
+_MODES: Mapping[str, Mode] = {"events": "events", "polling": "polling"}
 _ONCE_LIMIT = 60.0
 _ROOM_ROUNDS, _ROOM_PAUSE = 3, 0.15
 _JOIN = 10.0
@@ -200,12 +201,6 @@ def status_line(daemon: Daemon) -> str:
     return f"{published}, {len(alive)} explorers, lag {daemon.lag}"
 
 
-def _mode(config: DaemonConfig) -> Mode | None:
-    if config.watch == "events":
-        return "events"
-    return "polling" if config.watch == "polling" else None
-
-
 class _Loop:
     """The worker: ticks, waits, and does what the signals ask for.
 
@@ -243,7 +238,7 @@ class _Loop:
         watcher = Watcher(
             daemon.job.root,
             pipe,
-            _mode(daemon.config),
+            _MODES.get(daemon.config.watch),
             lambda: daemon.report(names.EMITTER_REBUILT, "warning"),
             self._watchdog.in_hand,
         )

@@ -4,12 +4,12 @@ A scan reads the marker, the version, and the steps that may have changed: new o
 names. A reconciliation, each minute and at start, examines every step again and so catches what scans missed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
-from syncd.daemon.scan_modules import ModuleScanner, read_or_note
 from syncd.daemon.scan_steps import StepScanner
-from syncd.daemon.snapshot import Snapshot
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import (
     CorruptDataError,
     JobMissingError,
@@ -19,10 +19,105 @@ from syncd.errors import (
 )
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
-from syncd.protocol.presence import TTL, Presences
-from syncd.protocol.request import read_requests_and_problems
-from syncd.protocol.step import Step
-from syncd.protocol.version import MISSING_MARKER, Pair, Version, read_marker, read_version
+from syncd.protocol.obstacle import required_obstacle
+from syncd.protocol.presence import TTL, Liveness, Presence, Presences
+from syncd.protocol.request import read_pins, read_requests_and_problems
+from syncd.protocol.version import (
+    BELIEVED_GENERATION,
+    MISSING_MARKER,
+    Pair,
+    Version,
+    read_marker,
+    read_version,
+)
+
+T = TypeVar("T")
+
+MODULES_EVERY = 5.0
+"""Seconds between two readings of the presences; each removal reads them again all the same."""
+
+MODULES_SHARE = 20
+"""The next reading of the presences waits this many times as long as the last one took, up to a quarter of the time
+after which a module counts as dead."""
+
+
+class ModuleScanner:
+    """Reads presences and pins again and again.
+
+    Args:
+        job: The job.
+        clock: This host's clock.
+        presences: Reads the presences, and caches those that have not changed.
+        ttl: Seconds without a heartbeat after which a module counts as dead.
+    """
+
+    def __init__(self, job: Job, clock: Clock, presences: Presences, ttl: float) -> None:
+        self._job, self._clock, self._presences, self._ttl = job, clock, presences, ttl
+        self._explorers, self._trainers = Liveness(ttl), Liveness(ttl)
+        self._read_at, self._took = float("-inf"), 0.0
+        self.applied: Pair | None = None
+        """The highest pair that an explorer has applied."""
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to read again: reading thousands of presences takes long, so it then happens less often."""
+        return now - self._read_at >= max(MODULES_EVERY, min(MODULES_SHARE * self._took, self._ttl / 4))
+
+    def scan(self, before: Snapshot) -> Snapshot:
+        """Return a snapshot with the modules and pins of now. What cannot be listed now stays as it was."""
+        self._read_at = self._clock.monotonic()
+        unlisted: list[str] = []
+        unreadable: dict[str, str] = {}
+        explorers = read_or_note(unlisted, self._job.explorers, self._read_presences)
+        trainers = read_or_note(unlisted, self._job.trainers, self._read_presences)
+        # The time after the reading: a heartbeat counts from when it can have been seen, not from before a stall.
+        seen_at = self._clock.monotonic()
+        self._took = seen_at - self._read_at
+        pins = read_or_note(unlisted, self._job.pins, lambda _: read_pins(self._job, unreadable))
+        found = replace(
+            before,
+            explorers=before.explorers
+            if explorers is None
+            else _modules(explorers, self._explorers, seen_at),
+            trainers=before.trainers if trainers is None else _modules(trainers, self._trainers, seen_at),
+            pins=before.pins if pins is None else pins,
+            unlisted=tuple(unlisted),
+            unreadable_pins=unreadable,
+        )
+        self.applied = _highest_applied(found)
+        return found
+
+    def _read_presences(self, directory: str) -> dict[str, Presence]:
+        readable, unreadable = self._presences.read(directory)
+        return readable | unreadable
+
+
+def read_or_note(unlisted: list[str], directory: str, read: Callable[[str], T]) -> T | None:
+    """Return what `read` returns of a directory; note one that cannot be listed, and return None.
+
+    Raises:
+        OSError: The whole file system fails.
+    """
+    try:
+        return read(directory)
+    except OSError as error:
+        unlisted.append(str(required_obstacle(error, directory)))
+        return None
+
+
+def _highest_applied(snapshot: Snapshot) -> Pair | None:
+    applied = (module.presence.applied for module in snapshot.explorers.values())
+    believed = (pair for pair in applied if pair is not None and pair[0] <= BELIEVED_GENERATION)
+    return max(believed, default=None)
+
+
+def _modules(presences: dict[str, Presence], liveness: Liveness, now: float) -> dict[str, Module]:
+    liveness.observe(
+        now, [(name, (presence.incarnation, presence.beat)) for name, presence in presences.items()]
+    )
+    return {
+        name: Module(presence, liveness.is_alive(name, now), liveness.silent_for(name, now))
+        for name, presence in presences.items()
+    }
 
 
 class Scanner:
@@ -50,7 +145,7 @@ class Scanner:
         Args:
             floor: The highest pair known to be published.
         """
-        self._steps = StepScanner(self._job, self._clock, self._progress)
+        self.steps = StepScanner(self._job, self._clock, self._progress)
         self._modules = ModuleScanner(self._job, self._clock, self.presences, self._ttl)
         self._snapshot = Snapshot()
         self._marker_since = self._clock.monotonic()
@@ -65,7 +160,7 @@ class Scanner:
         """
         self.check_root()
         self._read_hints()
-        self._steps.scan_all(self._snapshot.version)
+        self.steps.scan_all(self._snapshot.version)
         self._read_modules()
         return self._finish(free=self._free())
 
@@ -82,31 +177,10 @@ class Scanner:
         self._disk.refresh(self._job.root)
         moved = self._read_hints()
         announced = self._snapshot.hint if moved else None
-        self._steps.scan(self._snapshot.version, announced, now, listing=woken or moved)
+        self.steps.scan(self._snapshot.version, announced, now, listing=woken or moved)
         if self._modules.is_due(now):
             self._read_modules()
         return self._finish(free=self._snapshot.free)
-
-    def forget(self, steps: Iterable[int]) -> None:
-        """Drop what is known of steps that have just been removed, so that the next scan need not list for it."""
-        self._steps.forget(steps)
-
-    def doubt(self, step: int) -> None:
-        """Examine a step at the next scan: whoever tried to remove it found it changed."""
-        self._steps.doubt(step)
-
-    def reject(self, step: Step, problem: str, unread: str = "") -> Step:
-        """Count a step as damaged from now on, as long as its content is the one that was found wrong.
-
-        Args:
-            step: The step.
-            problem: What was found.
-            unread: The file that could not be read, if that is all: once it can be read, the step is verified again.
-
-        Returns:
-            The step as it is known now.
-        """
-        return self._steps.reject(step, problem, unread)
 
     def check_root(self) -> None:
         """Refuse to take an unmounted or replaced directory for an empty job.
@@ -164,7 +238,7 @@ class Scanner:
     def _read_modules(self) -> None:
         found = self._modules.scan(self._snapshot)
         self._read_tracker()
-        self._steps.doubt_unmarked(self._snapshot.tracker)
+        self.steps.doubt_unmarked(self._snapshot.tracker)
         self._snapshot = replace(
             found, tracker=self._snapshot.tracker, tracker_problem=self._snapshot.tracker_problem
         )
@@ -183,7 +257,7 @@ class Scanner:
             unlisted, self._job.requests, lambda _: read_requests_and_problems(self._job, unreadable)
         )
         (requests, problems), now = found or ((), ()), self._clock.monotonic()
-        steps, rivals = self._steps.collect(now)
+        steps, rivals = self.steps.collect(now)
         self._snapshot = replace(
             self._snapshot,
             steps=steps,

@@ -8,7 +8,7 @@ from syncd.daemon.examine import examine_attempt, examine_native
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
-from syncd.protocol.obstacle import obstacle_to_reading, required_obstacle
+from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.step import NATIVE, UNKNOWN_LAYOUT, Step, StepState
 from syncd.protocol.version import Version
 
@@ -93,14 +93,14 @@ class StepScanner:
             self._scan_listed(everything=False)  # an attempt has gone: it has become its step
 
     def forget(self, steps: Iterable[int]) -> None:
-        """Drop what is known of steps that have just been removed."""
+        """Drop what is known of steps that have just been removed, so that the next scan need not list for it."""
         for number in steps:
             self._changed |= self._known.pop(number, None) is not None
             for key in [key for key in self._rejected if key[0] == number]:
                 del self._rejected[key]
 
     def doubt(self, step: int) -> None:
-        """Examine a step at the next scan."""
+        """Examine a step at the next scan: whoever tried to remove it found it changed."""
         self._doubted.add(step)
 
     def doubt_unmarked(self, tracker: int | None) -> None:
@@ -120,7 +120,16 @@ class StepScanner:
         self._marked_to = tracker
 
     def reject(self, step: Step, problem: str, unread: str = "") -> Step:
-        """Count a step as damaged while its content is the one that was found wrong; see `Scanner.reject`."""
+        """Count a step as damaged from now on, as long as its content is the one that was found wrong.
+
+        Args:
+            step: The step.
+            problem: What was found.
+            unread: The file that could not be read, if that is all: once it can be read, the step is verified again.
+
+        Returns:
+            The step as it is known now.
+        """
         rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread)
         known = self._known.get(step.step)
         if known and known.step.digest == step.digest:
@@ -164,8 +173,7 @@ class StepScanner:
         except (*MISSING, CorruptDataError):
             return True  # the next examination of the step decides what it is now
         except OSError as error:
-            if obstacle_to_reading(error, path) is None:
-                raise
+            required_obstacle(error, path)
             return False
         return True
 

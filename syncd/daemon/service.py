@@ -266,8 +266,8 @@ class Daemon:
             obstacle = obstacle_to_reading(error, path)
             if obstacle is None or not is_below(obstacle.path, path):
                 raise
-            return self._scanner.reject(step, str(obstacle), unread=obstacle.path)
-        return self._scanner.reject(step, wrong[0]) if wrong else None
+            return self._scanner.steps.reject(step, str(obstacle), unread=obstacle.path)
+        return self._scanner.steps.reject(step, wrong[0]) if wrong else None
 
     def _publish(self, actor: Actor, version: Version) -> Version:
         published = actor.publish(version)

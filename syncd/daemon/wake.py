@@ -5,6 +5,7 @@ other hosts, so there the daemon polls. Where events should come but a scan find
 too.
 """
 
+import contextlib
 import os
 import random
 import select
@@ -54,20 +55,16 @@ class WakePipe:
 
     def ring(self) -> None:
         """Wake the waiter; a full pipe has woken it already."""
-        try:
+        with contextlib.suppress(OSError):
             os.write(self._write, b"\0")
-        except (BlockingIOError, OSError):
-            return
 
     def wait(self, seconds: float) -> bool:
         """Wait up to `seconds`; return whether it rang, and forget all rings."""
         if not self._poll.poll(max(seconds, 0.0) * 1000):
             return False
-        try:
+        with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
-        except BlockingIOError:
-            return True
         return True
 
     def close(self) -> None:
@@ -120,12 +117,8 @@ class Watcher:
             return
         self._misses += 1
         if self._misses >= _MISSES:
-            self._stop()
+            self.close()
             self.mode, self.reason = "polling", "changes came without events"
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._stop()
 
     def _start(self) -> None:
         observer = BaseObserver(_Emitter)
@@ -138,7 +131,8 @@ class Watcher:
         else:
             self._observer = observer
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Stop watching."""
         if self._observer is not None:
             self._observer.unschedule_all()
             self._observer.stop()
@@ -155,7 +149,7 @@ class Watcher:
         with self._attend("stat", self._root):
             if not os.path.isdir(self._root):
                 return
-        self._stop()
+        self.close()
         self._start()
         self._on_rebuilt()
 

@@ -5,7 +5,7 @@ It does no I/O on the job's file system, so no mount can keep it from reporting,
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from syncd.daemon.service import Daemon
@@ -73,14 +73,6 @@ class Past:
         return f"{self.call} returned after {self.seconds:.0f} s"
 
 
-@dataclass(slots=True)
-class _Written:
-    """What was written last, and when."""
-
-    document: Document = field(default_factory=dict)
-    at: float = float("-inf")
-
-
 class Watchdog:
     """Watches a daemon that works in another thread.
 
@@ -109,7 +101,8 @@ class Watchdog:
         self._stuck: Stuck | None = None
         self._past: Past | None = None
         self._state, self._since = MountState.OK, clock.time()
-        self._written = _Written()
+        self._document: Document = {}
+        self._written_at = float("-inf")
 
     def check(self, daemon: Daemon, status: str) -> Stuck | None:
         """Report what is stuck now, write the host's file, and return what is stuck.
@@ -195,8 +188,8 @@ class Watchdog:
         if state is not self._state:
             self._state, self._since = state, stuck.at if stuck else self._clock.time()
         document = describe(daemon, status, found, self._since)
-        if document != self._written.document or now - self._written.at >= WRITE_EVERY:
-            self._written = _Written(document, now)
+        if document != self._document or now - self._written_at >= WRITE_EVERY:
+            self._document, self._written_at = document, now
             self._keeper.write(self._clock.time(), document)
 
 

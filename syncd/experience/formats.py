@@ -32,21 +32,25 @@ def _schema(columns: Mapping[str, Any], *, optional: set[str], metadata: Mapping
     return pa.schema(fields, metadata=dict(metadata))
 
 
+_FIRST_COLUMNS = {
+    "tokens": _list_of(pa.int32()),
+    "prompt_length": pa.int32(),
+    "logprobs": _list_of(pa.float32()),
+    "action_mask": _list_of(pa.bool_()),
+    "reward": pa.float32(),
+    "group": pa.string(),
+    "task": pa.string(),
+    "rollout": pa.int32(),
+}
+_VERSION_COLUMNS = {"generation": pa.int64(), "step": pa.int64()}
+_LAST_COLUMNS = {"created_at": pa.float64(), "info": pa.string()}
+
 _SCHEMA_1 = _schema(
     {
-        "tokens": _list_of(pa.int32()),
-        "prompt_length": pa.int32(),
-        "logprobs": _list_of(pa.float32()),
-        "action_mask": _list_of(pa.bool_()),
-        "reward": pa.float32(),
-        "group": pa.string(),
-        "task": pa.string(),
-        "rollout": pa.int32(),
-        "generation": pa.int64(),
-        "step": pa.int64(),
+        **_FIRST_COLUMNS,
+        **_VERSION_COLUMNS,
         "token_steps": _list_of(pa.int64()),
-        "created_at": pa.float64(),
-        "info": pa.string(),
+        **_LAST_COLUMNS,
     },
     optional={"token_steps"},
     metadata={"protocol": "1"},
@@ -55,24 +59,15 @@ _SCHEMA_1 = _schema(
 # Releases that read format 1 alone look at `protocol`: by the 2 they say what to upgrade. Later ones do not look.
 _SCHEMA_2 = _schema(
     {
-        "tokens": _list_of(pa.int32()),
-        "prompt_length": pa.int32(),
-        "logprobs": _list_of(pa.float32()),
-        "action_mask": _list_of(pa.bool_()),
-        "reward": pa.float32(),
-        "group": pa.string(),
-        "task": pa.string(),
-        "rollout": pa.int32(),
+        **_FIRST_COLUMNS,
         "segment": pa.int32(),
         "segments": pa.int32(),
-        "generation": pa.int64(),
-        "step": pa.int64(),
+        **_VERSION_COLUMNS,
         "spans": _list_of(_struct_of(start=pa.int32(), generation=pa.int64(), step=pa.int64())),
         "turn_rewards": _list_of(_struct_of(end=pa.int32(), reward=pa.float32())),
         "teacher_logprobs": _list_of(pa.float32()),
         "unproven": _list_of(pa.bool_()),
-        "created_at": pa.float64(),
-        "info": pa.string(),
+        **_LAST_COLUMNS,
     },
     optional={"turn_rewards", "teacher_logprobs", "unproven"},
     metadata={"format": "2", "protocol": "2"},

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from syncd.observe import names
@@ -75,9 +74,7 @@ class Observers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _hand(self, place: int, observer: Observer, event: Event) -> Exception | None:

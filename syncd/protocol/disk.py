@@ -134,6 +134,14 @@ def exists(disk: Disk, path: str) -> bool:
     return True
 
 
+def is_directory(disk: Disk, path: str) -> bool:
+    """Return whether there is a directory at `path`, and no link to one."""
+    try:
+        return disk.stat(path).kind == "directory"
+    except MISSING:
+        return False
+
+
 def is_below(path: str, root: str) -> bool:
     """Return whether an absolute path is `root` or lies inside it."""
     return path == root or path.startswith(f"{root.rstrip('/')}/")

@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
-from syncd.protocol.disk import DOCUMENT_LIMIT, Disk
+from syncd.protocol.disk import DOCUMENT_LIMIT, Disk, list_if_there
 
 PROTOCOL = 1
 """The major version of the on-disk format that this code writes and the newest that it reads."""
@@ -170,6 +170,13 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 def read_document(disk: Disk, path: str, limit: int = DOCUMENT_LIMIT) -> Fields:
     """Read and parse one document of at most `limit` bytes; a missing file stays `FileNotFoundError`."""
     return decode(disk.read(path, limit), path)
+
+
+def list_documents(disk: Disk, directory: str) -> Iterator[tuple[str, str]]:
+    """Yield name, without `.json`, and path of each document in a directory; nothing if it is missing."""
+    for entry in list_if_there(disk, directory):
+        if entry.kind == "file" and entry.name.endswith(".json"):
+            yield entry.name.removesuffix(".json"), f"{directory}/{entry.name}"
 
 
 def seal(document: Mapping[str, Any]) -> Document:

@@ -229,17 +229,17 @@ def _open_regular_size(descriptor: int, path: str) -> int:
     return found.st_size
 
 
-def _open_error(error: OSError, path: str) -> Exception:
-    if error.errno in (errno.ELOOP, errno.ENXIO):
-        return CorruptDataError("not a regular file", path=path)
-    return error
+def _open_to_read(path: str) -> int:
+    try:
+        return os.open(path, _READ | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise CorruptDataError("not a regular file", path=path) from None
+        raise
 
 
 def _read(path: str, limit: int) -> bytes:
-    try:
-        descriptor = os.open(path, _READ | os.O_CLOEXEC)
-    except OSError as error:
-        raise _open_error(error, path) from None
+    descriptor = _open_to_read(path)
     try:
         size = _open_regular_size(descriptor, path)
         if size > limit:
@@ -261,10 +261,7 @@ def _drain(descriptor: int, size: int, limit: int) -> bytes:
 
 
 def _read_at(path: str, offset: int, length: int) -> bytes:
-    try:
-        descriptor = os.open(path, _READ | os.O_CLOEXEC)
-    except OSError as error:
-        raise _open_error(error, path) from None
+    descriptor = _open_to_read(path)
     try:
         _open_regular_size(descriptor, path)
         parts = []

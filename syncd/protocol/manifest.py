@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_file, name_of
-from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.disk import MISSING, Disk, is_directory
 from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
 from syncd.protocol.receipt import FileRecord, Receipt, file_documents, records
@@ -124,17 +124,7 @@ def from_receipts(
     if len(set(names)) != len(names):
         raise CorruptDataError(f"two writers of step {first.step} claim one file")
     written_at = max(receipt.written_at for receipt in receipts)
-    return Manifest(
-        step=first.step,
-        world_size=first.world_size,
-        attempt=first.attempt,
-        shards=shards,
-        files=files,
-        kind=kind,
-        delta=delta,
-        uri=uri,
-        written_at=written_at,
-    )
+    return Manifest(first.step, first.world_size, first.attempt, shards, files, kind, delta, uri, written_at)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -234,7 +224,7 @@ def missing_files(disk: Disk, step_path: str, manifest: Manifest) -> list[str]:
     wrong = [
         f"{name}: not a directory"
         for name in _directories(manifest)
-        if not _is_directory(disk, step_path, name)
+        if not is_directory(disk, f"{step_path}/{name}")
     ]
     if wrong:
         return wrong
@@ -272,13 +262,6 @@ def _directories(manifest: Manifest) -> set[str]:
         parts = parent.split("/") if parent else []
         found.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
     return found
-
-
-def _is_directory(disk: Disk, step_path: str, name: str) -> bool:
-    try:
-        return disk.stat(f"{step_path}/{name}").kind == "directory"
-    except MISSING:
-        return False
 
 
 def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:

@@ -7,16 +7,16 @@ observer's clock (`Liveness`), never by comparing dates of two hosts.
 
 import contextlib
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
-from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, decode, encode
+from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, decode, encode, list_documents
 from syncd.protocol.layout import is_identity
-from syncd.protocol.obstacle import obstacle_to_reading
+from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.process import host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
@@ -170,7 +170,9 @@ class Presences:
         found: dict[str, Presence] = {}
         problems: dict[str, Presence] = {}
         before, now = self._parsed.get(directory, {}), {}
-        for identity, path in _files(self._disk, directory):
+        for identity, path in list_documents(self._disk, directory):
+            if not is_identity(identity):
+                continue
             try:
                 data = self._disk.read(path, SMALL_LIMIT)
                 known = before.get(identity)
@@ -180,21 +182,12 @@ class Presences:
             except CorruptDataError as error:
                 problems[identity] = _unreadable(self._disk, path, identity, error.message)
             except OSError as error:
-                if (obstacle := obstacle_to_reading(error, path)) is None:
-                    raise
+                obstacle = required_obstacle(error, path)
                 problems[identity] = _unreadable(self._disk, path, identity, str(obstacle))
             else:
                 found[identity], now[identity] = presence, (data, presence)
         self._parsed[directory] = now
         return found, problems
-
-
-def _files(disk: Disk, directory: str) -> Iterator[tuple[str, str]]:
-    """Yield identity and path of each presence file."""
-    for entry in list_if_there(disk, directory):
-        identity = entry.name.removesuffix(".json")
-        if entry.kind == "file" and identity != entry.name and is_identity(identity):
-            yield identity, f"{directory}/{entry.name}"
 
 
 def _unreadable(disk: Disk, path: str, identity: str, problem: str) -> Presence:

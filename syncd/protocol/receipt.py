@@ -5,14 +5,23 @@ writers of one save share and no other save has, so that what a crashed save lef
 the next one.
 """
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from syncd.errors import CorruptDataError
 from syncd.protocol import digest
-from syncd.protocol.disk import MISSING, Disk, list_if_there
-from syncd.protocol.documents import MAX_INTEGER, Document, Fields, as_document, encode, read_document
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.documents import (
+    MAX_INTEGER,
+    Document,
+    Fields,
+    as_document,
+    encode,
+    list_documents,
+    read_document,
+)
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
 
 
@@ -108,14 +117,10 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
 
 def read_receipts(disk: Disk, step_path: str) -> list[Receipt]:
     """Return the receipts of a step that can be read, by writer; unreadable ones do not count."""
-    directory = receipts_directory(step_path)
-    found = []
-    for entry in sorted(list_if_there(disk, directory)):
-        if entry.kind == "file" and entry.name.endswith(".json"):
-            try:
-                found.append(read_receipt(disk, f"{directory}/{entry.name}"))
-            except (*MISSING, CorruptDataError):
-                continue
+    directory, found = receipts_directory(step_path), []
+    for _, path in sorted(list_documents(disk, directory)):
+        with contextlib.suppress(*MISSING, CorruptDataError):
+            found.append(read_receipt(disk, path))
     return found
 
 

@@ -4,13 +4,14 @@ The trainer posts an offer; each explorer posts that it has joined, then that it
 has left. An offer holds an address, a port and a secret: only the trainer's user may read it.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.backend import GLOO
 from syncd.protocol.disk import MISSING, list_if_there, remove_tree
-from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, encode, list_documents, read_document
 from syncd.protocol.layout import Job, check_identity, is_identity
 
 STATES = ("joined", "received", "failed", "left")
@@ -137,15 +138,10 @@ def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowl
     """Return what each member has posted; unreadable files are skipped."""
     directory = f"{epoch_path(job, group, epoch)}/members"
     found = {}
-    for entry in list_if_there(job.disk, directory):
-        member = entry.name.removesuffix(".json")
-        if entry.kind == "file" and entry.name.endswith(".json") and is_identity(member):
-            try:
-                found[member] = _acknowledgement(
-                    read_document(job.disk, f"{directory}/{entry.name}", SMALL_LIMIT), member
-                )
-            except (*MISSING, CorruptDataError):
-                continue
+    for member, path in list_documents(job.disk, directory):
+        if is_identity(member):
+            with contextlib.suppress(*MISSING, CorruptDataError):
+                found[member] = _acknowledgement(read_document(job.disk, path, SMALL_LIMIT), member)
     return found
 
 

@@ -12,8 +12,8 @@ import uuid
 from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import MISSING, Disk, list_if_there
-from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.documents import SMALL_LIMIT, encode, list_documents, read_document
 from syncd.protocol.layout import Job, is_identity, parse_step_name, step_name
 from syncd.protocol.obstacle import required_obstacle
 
@@ -75,10 +75,8 @@ def read_requests_and_problems(
         OSError: The directory cannot be listed, or the file system fails.
     """
     found, problems = [], []
-    for entry in list_if_there(job.disk, job.requests):
-        identity = entry.name.removesuffix(".json")
-        if entry.kind == "file" and entry.name.endswith(".json") and is_identity(identity):
-            path = f"{job.requests}/{entry.name}"
+    for identity, path in list_documents(job.disk, job.requests):
+        if is_identity(identity):
             try:
                 found.append(_read_request(job.disk, path, identity))
             except MISSING:
@@ -152,13 +150,10 @@ def read_pins(job: Job, unreadable: dict[str, str] | None = None) -> dict[int, P
         OSError: The directory cannot be listed, or the file system fails.
     """
     pins = {}
-    for entry in list_if_there(job.disk, job.pins):
-        step = parse_step_name(entry.name.removesuffix(".json"))
-        if step is None or entry.kind != "file" or not entry.name.endswith(".json"):
-            continue
-        pins[step] = _read_pin(
-            job, f"{job.pins}/{entry.name}", step, {} if unreadable is None else unreadable
-        )
+    for name, path in list_documents(job.disk, job.pins):
+        step = parse_step_name(name)
+        if step is not None:
+            pins[step] = _read_pin(job, path, step, {} if unreadable is None else unreadable)
     return pins
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from syncd.errors import AlreadySealedError, CorruptDataError, StorageError, UsageError
 from syncd.protocol.digest import chunks, digest_file, name_of
-from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.disk import Disk, is_directory
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.receipt import FileRecord
@@ -112,7 +112,7 @@ def _is_same(disk: Disk, path: str, record: FileRecord) -> bool:
 def _check(job: Job, step: int, *, rewind: bool) -> None:
     if not 0 <= step <= MAX_STEP:
         raise UsageError(f"step {step} is out of range")
-    if not _is_directory(job.disk, job.root):
+    if not is_directory(job.disk, job.root):
         raise UsageError("the job directory is not there", path=job.root, hint=f"mkdir -p {job.root}")
     named = read_marker(job.disk, job.marker).step
     if named is not None and step < named and not rewind:
@@ -121,13 +121,6 @@ def _check(job: Job, step: int, *, rewind: bool) -> None:
             path=job.root,
             hint="publish a higher step, or say --rewind",
         )
-
-
-def _is_directory(disk: Disk, path: str) -> bool:
-    try:
-        return disk.stat(path).kind == "directory"
-    except MISSING:
-        return False
 
 
 def _copy(writer: StepWriter, disk: Disk, export: Export, name: str, *, check: bool) -> FileRecord:

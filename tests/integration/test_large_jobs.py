@@ -182,7 +182,7 @@ def test_removed_damaged_steps_leave_no_entry_in_memory(tmp_path):
         clock.at += 20
         daemon.tick(woken=True)
     assert len(heard.of("step_damaged")) >= 15
-    assert len(daemon._scanner._steps._rejected) <= 2
+    assert len(daemon._scanner.steps._rejected) <= 2
 
 
 def damage(path):

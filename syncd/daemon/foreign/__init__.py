@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from syncd.daemon.foreign.directory import VerdictCache
-    from syncd.daemon.foreign.layout import ForeignLayout
+    from syncd.daemon.foreign.frameworks import ForeignLayout
 
 
 class ForeignLayouts:
