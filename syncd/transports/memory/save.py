@@ -186,8 +186,13 @@ class MemoryCopies:
         Returns:
             Why no copies can be made, empty if they can.
         """
+        root = os.path.dirname(self.place.directory)
         try:
-            return self._open()
+            if not is_memory(root):
+                return f"{root} is not in memory"
+            clear_all(root)
+            atexit.register(self.close)  # a run that ends by an error must give the host's memory back
+            return self._own()
         except (OSError, SyncdError) as error:
             return str(error)
 
@@ -220,14 +225,6 @@ class MemoryCopies:
         if owner is not None:
             owner.close()
             clear_directory(self.place.directory)
-
-    def _open(self) -> str:
-        root = os.path.dirname(self.place.directory)
-        if not is_memory(root):
-            return f"{root} is not in memory"
-        clear_all(root)
-        atexit.register(self.close)  # a run that ends by an error must give the host's memory back
-        return self._own()
 
     def _own(self) -> str:
         if self._owner is not None and self._owner.is_valid():
