@@ -1,7 +1,8 @@
 """What a broadcast carries: buckets, packed in memory that is allocated once, and their checksum.
 
-The checksum is computed where the bytes are. In main memory it is xxh3. On a device it is a weighted sum of words, computed by the device itself: copying
-all bytes to main memory for xxh3 would take as long as the link to the host, several times what NCCL takes.
+The checksum is computed where the bytes are. In main memory it is xxh3. On a device it is a weighted sum of words,
+computed by the device itself: copying all bytes to main memory for xxh3 would take as long as the link to the host,
+several times what NCCL takes.
 """
 
 from collections.abc import Iterator
