@@ -180,15 +180,8 @@ def _problem(value: object, *, is_path: bool) -> str:
         return "it is empty; is a shell variable unset?"
     if "\0" in value:
         return "it holds a NUL character"
-    return "" if is_path or _is_text(value) else "it is not UTF-8"
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    is_text = not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return "" if is_path or is_text else "it is not UTF-8"
 
 
 def run(group: click.Group, program: str, args: Sequence[str]) -> int:

@@ -20,6 +20,8 @@ code  meaning
 ====  ==========================================================
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import ClassVar
 
 DOCS = "https://github.com/syncd-project/syncd/blob/main/docs"
@@ -191,6 +193,15 @@ def storage_error(error: OSError, path: object) -> StorageError:
     known = StorageError(error.strerror or str(error), path=error.filename or path)
     known.errno = error.errno
     return known
+
+
+@contextlib.contextmanager
+def storage_errors(path: object) -> Iterator[None]:
+    """Raise an error of the operating system as one of this tree, at a path unless it names another."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
 
 
 class RefusedError(CorruptDataError):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 from syncd.client.aio import AsyncClient, run
 from syncd.client.client import Client, ClientOptions, Role, guarded
-from syncd.client.lease import NATIVE, Leased
+from syncd.client.follow import NATIVE, Leased
 from syncd.client.own_presence import OwnPresence
 from syncd.client.state_dict import TensorData, iterate_state, list_tensors, read_headers, read_state
 from syncd.client.sync_policy import (

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncd.errors import CorruptDataError, SyncdError, storage_error
+from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
 from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
@@ -85,13 +85,11 @@ def begin_training(job: Job, step: int, save: str) -> str:
     Raises:
         StorageError: The step is not there, or cannot be written to.
     """
-    try:
+    with storage_errors(job.step(step)):
         for entry in job.disk.list(job.step(step)):
             if entry.name.startswith(_STAGED):
                 remove_tree(job.disk, f"{job.step(step)}/{entry.name}")
         job.disk.make_directory(staged_directory(job, step, save))
-    except OSError as error:
-        raise storage_error(error, job.step(step)) from error
     return staged_directory(job, step, save)
 
 
@@ -106,13 +104,11 @@ def sync_tree(job: Job, directory: str) -> None:
     Raises:
         StorageError: One could not be synced.
     """
-    try:
+    with storage_errors(directory):
         for parent, _, files in os.walk(directory):
             for name in (*files, "."):
                 job.disk.adopt(os.path.normpath(f"{parent}/{name}"))
                 _sync(f"{parent}/{name}")
-    except OSError as error:
-        raise storage_error(error, directory) from error
 
 
 def complete(
@@ -132,7 +128,7 @@ def complete(
         SyncdError: Something could not be written; what was a full checkpoint still is.
     """
     disk, path, via = job.disk, job.step(step), fence or None
-    try:
+    with storage_errors(path):
         if save:
             disk.replace(f"{staged_directory(job, step, save)}/{_STATE}", encode(state))
             _become_training(disk, path, staged_directory(job, step, save))
@@ -143,8 +139,6 @@ def complete(
         disk.replace(f"{path}/{FULL_CHECKPOINT}", encode({"protocol": 1, "step": step}), via=via)
         disk.replace(job.tracker, f"{step}".encode("ascii"), via=via)
         disk.replace(f"{job.root}/{META}", encode(state), via=via)
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def _become_training(disk: Disk, path: str, staged: str) -> None:
@@ -209,13 +203,11 @@ def read_state(job: Job, step: int) -> TrainerState:
     Raises:
         SyncdError: The checkpoint is not whole.
     """
-    try:
+    with storage_errors(job.step(step)):
         path = job.step(step)
         if wrong := missing_files(job.disk, path, read_manifest(job.disk, path)):
             raise SyncdError(wrong[0], path=path)
         return state_from(read_document(job.disk, f"{training_directory(job, step)}/{_STATE}"))
-    except OSError as error:
-        raise storage_error(error, job.step(step)) from error
 
 
 def _is_full(job: Job, step: int) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
+from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_errors
 from syncd.jobfile.loader import Layer
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.records import STAGES, StagesRecord, read_record
@@ -257,10 +257,8 @@ def newest_model(directory: str) -> str:
 def _write_record(directory: str, record: StagesRecord) -> None:
     path = f"{directory}/{STAGES}"
     document = {"done": list(record.done), "models": dict(record.models)}
-    try:
+    with storage_errors(path):
         LocalDisk().replace(path, f"{json.dumps(document, indent=2)}\n".encode())
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def _contradictions(stage: TrainingStage, record: StagesRecord) -> tuple[Contradiction, ...]:

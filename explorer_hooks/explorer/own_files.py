@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from syncd import jsonl
-from syncd.errors import ConfigError, storage_error
+from syncd.errors import ConfigError, storage_errors
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING, Disk
@@ -49,10 +49,8 @@ class Records:
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.path, self._disk = path, disk or LocalDisk()
-        try:
+        with storage_errors(path):
             self._disk.make_directory(os.path.dirname(os.path.abspath(path)))
-        except OSError as error:
-            raise storage_error(error, path) from error
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Append one line.
@@ -60,10 +58,8 @@ class Records:
         Raises:
             StorageError: It cannot be written.
         """
-        try:
+        with storage_errors(self.path):
             jsonl.append(self.path, [record], self._disk.adopt)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
     def all(self) -> list[dict[str, Any]]:
         """Return the records, without a line that a killed process left incomplete."""

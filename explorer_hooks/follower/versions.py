@@ -6,7 +6,7 @@ from collections.abc import Callable
 from explorer_hooks.follower.policy import FollowOptions
 from explorer_hooks.hook import Hook
 from syncd.client.client import Client
-from syncd.client.lease import Leased
+from syncd.client.follow import Leased
 from syncd.errors import ConfigError, SyncdError
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name

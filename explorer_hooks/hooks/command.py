@@ -14,7 +14,7 @@ from syncd.errors import (
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
-    storage_error,
+    storage_errors,
 )
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import decode, encode
@@ -163,10 +163,8 @@ class LabelFile:
     def _write(self, label: str) -> None:
         if self._path is None:
             return
-        try:
+        with storage_errors(self._path):
             LocalDisk().replace(self._path, encode({"label": label}))
-        except OSError as error:
-            raise storage_error(error, self._path) from error
 
     def _read(self) -> str | None:
         if self._path is None:

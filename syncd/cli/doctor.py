@@ -4,7 +4,7 @@ import json
 
 import click
 
-from syncd.cli.options import exit_on_sigterm, state_dir_option
+from syncd.cli.options import exit_on_sigterm, json_option, seconds_option, state_dir_option
 from syncd.console import UncheckedPath
 from syncd.errors import StorageError, TooOpenError
 
@@ -15,21 +15,13 @@ from syncd.errors import StorageError, TooOpenError
 )
 @click.argument("directory", metavar="DIR", type=UncheckedPath())
 @click.option("--peer", is_flag=True, help="Measure together with a second host that runs the same command.")
-@click.option(
-    "--wait",
-    type=click.FloatRange(min=0),
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="With --peer: wait this many seconds for the second host.",
-)
-@click.option(
+@seconds_option("--wait", "With --peer: wait this many seconds for the second host.", 60.0)
+@seconds_option(
     "--seconds",
-    type=click.FloatRange(min=0.1, max=600),
-    default=5.0,
-    show_default=True,
-    metavar="S",
-    help="Limit each measurement to this many seconds; 40 shows how long NFS caches an absent name.",
+    "Limit each measurement to this many seconds; 40 shows how long NFS caches an absent name.",
+    5.0,
+    0.1,
+    600,
 )
 @click.option(
     "--security", is_flag=True, help="Report permissions of the job DIR that are too open; change nothing."
@@ -43,7 +35,7 @@ from syncd.errors import StorageError, TooOpenError
     help="With --security: check this file, which holds a secret, too.",
 )
 @state_dir_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def doctor(
     directory: str,
     *,

@@ -18,7 +18,7 @@ import click
 
 from syncd._version import __version__
 from syncd.console import UncheckedPath
-from syncd.errors import StorageError, UsageError, storage_error
+from syncd.errors import StorageError, UsageError, storage_errors
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.local_disk import LocalDisk
 
@@ -88,12 +88,11 @@ class UnitFile:
         Raises:
             StorageError: It cannot be read.
         """
-        try:
-            there = Path(self.path).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return FileState.NEW
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+        with storage_errors(self.path):
+            try:
+                there = Path(self.path).read_text(encoding="utf-8", errors="replace")
+            except FileNotFoundError:
+                return FileState.NEW
         if there == self.text:
             return FileState.SAME
         return FileState.UPDATED if _is_as_written(there) else FileState.CHANGED
@@ -117,9 +116,11 @@ def unit_files(request: UnitRequest, base: str) -> list[UnitFile]:
     source = source_directory()
     return [
         UnitFile(
-            f"{base}/{place}/{os.path.basename(target)}", _signed(rendered(_read(source, name), request))
+            f"{base}/{place}/{os.path.basename(target)}",
+            _signed(rendered(Path(source, name).read_text(encoding="utf-8"), request)),
         )
-        for name, place in _names(request)
+        for name, place in (_USER_PLACES if request.user else _PLACES).items()
+        if request.owner[0] == OWNER or not name.startswith("sysusers.d")
         for target in _targets(name, request.engines)
     ]
 
@@ -140,11 +141,8 @@ def source_directory() -> str:
     for file in installed:
         if file.name == _WITNESS and os.path.isfile(path := os.path.abspath(file.locate())):
             return os.path.dirname(path)
-    raise StorageError(
-        "this installation lacks its systemd units",
-        path=beside,
-        hint="pip install --force-reinstall syncd",
-    )
+    hint = "pip install --force-reinstall syncd"
+    raise StorageError("this installation lacks its systemd units", path=beside, hint=hint)
 
 
 def rendered(text: str, request: UnitRequest) -> str:
@@ -175,47 +173,20 @@ def closed_directory(path: str) -> str | None:
 
 def next_commands(request: UnitRequest) -> list[str]:
     """Return the commands to run once the files are written."""
+    control, unit = ("systemctl --user", "syncd-user") if request.user else ("systemctl", "syncd")
+    start = [
+        f"{control} daemon-reload",
+        f'{control} enable --now "{unit}@$(systemd-escape -p /ckpt/job).service"',
+    ]
     if request.user:
-        unit = '"syncd-user@$(systemd-escape -p /ckpt/job).service"'
-        return [
-            "systemctl --user daemon-reload",
-            f"systemctl --user enable --now {unit}",
-            "loginctl enable-linger",
-        ]
+        return [*start, "loginctl enable-linger"]
     users = ["systemd-sysusers"] if request.owner[0] == OWNER else []
-    unit = '"syncd@$(systemd-escape -p /ckpt/job).service"'
-    return [
-        *users,
-        "systemd-tmpfiles --create",
-        "systemctl daemon-reload",
-        f"systemctl enable --now {unit}",
-    ]
-
-
-def again(request: UnitRequest) -> str:
-    """Return the command line that repeats the request, for a hint."""
-    return shlex.join([*request.command, "install-units", *(["--user"] if request.user else [])])
-
-
-def _names(request: UnitRequest) -> list[tuple[str, str]]:
-    places = _USER_PLACES if request.user else _PLACES
-    return [
-        (name, place)
-        for name, place in places.items()
-        if request.owner[0] == OWNER or not name.startswith("sysusers.d")
-    ]
+    return [*users, "systemd-tmpfiles --create", *start]
 
 
 def _targets(name: str, engines: tuple[str, ...]) -> list[str]:
     more = [name.replace("@", f"-{engine}@") for engine in engines] if "-follow" in name else []
     return [name, *more]
-
-
-def _read(directory: str, name: str) -> str:
-    try:
-        return Path(directory, name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise storage_error(error, f"{directory}/{name}") from error
 
 
 def _signed(text: str) -> str:
@@ -238,11 +209,7 @@ def _is_as_written(text: str) -> bool:
     help=f"Run daemons and followers as this user ({OWNER}, which is created).",
 )
 @click.option(
-    "--engine",
-    "engines",
-    multiple=True,
-    metavar="NAME",
-    help="Write a unit for a further follower.",
+    "--engine", "engines", multiple=True, metavar="NAME", help="Write a unit for a further follower."
 )
 @click.option("--force", is_flag=True, help="Replace files that were changed by hand.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
@@ -263,10 +230,13 @@ def install_units(
     if user and run_as:
         raise UsageError("--run-as is for the system's units", hint="leave it out: your own units run as you")
     request = UnitRequest(user, this_command(), _owner(run_as), engines)
-    files = unit_files(request, os.path.abspath(base or _default_base(user=user)))
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    files = unit_files(request, os.path.abspath(base or (config if user else "/etc")))
     states = [(file, file.state()) for file in files]
-    if not force and not dry_run:
-        _refuse_changed([file.path for file, state in states if state is FileState.CHANGED])
+    changed = [file.path for file, state in states if state is FileState.CHANGED]
+    if changed and not force and not dry_run:
+        hint = "move changes into a drop-in (systemctl edit UNIT), then use --force"
+        raise UsageError("changed by hand, nothing was written", path=", ".join(changed), hint=hint)
     for file, state in states:
         if state is not FileState.SAME and not dry_run:
             _write(file, request)
@@ -280,21 +250,6 @@ def _owner(text: str | None) -> tuple[str, str | None]:
     return user, group if colon else None
 
 
-def _default_base(*, user: bool) -> str:
-    if not user:
-        return "/etc"
-    return os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-
-
-def _refuse_changed(paths: list[str]) -> None:
-    if paths:
-        raise UsageError(
-            "changed by hand, nothing was written",
-            path=", ".join(paths),
-            hint="move changes into a drop-in (systemctl edit UNIT), then use --force",
-        )
-
-
 def _line(file: UnitFile, state: FileState, *, force: bool, dry_run: bool) -> str:
     text = str(state)
     if state is FileState.CHANGED:
@@ -303,16 +258,16 @@ def _line(file: UnitFile, state: FileState, *, force: bool, dry_run: bool) -> st
 
 
 def _write(file: UnitFile, request: UnitRequest) -> None:
-    try:
-        os.makedirs(os.path.dirname(file.path), exist_ok=True)
-        LocalDisk().replace(file.path, file.text.encode())
-        # Whatever the umask: the service manager complains of units that not everybody can read.
-        os.chmod(file.path, 0o644)
-    except PermissionError as error:
-        hint = None if request.user else f"sudo {again(request)}, or --user for your own"
-        raise StorageError("permission denied", path=file.path, hint=hint) from error
-    except OSError as error:
-        raise storage_error(error, file.path) from error
+    again = f"sudo {shlex.join([*request.command, 'install-units'])}, or --user for your own"
+    with storage_errors(file.path):
+        try:
+            os.makedirs(os.path.dirname(file.path), exist_ok=True)
+            LocalDisk().replace(file.path, file.text.encode())
+            # Whatever the umask: the service manager complains of units that not everybody can read.
+            os.chmod(file.path, 0o644)
+        except PermissionError as error:
+            hint = None if request.user else again
+            raise StorageError("permission denied", path=file.path, hint=hint) from error
 
 
 def _warn_if_closed(request: UnitRequest) -> None:

@@ -4,18 +4,17 @@ from typing import Any
 
 import click
 
-from syncd.cli.daemon_options import policy_options, read_config
-from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
+from syncd.cli import options
 from syncd.errors import plain
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.verbs import MountVerb
 
 
 @click.command(cls=MountVerb)
-@job_argument
-@policy_options
-@state_dir_option
-@json_option
+@options.job_argument
+@options.policy_options
+@options.state_dir_option
+@options.json_option
 def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     r"""List the steps of JOB: state, shards present and expected, bytes, readers, and the rule that keeps each.
 
@@ -33,12 +32,12 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     from syncd.views.data import listing  # noqa: PLC0415
     from syncd.views.job_view import JobViewer  # noqa: PLC0415
 
-    place = open_job(job, state_dir)
-    rules = policy_of(read_config(place, policy))
+    place = options.open_job(job, state_dir)
+    rules = policy_of(options.read_config(place, policy))
     view = JobViewer(place, SystemClock()).read()
     document = listing(view, decide(view.scanned, rules), rules)
     if as_json:
-        print_json(document)
+        options.print_json(document)
     elif not document["steps"]:
         click.echo(f"no steps in {plain(place.root)}")
     else:

@@ -1,17 +1,22 @@
-"""Options and arguments that several verbs share."""
+"""Arguments and options that several verbs share, and what they name: the job and the `[daemon]` configuration."""
 
+import dataclasses
+import functools
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
+from syncd.config import CHOICES, DaemonConfig, check_value, load
 from syncd.console import UncheckedPath
-from syncd.errors import JobMissingError, UsageError
-from syncd.protocol.layout import Job, parse_step_name
+from syncd.errors import ConfigError, JobMissingError, UsageError
+from syncd.protocol.layout import CONFIG, Job, job_disk, parse_step_name
 from syncd.protocol.owner import check_owner, is_own
+from syncd.protocol.permissions import modes_of
 from syncd.stall.calls import PendingCalls, tracked
 from syncd.stall.verbs import pending_calls
 
@@ -21,20 +26,16 @@ SCHEMA_VERSION = 1
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def job_argument(command: F) -> F:
-    """Add the argument JOB, the job directory; `open_job` checks it."""
-    return click.argument("job", metavar="JOB", type=UncheckedPath())(command)
+job_argument = click.argument("job", metavar="JOB", type=UncheckedPath())
+"""The job directory; `open_job` checks it."""
 
-
-def state_dir_option(command: F) -> F:
-    """Add `--state-dir`."""
-    text = "Directory of the daemon's files if it does not write to the job directory; default: JOB/.syncd."
-    return click.option("--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help=text)(command)
-
-
-def json_option(command: F) -> F:
-    """Add `--json` as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+state_dir_option = click.option(
+    "--state-dir",
+    type=UncheckedPath(),
+    envvar="SYNCD_STATE_DIR",
+    help="Directory of the daemon's files if it does not write to the job directory; default: JOB/.syncd.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -54,17 +55,17 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
+def seconds_option(
+    name: str, text: str, default: float | None = None, least: float = 0, most: float | None = None
+) -> Callable[[F], F]:
+    """Return a decorator that adds an option whose value is a number of seconds."""
+    kind = click.FloatRange(least, most)
+    return click.option(name, type=kind, default=default, show_default=True, metavar="S", help=text)
+
+
 def timeout_option(default: float) -> Callable[[F], F]:
     """Return a decorator that adds `--timeout` with a default in seconds."""
-    kind = click.FloatRange(min=0)
-    return click.option(
-        "--timeout",
-        type=kind,
-        default=default,
-        show_default=True,
-        metavar="S",
-        help="Give up after this many seconds.",
-    )
+    return seconds_option("--timeout", "Give up after this many seconds.", default)
 
 
 def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
@@ -105,3 +106,96 @@ def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
     if not is_own(place):
         check_owner(place)
     return place
+
+
+def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
+    try:
+        return None if value is None else check_value(str(param.name), value)
+    except ConfigError as error:
+        raise click.BadParameter(error.message) from error
+
+
+def _own(name: str, text: str, kind: Any = None, **more: Any) -> Callable[[F], F]:
+    return click.option(name, type=kind, default=None, help=text, **more)
+
+
+def _checked(name: str, text: str, kind: Any = None) -> Callable[[F], F]:
+    return click.option(name, type=kind, callback=_in_range, help=text)
+
+
+_RETENTION = (
+    _own(
+        "--config", "Read the [daemon] table of this TOML file instead of JOB/config.toml.", UncheckedPath()
+    ),
+    _checked("--keep-last", "Keep this many of the newest sync steps (2).", int),
+    _checked("--keep-every", "Keep every sync step that is a multiple of this.", int),
+    _checked("--keep-full", "Keep this many of the newest full checkpoints (0: all).", int),
+    _own("--keep-previous/--no-keep-previous", "Keep the previous version even beyond --keep-full (keep)."),
+    _checked("--max-bytes", "Keep all steps together below this size, such as 500GiB."),
+    _checked("--partial-grace", "Remove an unfinished old step after this many seconds (3600).", float),
+    _own("--prune-foreign/--keep-foreign", "Allow pruning steps that other frameworks wrote (keep)."),
+)
+
+_DAEMON = (
+    _own("--prune/--no-prune", "Remove the steps that retention does not keep (prune)."),
+    _checked("--trash-grace", "Keep removed steps readable for this many seconds (75).", float),
+    _checked("--poll", "Poll after this many seconds where no change events arrive (0.25).", float),
+    _checked("--reconcile", "Examine all steps again after this many seconds (60).", float),
+    _checked("--ttl", "Count an explorer as dead after this many seconds without a heartbeat (60).", float),
+    _checked(
+        "--takeover", "Take over after this many seconds without a heartbeat of the leader (15).", float
+    ),
+    _own("--verify", "What to check before publishing (header).", click.Choice(CHOICES["verify"])),
+    _own("--watch", "How to detect changes (auto).", click.Choice(CHOICES["watch"])),
+    _own("--exit-when-left", "Exit once all explorers and trainers have left.", is_flag=True),
+    _checked("--metrics-port", "Serve Prometheus metrics on this port.", int),
+    _own("--metrics-host", "Serve them on this address (127.0.0.1)."),
+    _own("--metrics-textfile", "Keep this Prometheus textfile up to date.", UncheckedPath()),
+    _own("--log-format", "JSON unless on a terminal (auto).", click.Choice(CHOICES["log_format"])),
+    _own("--log-level", "Log this level and above (info).", click.Choice(CHOICES["log_level"])),
+)
+
+
+def policy_options(command: F) -> F:
+    """Add the options of retention."""
+    return functools.reduce(lambda found, option: option(found), reversed(_RETENTION), command)
+
+
+def daemon_options(command: F) -> F:
+    """Add all options of the daemon."""
+    return policy_options(functools.reduce(lambda found, option: option(found), reversed(_DAEMON), command))
+
+
+def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
+    """Return the configuration for a job: the file, overridden by the given options.
+
+    Raises:
+        ConfigError: The file or an option is not valid.
+    """
+    values = dict(given)
+    named = values.pop("config", None)
+    kept = f"{job.root}/{CONFIG}"
+    with pending_calls()("read", named or kept):
+        if named is None and os.path.exists(kept):
+            return load(kept, values, trusted=_is_own(kept), kept=True)
+        return load(named, values)
+
+
+def _is_own(path: str) -> bool:
+    """Return whether only this user and root can have written a file."""
+    found = os.stat(path)
+    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def with_policy(job: Job, config: DaemonConfig) -> Job:
+    """Return the job with the file modes of this configuration, and set the umask of this process to match.
+
+    Raises:
+        ConfigError: This host or this user cannot apply the permissions.
+    """
+    modes = modes_of(config.permissions, config.group)
+    if modes.exact:
+        os.umask(
+            ~modes.file & 0o077
+        )  # nothing is more open for a moment, and a setgid directory's bit is inherited
+    return dataclasses.replace(job, disk=job_disk(job.root, job.state, modes))

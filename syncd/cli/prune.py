@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from syncd.cli.daemon_options import policy_options, read_config
-from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
+from syncd.cli import options
 from syncd.daemon.retention import Decision
 from syncd.errors import plain
 from syncd.protocol.layout import Job
@@ -16,15 +15,15 @@ from syncd.stall.verbs import MountVerb, pending_calls
 
 
 @click.command(cls=MountVerb, changes="anything was removed")
-@job_argument
+@options.job_argument
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Print which steps would be removed and kept, by which rule; remove nothing.",
 )
-@policy_options
-@state_dir_option
-@json_option
+@options.policy_options
+@options.state_dir_option
+@options.json_option
 def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     r"""Remove the steps that the retention policy does not keep, once; a running daemon prunes by itself.
 
@@ -38,12 +37,12 @@ def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **polic
     """
     from syncd.cli.watch import once  # noqa: PLC0415
 
-    place = open_job(job, state_dir)
+    place = options.open_job(job, state_dir)
     decisions = _decide(place, policy)
     if not dry_run:
         once(place, {**policy, **_grace(place), "log_level": "warning"}, empty_trash=True)
     if as_json:
-        print_json(_document(decisions, dry_run=dry_run))
+        options.print_json(_document(decisions, dry_run=dry_run))
     else:
         _show(decisions)
 
@@ -64,7 +63,7 @@ def _decide(job: Job, policy: dict[str, Any]) -> tuple[Decision, ...]:
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())
-    return plan(snapshot, policy_of(read_config(job, policy))).decisions
+    return plan(snapshot, policy_of(options.read_config(job, policy))).decisions
 
 
 def _document(decisions: Iterable[Decision], *, dry_run: bool) -> dict[str, Any]:

@@ -4,14 +4,7 @@ import time
 
 import click
 
-from syncd.cli.options import (
-    job_argument,
-    json_option,
-    open_job,
-    print_json,
-    state_dir_option,
-    timeout_option,
-)
+from syncd.cli import options
 from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
@@ -24,12 +17,12 @@ _POLL = 0.05
 
 
 @click.command(cls=MountVerb, changes="explorers roll back to step {step}")
-@job_argument
+@options.job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @click.option("--reason", default="", help="Record why; it is shown in the events.")
-@timeout_option(30.0)
-@state_dir_option
-@json_option
+@options.timeout_option(30.0)
+@options.state_dir_option
+@options.json_option
 def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | None, as_json: bool) -> None:
     r"""Roll explorers back to STEP of JOB, as a new generation.
 
@@ -40,10 +33,10 @@ def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | 
     Example:
       syncd rollback /ckpt/job 110 --reason "reward collapsed at 115"
     """
-    version = _rollback(open_job(job, state_dir), step, reason, timeout)
+    version = _rollback(options.open_job(job, state_dir), step, reason, timeout)
     if as_json:
         document = {"generation": version.generation, "step": version.step}
-        print_json({**document, "path": version.path, "published_at": version.published_at})
+        options.print_json({**document, "path": version.path, "published_at": version.published_at})
     else:
         click.echo(f"published: generation {version.generation}, step {version.step}")
 

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.cli.daemon_options import policy_options, read_config
-from syncd.cli.options import job_argument, json_text, open_job, state_dir_option
+from syncd.cli import options
 from syncd.errors import UsageError
-from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
 if TYPE_CHECKING:
-    from syncd.daemon.retention import Policy
     from syncd.dashboard.poller import SharedPoll
 
 _FIRST_POLL = 5.0
@@ -23,7 +20,7 @@ _PATIENCE = 2.0
 
 
 @click.command()
-@job_argument
+@options.job_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
 @click.option(
     "--port",
@@ -44,16 +41,11 @@ _PATIENCE = 2.0
     metavar="NAME",
     help="Answer to this name too, such as that of a proxy. May be given several times.",
 )
-@click.option(
-    "--every",
-    type=click.FloatRange(0.5, 3600),
-    default=2.0,
-    show_default=True,
-    metavar="S",
-    help="Read the job after this many seconds, while somebody watches.",
+@options.seconds_option(
+    "--every", "Read the job after this many seconds, while somebody watches.", 2.0, 0.5, 3600
 )
-@policy_options
-@state_dir_option
+@options.policy_options
+@options.state_dir_option
 def serve(
     job: str,
     *,
@@ -76,33 +68,31 @@ def serve(
       syncd serve /ckpt/job --port 0
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
-    from syncd.dashboard import document, hosts  # noqa: PLC0415
+    from syncd.daemon.retention import policy_of  # noqa: PLC0415
+    from syncd.dashboard import document, server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
-    from syncd.dashboard.server import PageServer, Site, serve_in_background  # noqa: PLC0415
 
-    address = hosts.address_of(host)
-    if not hosts.is_loopback(address):
+    address = server.address_of(host)
+    if not server.is_loopback(address):
         _warn(job, address, exposed=expose)
 
     clock = SystemClock()
-    reader = PageReader(lambda: open_job(job, state_dir), lambda place: _rules(place, policy), clock)
+    reader = PageReader(
+        lambda: options.open_job(job, state_dir),
+        lambda place: policy_of(options.read_config(place, policy)),
+        clock,
+    )
     poll = SharedPoll(reader, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
-    site = Site(lambda: json_text(document.answer(poll.current(_PATIENCE), every)))
-    server = PageServer(address, port, site, known_as)
+    site = server.Site(lambda: options.json_text(document.answer(poll.current(_PATIENCE), every)))
+    pages = server.PageServer(address, port, site, known_as)
     _poll_once(poll)
-    stop = serve_in_background(server)
-    click.echo(hosts.url(address, server.server_port, socket.gethostname()))
+    stop = server.serve_in_background(pages)
+    click.echo(server.url(address, pages.server_port, socket.gethostname()))
     sys.stdout.flush()
     _wait_for_signal()
     stop()
-
-
-def _rules(job: Job, given: dict[str, Any]) -> "Policy":
-    from syncd.daemon.retention import policy_of  # noqa: PLC0415
-
-    return policy_of(read_config(job, given))
 
 
 def _warn(job: str, address: str, *, exposed: bool) -> None:
@@ -112,15 +102,11 @@ def _warn(job: str, address: str, *, exposed: bool) -> None:
         UsageError: `--expose` was not given.
     """
     if not exposed:
-        raise UsageError(
-            f"other hosts can reach {address}, and the page has no password",
-            hint=f"ssh -L 8420:127.0.0.1:8420 HOST, or if everybody may read it: "
-            f"syncd serve {job} --host {address} --expose",
-        )
-    click.echo(
-        f"warning: no password, no encryption: anyone who reaches {address} reads paths, hosts and names of {job}",
-        err=True,
-    )
+        forward, expose = "ssh -L 8420:127.0.0.1:8420 HOST", f"syncd serve {job} --host {address} --expose"
+        hint = f"{forward}, or if everybody may read it: {expose}"
+        raise UsageError(f"other hosts can reach {address}, and the page has no password", hint=hint)
+    who = f"anyone who reaches {address} reads paths, hosts and names of {job}"
+    click.echo(f"warning: no password, no encryption: {who}", err=True)
 
 
 def _poll_once(poll: "SharedPoll") -> None:

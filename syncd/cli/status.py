@@ -3,18 +3,12 @@
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from syncd.cli.options import (
-    exit_on_sigterm,
-    job_argument,
-    json_option,
-    open_job,
-    print_json,
-    state_dir_option,
-)
+from syncd.cli import options
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, PendingCalls
@@ -28,43 +22,28 @@ _OTHER_LINES = 16
 
 
 @click.command()
-@job_argument
+@options.job_argument
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.2, 3600),
-    default=1.0,
-    show_default=True,
-    metavar="S",
-    help="With --watch: refresh after this many seconds.",
-)
-@click.option(
+@options.seconds_option("--interval", "With --watch: refresh after this many seconds.", 1.0, 0.2, 3600)
+@options.seconds_option(
     "--look",
-    type=click.FloatRange(0, 600),
-    default=0.0,
-    show_default=True,
-    metavar="S",
-    help="Watch heartbeats for up to this many seconds, to tell who is alive; 6 are enough.",
+    "Watch heartbeats for up to this many seconds, to tell who is alive; 6 are enough.",
+    0.0,
+    most=600,
 )
 @click.option(
     "--check", is_flag=True, help="For monitoring: print one line; exit 3 when the newest version is too old."
 )
-@click.option(
-    "--max-age",
-    type=click.FloatRange(min=0),
-    metavar="S",
-    help="With --check: the greatest age that is OK.",
-)
-@click.option(
+@options.seconds_option("--max-age", "With --check: the greatest age that is OK.")
+@options.seconds_option(
     "--patience",
-    type=click.FloatRange(0.1, 600),
-    default=STUCK_AFTER,
-    show_default=True,
-    metavar="S",
-    help="When one operation takes longer than this many seconds, show what a daemon of this host reported last.",
+    "When one operation takes longer than this many seconds, show what a daemon of this host reported last.",
+    STUCK_AFTER,
+    0.1,
+    600,
 )
-@state_dir_option
-@json_option
+@options.state_dir_option
+@options.json_option
 def status(
     job: str,
     *,
@@ -147,7 +126,7 @@ class _StatusSource:
         from syncd.views.job_view import JobViewer  # noqa: PLC0415
 
         if self._viewer is None:
-            place = open_job(self.job, self._state_dir, self._calls)
+            place = options.open_job(self.job, self._state_dir, self._calls)
             with self._calls("find", place.root):
                 self._viewer = JobViewer(place, self.clock)
         return self._viewer
@@ -164,7 +143,7 @@ def _show(source: _StatusSource, seconds: float, *, as_json: bool) -> None:
 
 def _print(document: dict[str, Any], kind: Literal["status", "known"], *, as_json: bool) -> None:
     if as_json:
-        print_json(document)
+        options.print_json(document)
     else:
         from syncd.views import table  # noqa: PLC0415
 
@@ -172,47 +151,41 @@ def _print(document: dict[str, Any], kind: Literal["status", "known"], *, as_jso
 
 
 def _watch(source: _StatusSource, interval: float, *, as_json: bool) -> None:
-    exit_on_sigterm()
-    try:
-        if as_json:
-            _watch_json(source, interval)
-        else:
-            _watch_table(source, interval)
-    except KeyboardInterrupt:
-        return
+    options.exit_on_sigterm()
+    view = _json_view(source) if as_json else _table_view(source)
+    with contextlib.suppress(KeyboardInterrupt), view as refresh:
+        while True:
+            refresh()
+            source.clock.sleep(interval)
 
 
-def _watch_json(source: _StatusSource, interval: float) -> None:
-    while True:
+@contextlib.contextmanager
+def _json_view(source: _StatusSource) -> Iterator[Callable[[], None]]:
+    def refresh() -> None:
         try:
             document = source.read()
         except StuckError:
             document = source.known()
-        print_json(document)
-        source.clock.sleep(interval)
+        options.print_json(document)
+
+    yield refresh
 
 
-def _watch_table(source: _StatusSource, interval: float) -> None:
+@contextlib.contextmanager
+def _table_view(source: _StatusSource) -> Iterator[Callable[[], None]]:
     from rich.live import Live  # noqa: PLC0415
 
     from syncd.views import table  # noqa: PLC0415
 
-    _check_job(source)
-    where = table.console()
-    if not where.is_terminal:
-        while True:
-            where.print(_frame(source, where))
-            source.clock.sleep(interval)
-    with Live(console=where, auto_refresh=False, screen=False) as live:
-        while True:
-            live.update(_frame(source, where), refresh=True)
-            source.clock.sleep(interval)
-
-
-def _check_job(source: _StatusSource) -> None:
-    """Raise at once if there is no such job; a mount that does not answer is shown instead."""
+    # Raise at once if there is no such job; a mount that does not answer is shown instead.
     with contextlib.suppress(StuckError):
         source.read()
+    where = table.console()
+    if where.is_terminal:
+        with Live(console=where, auto_refresh=False, screen=False) as live:
+            yield lambda: live.update(_frame(source, where), refresh=True)
+    else:
+        yield lambda: where.print(_frame(source, where))
 
 
 def _frame(source: _StatusSource, where: "Console") -> "RenderableType":

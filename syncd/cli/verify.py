@@ -55,6 +55,7 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
 
 
 def _verify(job: Job, number: int | None, *, deep: bool) -> _Check:
+    from syncd.daemon.examine import VerifyLevel, problems_of  # noqa: PLC0415
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())
@@ -62,9 +63,14 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> _Check:
     level = "content" if deep and step.is_native and step.kind != "remote" else "header"
     if step.state is StepState.FILLING:
         return _Check(step, level, [_loss(job, step, snapshot.version)])
-    problems = _problems(job, step, level)
-    if number is None and snapshot.version is not None:
-        problems += _differences(step, snapshot.version)
+    if step.state is StepState.DAMAGED:
+        problems = _missing(job, step) or [step.problem]
+    else:
+        problems = problems_of(job, step, VerifyLevel(level))
+    if number is None and snapshot.version is not None and step.digest != snapshot.version.digest:
+        problems.append(
+            f"{step.directory}: its digest differs from the published one: the step was written again"
+        )
     return _Check(step, level, problems)
 
 
@@ -105,14 +111,6 @@ def _loss(job: Job, step: "Step", version: Version | None) -> str:
     raise NotReadyError(f"step {step.step} is not complete: {step.problem}", hint=f"syncd ls {job.root}")
 
 
-def _problems(job: Job, step: "Step", level: str) -> list[str]:
-    from syncd.daemon.examine import VerifyLevel, problems_of  # noqa: PLC0415
-
-    if step.state is StepState.DAMAGED:
-        return _missing(job, step) or [step.problem]
-    return problems_of(job, step, VerifyLevel(level))
-
-
 def _missing(job: Job, step: "Step") -> list[str]:
     """Return every file that is wrong; the scanner names only the first."""
     from syncd.protocol.disk import MISSING  # noqa: PLC0415
@@ -123,12 +121,6 @@ def _missing(job: Job, step: "Step") -> list[str]:
         return missing_files(job.disk, path, read_manifest(job.disk, path)) if step.is_native else []
     except (*MISSING, CorruptDataError):
         return []
-
-
-def _differences(step: "Step", version: Version) -> list[str]:
-    if step.digest == version.digest:
-        return []
-    return [f"{step.directory}: its digest differs from the published one: the step was written again"]
 
 
 def _document(found: _Check) -> dict[str, object]:
@@ -148,12 +140,7 @@ def _show(found: _Check) -> None:
     for problem in found.problems:
         click.echo(plain(problem))
     if not found.problems:
-        step = found.step
-        what = (
-            "every byte matches its digest"
-            if found.level == "content"
-            else "structure, sizes and headers are correct"
-        )
-        click.echo(
-            f"step {step.step}: {what} ({step.present} of {step.expected}, {step.size} bytes, {step.layout})"
-        )
+        step, deep = found.step, found.level == "content"
+        what = "every byte matches its digest" if deep else "structure, sizes and headers are correct"
+        counts = f"{step.present} of {step.expected}, {step.size} bytes, {step.layout}"
+        click.echo(f"step {step.step}: {what} ({counts})")

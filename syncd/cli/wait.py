@@ -7,14 +7,7 @@ from typing import Any
 
 import click
 
-from syncd.cli.options import (
-    find_job,
-    job_argument,
-    json_option,
-    print_json,
-    state_dir_option,
-    timeout_option,
-)
+from syncd.cli import options
 from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
 from syncd.protocol.layout import MAX_STEP, Job
 from syncd.protocol.local_disk import SystemClock
@@ -68,14 +61,14 @@ def _late(given: Mapping[str, Any], wait: CallWait) -> TimedOutError | None:
 
 
 @click.command(cls=MountVerb, on_stall=_late)
-@job_argument
+@options.job_argument
 @click.option(
     "--newer-than",
     callback=_parse,
     metavar="V",
     help="Wait for more than this step, or GENERATION.STEP as this command prints it; default: any version.",
 )
-@timeout_option(3600.0)
+@options.timeout_option(3600.0)
 @click.option(
     "--print",
     "shown",
@@ -84,8 +77,8 @@ def _late(given: Mapping[str, Any], wait: CallWait) -> TimedOutError | None:
     show_default=True,
     help="Print GENERATION.STEP, the step, or the directory to load.",
 )
-@state_dir_option
-@json_option
+@options.state_dir_option
+@options.json_option
 def wait(
     job: str,
     *,
@@ -107,10 +100,10 @@ def wait(
         evaluate "$seen"
       done
     """
-    place = find_job(job, state_dir)
+    place = options.find_job(job, state_dir)
     version = wait_for(place, newer_than, timeout)
     if as_json:
-        print_json(_document(place.root, version))
+        options.print_json(_document(place.root, version))
     else:
         click.echo(_text(place.root, version, shown))
 

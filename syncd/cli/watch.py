@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncd.cli.daemon_options import daemon_options, read_config, with_policy
-from syncd.cli.options import job_argument, open_job, state_dir_option
+from syncd.cli import options
 from syncd.config import DaemonConfig
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=MountVerb, changes="anything was published or removed", only="only_once")
-@job_argument
+@options.job_argument
 @click.option(
     "--once", "only_once", is_flag=True, help="Publish, prune and exit; exit 5 if a daemon leads the job."
 )
-@daemon_options
-@state_dir_option
+@options.daemon_options
+@options.state_dir_option
 def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> None:
     r"""Watch JOB: detect new steps, verify them, publish versions to explorers, and prune.
 
@@ -41,7 +40,7 @@ def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> Non
       syncd watch /ckpt/job --once
     """
     if only_once:
-        once(open_job(job, state_dir), given)
+        once(options.open_job(job, state_dir), given)
     else:
         _serve(job, state_dir, given)
 
@@ -60,8 +59,8 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
-    config, calls = read_config(job, given), pending_calls()
-    job = tracked(with_policy(job, config), calls)
+    config, calls = options.read_config(job, given), pending_calls()
+    job = tracked(options.with_policy(job, config), calls)
     with _observers(job, config, calls).all as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
@@ -81,14 +80,14 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     calls = PendingCalls(clock)
     # Until the daemon runs, nothing reports a mount that does not answer: it ends this command.
     bounded = StallGuard(calls, clock, STUCK_AFTER)
-    place = bounded(lambda: open_job(name, state_dir, calls))
+    place = bounded(lambda: options.open_job(name, state_dir, calls))
 
     def load() -> DaemonConfig:
         with calls("read", f"{place.root}/config.toml"):
-            return read_config(place, given)
+            return options.read_config(place, given)
 
     config = bounded(load)
-    job = tracked(with_policy(place, config), calls)
+    job = tracked(options.with_policy(place, config), calls)
     heard = _observers(job, config, calls)
     with heard.all as observers:
         daemon = Daemon(job, config, clock, observers, background)

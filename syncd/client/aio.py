@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, Self, Unpack
 
 from syncd.client.client import Client, ClientOptions, Role
-from syncd.client.lease import Leased
+from syncd.client.follow import Leased
 from syncd.client.wait import T, cancelled_by
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job

@@ -9,15 +9,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from syncd.client.follow import VersionFollower
-from syncd.client.lease import Leased, VersionReader, missing_job
+from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
 from syncd.client.own_presence import Heartbeat, OwnPresence, join
 from syncd.client.peers import Peers
 from syncd.client.publish import StepPublisher
 from syncd.client.sync_policy import NOTHING
 from syncd.client.wait import Pace, Poller, T
 from syncd.context import Closing
-from syncd.errors import UsageError, storage_error
+from syncd.errors import UsageError, storage_errors
 from syncd.protocol.disk import Clock, Disk, exists
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
@@ -134,7 +133,7 @@ class Client(Closing):
         job = Job.at(job_dir, options.get("state_dir"), options.get("disk"))
         clock, pace = options.get("clock") or SystemClock(), Pace(job.state, options.get("poll"))
         poller = Poller(clock, pace, options.get("timeout", 3600.0), f"syncd watch {job.root}")
-        with _reported(job.root):
+        with storage_errors(job.root):
             if not exists(job.disk, job.root):
                 raise missing_job(job.root)
             if not is_own(job):
@@ -189,7 +188,7 @@ class Client(Closing):
     def guard(self) -> Iterator[None]:
         """Raise background errors first, and file system errors as errors of this project."""
         self.check()
-        with _reported(self.job.root):
+        with storage_errors(self.job.root):
             yield
 
     def start_heartbeat(self) -> None:
@@ -210,7 +209,7 @@ class Client(Closing):
         if heartbeat is not None:
             heartbeat.stop()
         if self._own is not None and not self._own.closed:
-            with _reported(self.job.root):
+            with storage_errors(self.job.root):
                 self._own.close(**(self._publisher.position() if self.role == "trainer" else {}))
 
     @guarded
@@ -326,9 +325,8 @@ class Client(Closing):
     @guarded
     def publish_copies(self, place: MemoryDirectory | None) -> None:
         """Publish where this trainer keeps copies of steps in its host's memory; None for nowhere."""
-        own = self.own("trainer", "publish_copies")
-        others = {key: value for key, value in own.info.items() if key != MEMORY_KEY}
-        own.change(info=others if place is None else {**others, MEMORY_KEY: place.document()})
+        self.own("trainer", "publish_copies")
+        self.describe({MEMORY_KEY: place and place.document()})
 
     @guarded
     def vacate(self, step: int, timeout: float | None = None) -> None:
@@ -404,7 +402,7 @@ class Client(Closing):
             own = self.own(None, "a lease")
             wanted = self.versions.resolve(version)
         with own.leasing(wanted.pair):
-            with _reported(self.job.root):
+            with storage_errors(self.job.root):
                 leased = self.versions.examine(wanted)
             yield leased
 
@@ -434,12 +432,3 @@ class Client(Closing):
             self.trainers.read()
             if self.role == "trainer":
                 self.explorers.read()
-
-
-@contextlib.contextmanager
-def _reported(path: str) -> Iterator[None]:
-    """Raise errors of the operating system as errors of this project."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, path) from error

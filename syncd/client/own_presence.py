@@ -16,7 +16,14 @@ from typing import Any
 
 from syncd.client.peers import has_ended, is_here
 from syncd.client.wait import Poller
-from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, UsageError, storage_error
+from syncd.errors import (
+    CorruptDataError,
+    ProtocolTooNewError,
+    SyncdError,
+    UsageError,
+    storage_error,
+    storage_errors,
+)
 from syncd.protocol.disk import MISSING, Clock, Disk
 from syncd.protocol.layout import Job, check_identity
 from syncd.protocol.presence import (
@@ -193,10 +200,8 @@ class OwnPresence:
 
     def _write(self) -> None:
         self._dirty = True
-        try:
+        with storage_errors(self._path):
             self._publisher.update(**{name: getattr(self._wanted, name) for name in _PUBLISHED})
-        except OSError as error:
-            raise storage_error(error, self._path) from error
         self._dirty, self._written = False, self._clock.monotonic()
         if not self._lost:
             self._error = None

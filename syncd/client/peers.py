@@ -5,13 +5,14 @@ has ended is noticed at once.
 """
 
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 
+from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.documents import Fields
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read_presences
-from syncd.protocol.process import Process
+from syncd.protocol.process import Process, process_from
 
 
 class Peers:
@@ -100,14 +101,10 @@ class Peers:
 
 def process_of(presence: Presence) -> Process | None:
     """Return the process that a presence names, None if it names none."""
-    found = presence.info.get("process")
-    if not isinstance(found, Mapping):
+    try:
+        return process_from(Fields(presence.info, "").record("process"))
+    except CorruptDataError:
         return None
-    boot, namespace = found.get("boot"), found.get("namespace")
-    pid, started = found.get("pid"), found.get("started")
-    if type(pid) is int and type(started) is int and isinstance(boot, str) and isinstance(namespace, str):
-        return Process(boot, namespace, pid, started)
-    return None
 
 
 def has_ended(presence: Presence) -> bool:

@@ -93,7 +93,9 @@ def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, Tens
         data = _verified(disk, path, record)
         header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
         headers.append(header)
-        tensors |= {name: _slice(header, name, data) for name in header.tensors}
+        for name, tensor in header.tensors.items():
+            begin, end = header.data_offset + tensor.start, header.data_offset + tensor.end
+            tensors[name] = TensorData(tensor.dtype, tensor.shape, data[begin:end])
     signature(headers)
     return tensors
 
@@ -121,11 +123,6 @@ def list_tensors(headers: Sequence[Header]) -> list[TensorInfo]:
     """Return name, dtype and shape of each tensor, in the order of the files."""
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
     return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
-
-
-def _slice(header: Header, name: str, data: memoryview) -> TensorData:
-    tensor, begin = header.tensors[name], header.data_offset
-    return TensorData(tensor.dtype, tensor.shape, data[begin + tensor.start : begin + tensor.end])
 
 
 def _verified(disk: Disk, path: str, record: FileRecord) -> memoryview:
@@ -169,16 +166,11 @@ def _data(source: _Unencoded) -> bytes | memoryview:
     value = source.value
     if isinstance(value, tuple):
         return memoryview(value[2]).cast("B")
-    if _is_torch(value):
-        flat = value.detach().contiguous().cpu().reshape(-1)
-        return memoryview(flat.view(sys.modules["torch"].uint8).numpy())
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return memoryview(value.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
     if value.dtype.byteorder == ">":
         value = value.astype(value.dtype.newbyteorder("<"))
     if not value.flags.c_contiguous:
         value = value.copy(order="C")
     return memoryview(value.reshape(-1).view("uint8"))
-
-
-def _is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)

@@ -15,7 +15,7 @@ from syncd.errors import (
     JobMissingError,
     JobReplacedError,
     ProtocolTooNewError,
-    storage_error,
+    storage_errors,
 )
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
@@ -217,7 +217,5 @@ def examine_all(job: Job, clock: Clock) -> Snapshot:
         SyncdError: The job directory is missing.
         StorageError: It cannot be read.
     """
-    try:
+    with storage_errors(job.root):
         return Scanner(job, clock).reconcile()
-    except OSError as error:
-        raise storage_error(error, job.root) from error

@@ -39,8 +39,8 @@ _QUIET = frozenset(
         names.STEP_PROGRESSED,
         names.STEP_FOUND,
         names.STEP_COMPLETED,
+        names.TRASH_EMPTIED,
     }
-    | {names.TRASH_EMPTIED}
 )
 
 
@@ -96,20 +96,19 @@ def found(
         events: The newest events of the daemon's journal, oldest first.
     """
     status, steps = data.status(view), listing(view, decisions, policy)
-    left_out = {
-        "steps": _beyond(steps["steps"]),
-        "explorers": _beyond(status["explorers"]),
-        "trainers": _beyond(status["trainers"]),
-        "problems": _beyond(status["problems"]),
+    lists = {
+        "steps": steps["steps"],
+        **{name: status[name] for name in ("explorers", "trainers", "problems")},
     }
-    document = {
-        "status": {**status, "explorers": _worst(status["explorers"])},
-        "ls": {**steps, "steps": steps["steps"][::-1]},
-        "rules": _rules(steps["steps"]),
-        "events": _decisive(events),
-        "left_out": left_out,
-    }
-    bounded: Document = _bounded(document)
+    bounded: Document = _bounded(
+        {
+            "status": {**status, "explorers": _worst(status["explorers"])},
+            "ls": {**steps, "steps": steps["steps"][::-1]},
+            "rules": _rules(steps["steps"]),
+            "events": _decisive(events),
+            "left_out": {name: max(len(rows) - MOST_ROWS, 0) for name, rows in lists.items()},
+        }
+    )
     return bounded
 
 
@@ -120,6 +119,7 @@ def answer(known: PollResult, every: float) -> Document:
         known: The result of the latest poll.
         every: Seconds after which the page should ask again.
     """
+    error = known.error
     serving = {
         "syncd": __version__,
         "every": every,
@@ -127,9 +127,7 @@ def answer(known: PollResult, every: float) -> Document:
         "at": known.at,
         "age": _rounded(known.age),
         "looking_for": _rounded(known.looking_for),
-        "error": None
-        if known.error is None
-        else {"code": known.error.code, "message": str(known.error), "hint": known.error.hint},
+        "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
     }
     nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}}
     return {"serving": _bounded(serving), **(known.document or nothing)}
@@ -137,17 +135,8 @@ def answer(known: PollResult, every: float) -> Document:
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:
     """Return the explorers to show, dead ones first, in an order that does not change while they work."""
-    shown = sorted(explorers, key=_attention)[:MOST_ROWS]
-    return sorted(shown, key=lambda explorer: (_WORST[explorer["heart"]] != 0, explorer["id"]))
-
-
-def _attention(explorer: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Return a sort key that puts explorers in trouble first."""
-    return _WORST[explorer["heart"]], -(explorer["lag"] or 0), explorer["id"]
-
-
-def _beyond(rows: Sequence[object]) -> int:
-    return max(len(rows) - MOST_ROWS, 0)
+    trouble_first = sorted(explorers, key=lambda one: (_WORST[one["heart"]], -(one["lag"] or 0), one["id"]))
+    return sorted(trouble_first[:MOST_ROWS], key=lambda one: (_WORST[one["heart"]] != 0, one["id"]))
 
 
 def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
@@ -163,17 +152,12 @@ def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
 
 def _decisive(events: Iterable[Mapping[str, Any]]) -> list[Document]:
     """Return the newest events that report a decision, newest first, with their documented fields."""
-    shown = [_plain(event) for event in events if _is_decisive(event)]
+    shown = [
+        {key: value for key, value in event.items() if isinstance(value, str | int | float)}
+        for event in events
+        if event["event"] in names.EVENTS - _QUIET and event.get("level") != "debug"
+    ]
     return shown[: -MOST_EVENTS - 1 : -1]
-
-
-def _is_decisive(event: Mapping[str, Any]) -> bool:
-    """Return whether an event is worth a line of the page."""
-    return event["event"] in names.EVENTS - _QUIET and event.get("level") != "debug"
-
-
-def _plain(event: Mapping[str, Any]) -> Document:
-    return {key: value for key, value in event.items() if isinstance(value, str | int | float)}
 
 
 def _bounded(value: Any) -> Any:

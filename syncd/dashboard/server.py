@@ -1,6 +1,13 @@
-"""The HTTP server of the page: its files and its data, for a few viewers, by GET and HEAD only."""
+"""The HTTP server of the page: its files and its data, for a few viewers, by GET and HEAD only.
+
+A web page of a stranger can point a name of its own at 127.0.0.1 and so read what listens there (DNS rebinding). Its
+requests carry that name in `Host`: the server refuses what is neither an address nor a name known here, and looks up
+no name.
+"""
 
 import contextlib
+import ipaddress
+import re
 import socket
 import threading
 import time
@@ -12,8 +19,7 @@ from importlib.resources import files
 from socketserver import TCPServer
 from typing import Any
 
-from syncd.dashboard.hosts import is_loopback, may_ask
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, UsageError
 
 _PLACE, _FIRST = "static", "page.html"
 _TYPES = {
@@ -44,6 +50,8 @@ IDLE_LIMIT = 10.0
 LIMIT = 20.0
 """Seconds that a connection may last: a client that sends byte by byte is cut off too."""
 
+_LOCALHOST = "localhost"
+_HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 _METHODS = ("GET", "HEAD")
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
@@ -234,3 +242,52 @@ def serve_in_background(server: PageServer) -> Callable[[], None]:
         server.server_close()
 
     return stop
+
+
+def address_of(host: str) -> str:
+    """Return the address to listen at.
+
+    Raises:
+        UsageError: It is neither an address nor `localhost`.
+    """
+    if host.lower() == _LOCALHOST:
+        return "127.0.0.1"
+    try:
+        return str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        hint = "127.0.0.1, ::1, or with --expose 0.0.0.0 or an address that `ip -brief address` shows"
+        raise UsageError(f"{host!r} is no address to listen at", hint=hint) from None
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this host reaches an address."""
+    found = ipaddress.ip_address(address)
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_loopback
+
+
+def may_ask(header: str | None, *, loopback: bool, names: Collection[str]) -> bool:
+    """Return whether a request with this `Host` is answered.
+
+    Args:
+        header: The header as it came, None without one.
+        loopback: The page listens at an address that only this host reaches.
+        names: Names, lower case, by which it may be asked for besides `localhost`.
+    """
+    match = _HOST.fullmatch(header or "")
+    if match is None:
+        return False
+    name = match[1].lower().strip("[]").removesuffix(".")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == _LOCALHOST or name in names
+    # Nobody can point an address elsewhere; but on loopback nobody else's is meant.
+    return is_loopback(name) or not loopback or name in names
+
+
+def url(address: str, port: int, hostname: str) -> str:
+    """Return where the page is, by the host's name where it listens at all addresses."""
+    if ipaddress.ip_address(address).is_unspecified:
+        address = hostname
+    return f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"

@@ -1,6 +1,5 @@
 """Probes of files: replacing one under a reader, making it durable, direct writes, times, permissions."""
 
-import contextlib
 import errno
 import itertools
 import mmap
@@ -8,7 +7,6 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from syncd.doctor.probe import (
@@ -32,11 +30,8 @@ _SKEW = 60.0
 @probe("direct-io")
 def direct_io(place: ProbeTarget) -> Finding:
     """O_DIRECT writes big shards without filling the page cache."""
-    with _aligned() as block:
-        try:
-            _write(f"{place.scratch}/file", block, flags=os.O_DIRECT)
-        except OSError as error:
-            return ok(f"O_DIRECT not supported ({errno_name(error)}): shards go through the page cache")
+    if refusal := _write_block(f"{place.scratch}/file", flags=os.O_DIRECT):
+        return ok(f"O_DIRECT not supported ({refusal}): shards go through the page cache")
     if os.stat(f"{place.scratch}/file").st_size != _BLOCK:
         return warn("an O_DIRECT write was short: shards go through the page cache")
     return ok("O_DIRECT works")
@@ -45,27 +40,20 @@ def direct_io(place: ProbeTarget) -> Finding:
 @probe("uncached-io")
 def uncached_io(place: ProbeTarget) -> Finding:
     """RWF_DONTCACHE is the second choice for big shards; kernels from 6.14 have it for some file systems."""
-    with _aligned() as block:
-        try:
-            _write(f"{place.scratch}/file", block, uncached=_DONTCACHE)
-        except OSError as error:
-            return ok(f"RWF_DONTCACHE not supported ({errno_name(error)})")
-    return ok("RWF_DONTCACHE works")
+    refusal = _write_block(f"{place.scratch}/file", uncached=_DONTCACHE)
+    return ok(f"RWF_DONTCACHE not supported ({refusal})" if refusal else "RWF_DONTCACHE works")
 
 
-@contextlib.contextmanager
-def _aligned() -> Iterator[mmap.mmap]:
+def _write_block(path: str, *, flags: int = 0, uncached: int = 0) -> str:
+    """Write an aligned block to a file; return the name of the error with which that failed, empty if it did not."""
     with mmap.mmap(-1, _BLOCK) as block:
         block.write(b"x" * _BLOCK)
-        yield block
-
-
-def _write(path: str, block: mmap.mmap, *, flags: int = 0, uncached: int = 0) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, 0o644)
-    try:
-        return os.pwritev(descriptor, [block], 0, uncached)
-    finally:
-        os.close(descriptor)
+        try:
+            with open(path, "wb", 0, opener=lambda name, mode: os.open(name, mode | flags, 0o644)) as file:
+                os.pwritev(file.fileno(), [block], 0, uncached)
+        except OSError as error:
+            return errno_name(error)
+    return ""
 
 
 @probe("clock")
@@ -155,7 +143,12 @@ def replace_under_reader(place: ProbeTarget) -> Finding:
     path = f"{place.scratch}/file"
     place.disk.replace(path, b"\0" * _SIZE)
     counts, over = ReadCounts(), threading.Event()
-    reader = threading.Thread(target=_read_until, args=(path, counts, over), daemon=True)
+
+    def read_until_over() -> None:
+        while not over.is_set():
+            counts.read(path)
+
+    reader = threading.Thread(target=read_until_over, daemon=True)
     reader.start()
     try:
         replaced = _replace_for(place, path, min(place.seconds, _HASTE))
@@ -172,11 +165,6 @@ def judge_reads(counts: ReadCounts, replaced: int) -> Finding:
         detail += f"; {counts.partial} partial, {counts.missing} missing"
         return fail(detail, "use another file system for jobs")
     return ok(detail, {"reads": counts.reads, "estale": counts.stale})
-
-
-def _read_until(path: str, counts: ReadCounts, over: threading.Event) -> None:
-    while not over.is_set():
-        counts.read(path)
 
 
 def _replace_for(place: ProbeTarget, path: str, seconds: float) -> int:
@@ -202,14 +190,11 @@ def file_fsync(place: ProbeTarget) -> Finding:
 
 
 def _fsync_once(path: str) -> float:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(descriptor, b"x" * 4096)
+    with open(path, "xb", buffering=0) as file:
+        file.write(b"x" * 4096)
         began = time.monotonic()
-        os.fsync(descriptor)
+        os.fsync(file)
         return time.monotonic() - began
-    finally:
-        os.close(descriptor)
 
 
 @probe("fsync-directory", essential=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from syncd.errors import TimedOutError
+from syncd.errors import JobMissingError, TimedOutError
 from syncd.protocol.disk import MISSING, Disk, remove_tree
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import UNKNOWN_MOUNT, Mount
@@ -52,9 +52,9 @@ def warn(detail: str, advice: str = "", figures: Figures | None = None) -> Findi
     return Finding("", "warn", detail, advice, figures or {})
 
 
-def fail(detail: str, advice: str = "", figures: Figures | None = None) -> Finding:
+def fail(detail: str, advice: str = "") -> Finding:
     """Return a finding that something that syncd relies on does not work."""
-    return Finding("", "fail", detail, advice, figures or {})
+    return Finding("", "fail", detail, advice)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
@@ -80,6 +80,9 @@ _ADVICE = {
     errno.ESTALE: "mount it again: the server no longer knows this directory",
     errno.EIO: "look at the server and at dmesg; a soft mount gives this error when the server is slow",
 }
+SILENT = "look at the server and the network (a restarted NFSv4 server makes locks wait): dmesg | tail"
+"""What to do if the file system does not answer."""
+
 _SWEEPS = 50
 _SWEEP_PAUSE = 0.1
 
@@ -156,6 +159,15 @@ def bounded(work: Callable[[], T], seconds: float) -> T:
     if not begun.wait(seconds):
         raise TimedOutError(f"no answer from the file system in {seconds:g} s")
     return begun.result()
+
+
+@contextlib.contextmanager
+def answering(directory: str) -> Iterator[None]:
+    """Raise a time-out of `bounded` as the error for a directory whose server does not answer."""
+    try:
+        yield
+    except TimedOutError as error:
+        raise JobMissingError("the file system does not answer", path=directory, hint=SILENT) from error
 
 
 @contextlib.contextmanager

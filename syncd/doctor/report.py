@@ -16,12 +16,14 @@ from syncd.doctor.between import Direction, Peer, converse
 from syncd.doctor.expect import Expectation, expectation
 from syncd.doctor.peer import open_link
 from syncd.doctor.probe import (
+    SILENT,
     STUCK,
     Finding,
     Probe,
     ProbeTarget,
     Verdict,
     advice_for,
+    answering,
     bounded,
     errno_name,
     milliseconds,
@@ -43,7 +45,6 @@ PROBES: tuple[Probe, ...] = (
 )  # fmt: skip
 
 _LATE = 1000.0
-_STUCK = "look at the server and the network (a restarted NFSv4 server makes locks wait): dmesg | tail"
 
 Ways = tuple[tuple[str, Direction], ...]
 
@@ -91,15 +92,13 @@ def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> 
     """
     directory, mount = _find(directory)
     try:
-        with scratch_directory(directory) as scratch:
+        with answering(directory), scratch_directory(directory) as scratch:
             place = ProbeTarget(directory, scratch, mount, seconds)
             findings = [system.writable(None, directory), *probe_all((system.mount, *PROBES), place)]
             peer, missed = (None, None) if wait is None else _with_peer(place, wait)
         findings += _left_behind(scratch)
     except OSError as error:
         findings, peer, missed = _unwritable(directory, mount, error), None, None
-    except TimedOutError as error:
-        raise JobMissingError("the file system does not answer", path=directory, hint=_STUCK) from error
     findings += peer_findings(peer) if peer else []
     return DoctorReport(directory, tuple(findings), peer, expectation(mount, findings, peer), missed)
 
@@ -112,12 +111,10 @@ def _left_behind(scratch: str) -> list[Finding]:
 
 
 def _find(directory: str) -> tuple[str, Mount]:
-    try:
+    with answering(directory):
         found = bounded(lambda: os.path.realpath(directory), STUCK)
         there = bounded(lambda: os.path.isdir(found), STUCK)
         mount = mount_of(found)
-    except TimedOutError as error:
-        raise JobMissingError("the file system does not answer", path=directory, hint=_STUCK) from error
     if not there:
         raise JobMissingError("no such directory", path=directory, hint=f"mkdir -p {shlex.quote(directory)}")
     return found, mount
@@ -134,7 +131,7 @@ def probe_all(probes: tuple[Probe, ...], place: ProbeTarget) -> Iterator[Finding
             yield bounded(partial(probe, place), STUCK + place.seconds)
         except TimedOutError as error:
             stuck = probe.essential
-            yield Finding(probe.name, "fail" if stuck else "warn", error.message, _STUCK)
+            yield Finding(probe.name, "fail" if stuck else "warn", error.message, SILENT)
 
 
 def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:

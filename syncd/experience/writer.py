@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Self
 
-from syncd.errors import FencedError, storage_error
+from syncd.errors import FencedError, storage_error, storage_errors
 from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.table import encode_batch
@@ -31,14 +31,12 @@ class ExperienceWriter:
     def __init__(self, job: Job, explorer: str) -> None:
         self.job, self.explorer = job, check_identity(explorer)
         self._place = f"{batch_paths.writers(job, explorer)}/{uuid.uuid4().hex}"
-        try:
+        with storage_errors(batch_paths.root(job)):
             job.disk.list(job.root)
             job.disk.make_directory(self._place)
             self._fence_others()
             job.disk.make_directory(batch_paths.batches(job, explorer))
             self._next = self._first_free()
-        except OSError as error:
-            raise storage_error(error, batch_paths.root(job)) from error
 
     @property
     def upcoming(self) -> int:

@@ -42,17 +42,24 @@ def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str]
     found = dict(_places(job, mount, unread))
     found |= dict.fromkeys((os.path.abspath(path) for path in (*_matching(_SECRETS), *secrets)), "secret")
     entries = tuple(entry for path, role in found.items() if (entry := _entry(path, role, unread)))
-    document, problem = _config(job, unread)
-    permissions, group, wrong = _policy(document, job)
+    document: dict[str, Any] = {}
+    policy: tuple[str, int | None] = "umask", None
+    problem = ""
+    try:
+        document = _config(job, unread)
+        permissions, group = policy_in(document, f"{job.root}/{CONFIG}")
+        policy = permissions, modes_of(permissions, group).group
+    except ConfigError as error:
+        problem = error.message
     return AccessSnapshot(
         directory=job.root,
         user=os.geteuid(),
         umask=_umask(),
         entries=entries,
         mount=mount,
-        permissions=permissions,
-        group=group,
-        policy_problem=problem or wrong,
+        permissions=policy[0],
+        group=policy[1],
+        policy_problem=problem,
         secrets=tuple(secret_keys(document)),
         units=tuple(map(_unit, _matching(_UNITS))),
         unread=unread,
@@ -133,25 +140,15 @@ def rights_in(data: bytes, *, default: bool) -> Iterator[AclEntry]:
             yield AclEntry("user" if tag == _USER else "group", number, bits & mask, default)
 
 
-def _config(job: Job, unread: dict[str, str]) -> tuple[dict[str, Any], str]:
+def _config(job: Job, unread: dict[str, str]) -> dict[str, Any]:
     path = f"{job.root}/{CONFIG}"
     try:
-        return parse_config(read_config_file(path), path), ""
+        return parse_config(read_config_file(path), path)
     except FileNotFoundError:
-        return {}, ""
-    except ConfigError as error:
-        return {}, error.message
+        return {}
     except OSError as error:
         unread[path] = error.strerror or str(error)
-        return {}, ""
-
-
-def _policy(document: Mapping[str, Any], job: Job) -> tuple[str, int | None, str]:
-    try:
-        permissions, group = policy_in(document, f"{job.root}/{CONFIG}")
-        return permissions, modes_of(permissions, group).group, ""
-    except ConfigError as error:
-        return "umask", None, error.message
+        return {}
 
 
 def secret_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

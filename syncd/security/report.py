@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from syncd.doctor.probe import STUCK, bounded
-from syncd.errors import JobMissingError, TimedOutError, plain
+from syncd.doctor.probe import STUCK, answering, bounded
+from syncd.errors import JobMissingError, plain
 from syncd.protocol.documents import PROTOCOL
 from syncd.security.collect import collect
 from syncd.security.rules import AccessFinding, judge, verdict
@@ -70,12 +70,8 @@ def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str]
     Raises:
         JobMissingError: It does not exist, or its server does not answer.
     """
-    try:
+    with answering(directory):
         if not bounded(lambda: os.path.isdir(directory), STUCK):
             raise JobMissingError("no such directory", path=directory, hint=f"ls -ld {directory}")
         snapshot = bounded(lambda: collect(directory, state_dir, secrets), STUCK)
-    except TimedOutError as error:
-        raise JobMissingError(
-            "the file system does not answer", path=directory, hint="dmesg | tail"
-        ) from error
     return AccessReport(snapshot.directory, snapshot.permissions, judge(snapshot))

@@ -148,16 +148,21 @@ def verdict(findings: Iterable[AccessFinding]) -> str:
     return "fail" if "fail" in found else "warn" if "warn" in found else "ok"
 
 
+def _at(entry: PathAccess, name: str, severity: Severity, what: str, command: str) -> AccessFinding:
+    """Return a finding about a path, which a command fixes that takes the path as its last argument."""
+    return AccessFinding(name, severity, what, entry.path, f"{command} {quote(entry.path)}")
+
+
 def _link(_: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     if entry.is_link and entry.role not in ("parent", "config"):
         what = "a symbolic link in place of a file of the job: nothing is written through it"
-        yield AccessFinding("link", "fail", what, entry.path, f"rm {quote(entry.path)}")
+        yield _at(entry, "link", "fail", what, "rm")
 
 
 def _second_name(_: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     if entry.role == "appended" and entry.links > 1 and not entry.is_directory:
         what = f"the file has {entry.links} names: nothing is appended to it"
-        yield AccessFinding("second-name", "fail", what, entry.path, f"rm {quote(entry.path)}")
+        yield _at(entry, "second-name", "fail", what, "rm")
 
 
 def _owner(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
@@ -167,8 +172,7 @@ def _owner(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     if entry.role == "state" and seen.permissions == "group" and entry.gid == seen.group:
         return
     what = f"user {entry.uid} owns it, and can replace what is in it"
-    owner = _ROOT if entry.role == "parent" else job.uid
-    yield AccessFinding("owner", "warn", what, entry.path, f"chown {owner} {quote(entry.path)}")
+    yield _at(entry, "owner", "warn", what, f"chown {_ROOT if entry.role == 'parent' else job.uid}")
 
 
 def _everybody_writes(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
@@ -180,7 +184,7 @@ def _everybody_writes(seen: AccessSnapshot, entry: PathAccess) -> Iterator[Acces
         "parent": "everybody can put another directory in the place of the job",
         "job": "everybody can add steps and replace the marker",
     }.get(entry.role, "everybody can change it")
-    yield AccessFinding("world-writable", "fail", what, entry.path, f"chmod o-w {quote(entry.path)}")
+    yield _at(entry, "world-writable", "fail", what, "chmod o-w")
 
 
 def _is_sticky(seen: AccessSnapshot, entry: PathAccess) -> bool:
@@ -206,15 +210,14 @@ def _group_writes(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFin
         return
     what = f"group {entry.gid} can change it, and the job's policy is {seen.permissions!r}"
     severity: Severity = "fail" if entry.role in ("secret", "config") else "warn"
-    mend = f"chmod g-w {quote(entry.path)}"
-    yield AccessFinding("group-writable", severity, what, entry.path, mend)
+    yield _at(entry, "group-writable", severity, what, "chmod g-w")
 
 
 def _secret(_: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     if entry.role == "secret" and not entry.is_link and entry.mode & (stat.S_IRGRP | stat.S_IROTH):
         who = "everybody" if entry.mode & stat.S_IROTH else f"group {entry.gid}"
         what = f"it holds a secret, and {who} can read it"
-        yield AccessFinding("readable-secret", "fail", what, entry.path, f"chmod 600 {quote(entry.path)}")
+        yield _at(entry, "readable-secret", "fail", what, "chmod 600")
 
 
 def _readable(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
@@ -229,13 +232,14 @@ def _against_policy(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessF
     if entry.is_link or entry.role == "parent" or seen.permissions == "umask":
         return
     closed = 0o077 if seen.permissions == "private" else 0o007
-    mend = f"chmod {'go' if seen.permissions == 'private' else 'o'}= {quote(entry.path)}"
     if entry.mode & closed & ~stat.S_IWOTH:
         what = f"mode {stat.S_IMODE(entry.mode):o}, and the job's policy is {seen.permissions!r}"
-        yield AccessFinding("against-policy", "fail", what, entry.path, mend)
+        yield _at(
+            entry, "against-policy", "fail", what, f"chmod {'go' if seen.permissions == 'private' else 'o'}="
+        )
     if seen.permissions == "group" and entry.is_directory and not entry.mode & stat.S_ISGID:
         what = "no setgid: what is made in it does not belong to the job's group"
-        yield AccessFinding("no-setgid", "warn", what, entry.path, f"chmod g+s {quote(entry.path)}")
+        yield _at(entry, "no-setgid", "warn", what, "chmod g+s")
 
 
 def _rights(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
@@ -247,10 +251,9 @@ def _rights(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
         reads_secret = entry.role == "secret" and right.bits & _READ
         if not right.bits & _WRITE and not reads_secret:
             continue
-        kept = "default:" if right.default else ""
         what = f"an access control list lets {right.kind} {right.number} {'write' if right.bits & _WRITE else 'read'}"
-        entry_name = f"{kept}{right.kind}:{right.number}"
-        yield AccessFinding("acl", "fail", what, entry.path, f"setfacl -x {entry_name} {quote(entry.path)}")
+        listed = f"{'default:' if right.default else ''}{right.kind}:{right.number}"
+        yield _at(entry, "acl", "fail", what, f"setfacl -x {listed}")
 
 
 _RULES: tuple[Callable[[AccessSnapshot, PathAccess], Iterator[AccessFinding]], ...] = (
@@ -288,9 +291,8 @@ def _mount(seen: AccessSnapshot) -> Iterator[AccessFinding]:
         yield AccessFinding("mount", "info", what, point, f"mount -o remount,{missing} {quote(point)}")
     if found.type.startswith("nfs"):
         what = "only the server shows no_root_squash: with it root of any host owns all jobs"
-        yield AccessFinding(
-            "root-squash", "info", what, found.source, "on the server: exportfs -v | grep no_root_squash"
-        )
+        mend = "on the server: exportfs -v | grep no_root_squash"
+        yield AccessFinding("root-squash", "info", what, found.source, mend)
         if found.option("sec") in (None, "sys"):
             what = "sec=sys: the server believes each host which user it is"
             yield AccessFinding("nfs-security", "info", what, point, "sec=krb5p, where hosts are not trusted")
@@ -300,13 +302,11 @@ def _unit(unit: SystemdUnit) -> Iterator[AccessFinding]:
     drop_in = f"systemctl edit {unit.path.rpartition('/')[2]}"
     user = unit.settings.get("User", "root")
     if "/user/" not in unit.path and user in ("root", "0"):
-        yield AccessFinding(
-            "unit-root", "fail", "the service runs as root", unit.path, f"{drop_in}   # [Service] User="
-        )
+        mend = f"{drop_in}   # [Service] User="
+        yield AccessFinding("unit-root", "fail", "the service runs as root", unit.path, mend)
     if unit.settings.get("NoNewPrivileges", "no").lower() not in ("yes", "true", "1", "on"):
         mend = f"{drop_in}   # [Service] NoNewPrivileges=yes"
         yield AccessFinding("unit-privileges", "warn", "the service may gain privileges", unit.path, mend)
     if unit.settings.get("UMask", "0022") in ("0000", "000", "00", "0"):
-        yield AccessFinding(
-            "unit-umask", "fail", "UMask=0: everybody can change what it makes", unit.path, drop_in
-        )
+        what = "UMask=0: everybody can change what it makes"
+        yield AccessFinding("unit-umask", "fail", what, unit.path, drop_in)

@@ -4,13 +4,14 @@ A call to a server that is away waits in the kernel: the thread that made it can
 signal came. Each call is therefore noted before it is made.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
-from syncd.protocol.disk import DOCUMENT_LIMIT, Clock, Data, DirectoryEntry, Disk, FileStat
+from syncd.protocol.disk import Clock, Data, Disk
 from syncd.protocol.layout import Job
 
 STUCK_AFTER = 10.0
@@ -28,6 +29,7 @@ MOUNT_HINT = "findmnt; dmesg | tail  # is its server up?"
 TrackCall = Callable[[str, str], AbstractContextManager[None]]
 """Notes a call, by what it does and its path, while it is made."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -123,6 +125,23 @@ def untracked(_what: str, _path: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def _noting(
+    what: str, method: Callable[Concatenate[Disk, P], T]
+) -> Callable[Concatenate["TrackedDisk", P], T]:
+    """Return a method of `Disk`, whose first argument is a path, that notes its call while it is made."""
+
+    @functools.wraps(method)
+    def call(self: "TrackedDisk", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        outer = self.calls.begin(what, str(args[0]))
+        try:
+            found: T = getattr(self.disk, method.__name__)(*args, **kwargs)
+            return found
+        finally:
+            self.calls.end(outer)
+
+    return call
+
+
 class TrackedDisk:
     """A disk that notes each call while it is made.
 
@@ -132,69 +151,36 @@ class TrackedDisk:
     """
 
     def __init__(self, disk: Disk, calls: PendingCalls) -> None:
-        self._disk, self._calls = disk, calls
+        self.disk, self.calls = disk, calls
 
-    def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
-        return self._track("read", path, lambda: self._disk.read(path, limit))
-
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
-        return self._track("read", path, lambda: self._disk.read_at(path, offset, length))
-
-    def stat(self, path: str) -> FileStat:
-        return self._track("stat", path, lambda: self._disk.stat(path))
-
-    def born(self, path: str) -> int:
-        return self._track("stat", path, lambda: self._disk.born(path))
-
-    def list(self, path: str) -> list[DirectoryEntry]:
-        return self._track("list", path, lambda: self._disk.list(path))
-
-    def refresh(self, path: str) -> None:
-        self._track("open", path, lambda: self._disk.refresh(path))
+    read = _noting("read", Disk.read)
+    read_at = _noting("read", Disk.read_at)
+    stat = _noting("stat", Disk.stat)
+    born = _noting("stat", Disk.born)
+    list = _noting("list", Disk.list)
+    refresh = _noting("open", Disk.refresh)
+    rename = _noting("rename", Disk.rename)
+    make_directory = _noting("mkdir", Disk.make_directory)
+    remove_directory = _noting("rmdir", Disk.remove_directory)
+    unlink = _noting("unlink", Disk.unlink)
+    sync_directory = _noting("sync", Disk.sync_directory)
+    adopt = _noting("chmod", Disk.adopt)
+    free = _noting("statfs", Disk.free)
+    inodes = _noting("statfs", Disk.inodes)
 
     def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         noted = data if isinstance(data, bytes) else self._noted(path, data)
-        self._track("write", path, lambda: self._disk.replace(path, noted, via=via, private=private))
-
-    def rename(self, source: str, target: str) -> None:
-        self._track("rename", source, lambda: self._disk.rename(source, target))
-
-    def make_directory(self, path: str) -> None:
-        self._track("mkdir", path, lambda: self._disk.make_directory(path))
-
-    def remove_directory(self, path: str) -> None:
-        self._track("rmdir", path, lambda: self._disk.remove_directory(path))
-
-    def unlink(self, path: str) -> None:
-        self._track("unlink", path, lambda: self._disk.unlink(path))
-
-    def sync_directory(self, path: str) -> None:
-        self._track("sync", path, lambda: self._disk.sync_directory(path))
-
-    def adopt(self, path: str) -> None:
-        self._track("chmod", path, lambda: self._disk.adopt(path))
-
-    def free(self, path: str) -> int:
-        return self._track("statfs", path, lambda: self._disk.free(path))
-
-    def inodes(self, path: str) -> int | None:
-        return self._track("statfs", path, lambda: self._disk.inodes(path))
+        with self.calls("write", path):
+            self.disk.replace(path, noted, via=via, private=private)
 
     def _noted(self, path: str, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         """Note each piece by itself: a large file takes long, and the sync at its end does too."""
         size = 0
         for piece in pieces:
-            self._calls.renew("write", path)
+            self.calls.renew("write", path)
             size += memoryview(piece).nbytes
             yield piece
-        self._calls.renew("write", path, size / SLOWEST)
-
-    def _track(self, what: str, path: str, call: Callable[[], T]) -> T:
-        outer = self._calls.begin(what, path)
-        try:
-            return call()
-        finally:
-            self._calls.end(outer)
+        self.calls.renew("write", path, size / SLOWEST)
 
 
 def tracked(job: Job, calls: PendingCalls) -> Job:

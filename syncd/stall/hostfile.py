@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncd.errors import SyncdError
-from syncd.protocol.documents import Fields, decode, encode
+from syncd.protocol.documents import decode, encode
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.process import Process
+from syncd.protocol.process import Process, process_from
 
 Document = dict[str, Any]
 
@@ -117,7 +117,11 @@ def _path(directory: str, root: str) -> str:
 def _read(path: str) -> HostFile | None:
     try:
         fields = decode(LocalDisk().read(path, _LIMIT), path)
-        return HostFile(fields.number("at"), _process(fields.record("process")), _plain(fields))
+        process = process_from(fields.record("process"))
+        rest = {
+            key: value for key, value in fields.document.items() if key not in ("at", "process", "protocol")
+        }
+        return HostFile(fields.number("at"), process, rest)
     except (OSError, SyncdError):
         return None
 
@@ -129,16 +133,6 @@ def _tidy(directory: str, now: float) -> None:
             left = _read(path)
             if left is not None and not left.is_current and now - left.at > _KEPT:
                 os.unlink(path)
-
-
-def _process(fields: Fields) -> Process:
-    return Process(
-        fields.text("boot"), fields.text("namespace"), fields.integer("pid"), fields.integer("started")
-    )
-
-
-def _plain(fields: Fields) -> Document:
-    return {key: value for key, value in fields.document.items() if key not in ("at", "process", "protocol")}
 
 
 def _replace(path: str, data: bytes) -> None:

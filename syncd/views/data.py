@@ -11,7 +11,7 @@ from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import Version, pair_document
+from syncd.protocol.version import pair_document
 from syncd.stall.hostfile import HostFile
 from syncd.views.job_view import Heart, JobView
 
@@ -29,11 +29,7 @@ def status(view: JobView) -> Document:
         "state_dir": view.job.state,
         "at": view.at,
         "version": _version(view),
-        "marker": {
-            "step": snapshot.marker.step,
-            "text": snapshot.marker.text,
-            "problem": snapshot.marker.problem,
-        },
+        "marker": _picked(snapshot.marker, "step text problem"),
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
         "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
@@ -41,9 +37,7 @@ def status(view: JobView) -> Document:
         "trainers": [_trainer(view, name) for name in sorted(snapshot.trainers)],
         "daemon": _daemon(view),
         "disk": _disk(view),
-        "requests": [
-            {"kind": item.kind, "step": item.step, "reason": item.reason} for item in snapshot.requests
-        ],
+        "requests": [_picked(item, "kind step reason") for item in snapshot.requests],
         "problems": [{"name": name, "detail": detail} for name, detail in problems(view)],
     }
 
@@ -57,7 +51,8 @@ def newest_complete(snapshot: Snapshot) -> int | None:
 def problems(view: JobView) -> list[tuple[str, str]]:
     """Return what is wrong with the job: a stable name and a text for each problem."""
     found = list(symptoms(view.snapshot))
-    found += [("damaged_step", f"step {step.step}: {step.problem}") for step in _damaged(view.snapshot)]
+    damaged = [step for step in _by_step(view.snapshot) if step.state is StepState.DAMAGED]
+    found += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
     found += list(view.problems.items())
     found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
     found += [("mount", trouble)] if (trouble := _mount_trouble(view.known)) else []
@@ -90,10 +85,6 @@ def _mount_trouble(known: HostFile | None) -> str:
     return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
 
 
-def _damaged(snapshot: Snapshot) -> list[Step]:
-    return [step for step in _by_step(snapshot) if step.state is StepState.DAMAGED]
-
-
 def _by_step(snapshot: Snapshot) -> list[Step]:
     return [snapshot.steps[number] for number in sorted(snapshot.steps)]
 
@@ -103,13 +94,9 @@ def _version(view: JobView) -> Document | None:
     if version is None:
         return None
     return {
-        "generation": version.generation,
-        "step": version.step,
-        "kind": version.kind,
-        "path": _place(view, version),
-        "layout": version.layout,
-        "digest": version.digest,
-        "published_at": version.published_at,
+        **_picked(version, "generation step kind"),
+        "path": version.path if version.kind == "remote" else f"{view.job.root}/{version.path}",
+        **_picked(version, "layout digest published_at"),
         "age": _age(view, version.published_at),
         "previous": pair_document(version.previous),
         "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
@@ -117,8 +104,9 @@ def _version(view: JobView) -> Document | None:
     }
 
 
-def _place(view: JobView, version: Version) -> str:
-    return version.path if version.kind == "remote" else f"{view.job.root}/{version.path}"
+def _picked(item: object, names: str) -> Document:
+    """Return attributes of an object, by their names."""
+    return {name: getattr(item, name) for name in names.split()}
 
 
 def _age(view: JobView, at: float) -> float:
@@ -137,14 +125,7 @@ def _counts(snapshot: Snapshot) -> Document:
 
 
 def _filling(step: Step) -> Document:
-    return {
-        "step": step.step,
-        "present": step.present,
-        "expected": step.expected,
-        "bytes": step.size,
-        "layout": step.layout,
-        "problem": step.problem,
-    }
+    return {**_picked(step, "step present expected"), "bytes": step.size, **_picked(step, "layout problem")}
 
 
 def _module(view: JobView, module: Module, heart: Heart) -> Document:
@@ -155,8 +136,7 @@ def _module(view: JobView, module: Module, heart: Heart) -> Document:
         "heart": heart.value,
         "alive": {Heart.ALIVE: True, Heart.UNKNOWN: None}.get(heart, False),
         "beat_age": _age(view, presence.updated_at),
-        "host": presence.host,
-        "pid": presence.pid,
+        **_picked(presence, "host pid"),
     }
 
 
@@ -196,23 +176,14 @@ def _daemon(view: JobView) -> Document | None:
     if view.lead is None:
         return None
     leader = view.lead.leader
-    return {
-        "heart": view.lead.heart.value,
-        "term": view.lead.term,
-        "host": leader.host if leader else None,
-        "pid": leader.process.pid if leader else None,
-    }
+    where = {"host": leader.host if leader else None, "pid": leader.process.pid if leader else None}
+    return {"heart": view.lead.heart.value, "term": view.lead.term, **where}
 
 
 def _disk(view: JobView) -> Document:
-    mount = view.mount
-    return {
-        "free": view.snapshot.free,
-        "job_bytes": view.snapshot.job_size,
-        "mount": mount.point,
-        "type": mount.type,
-        "network": mount.is_network,
-    }
+    known, mount = view.snapshot, view.mount
+    place = {"mount": mount.point, "type": mount.type, "network": mount.is_network}
+    return {"free": known.free, "job_bytes": known.job_size, **place}
 
 
 def listing(view: JobView, decisions: Iterable[Decision], policy: Policy) -> Document:
@@ -236,35 +207,23 @@ def listing(view: JobView, decisions: Iterable[Decision], policy: Policy) -> Doc
 
 def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
     return {
-        "step": step.step,
-        "directory": step.directory,
-        "layout": step.layout,
+        **_picked(step, "step directory layout"),
         "state": step.state.value,
-        "kind": step.kind,
-        "full": step.full,
-        "present": step.present,
-        "expected": step.expected,
+        **_picked(step, "kind full present expected"),
         "shards": step.shards[0] if step.shards else step.present,
         "shards_expected": step.shards[1] if step.shards else step.expected,
         "bytes": step.size,
-        "digest": step.digest,
-        "parent": step.parent,
+        **_picked(step, "digest parent"),
         "published": _published(snapshot, step.step),
         "leases": list(snapshot.leases.get(step.step, ())),
         "pinned": step.step in snapshot.pins,
         "problem": step.problem,
-        "keep": decision.keep,
-        "rule": decision.rule,
-        "detail": decision.detail,
+        **_picked(decision, "keep rule detail"),
     }
 
 
 def _published(snapshot: Snapshot, step: int) -> str | None:
     version = snapshot.version
-    if version is None:
-        return None
-    places: Mapping[int | None, str] = {
-        version.previous[1] if version.previous else None: "previous",
-        version.step: "newest",
-    }
-    return places.get(step)
+    if version is not None and step == version.step:
+        return "newest"
+    return "previous" if version is not None and version.previous and version.previous[1] == step else None

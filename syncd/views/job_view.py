@@ -7,11 +7,10 @@ Clocks of two hosts are never compared. One reading therefore cannot tell who is
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeVar
 
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.errors import CorruptDataError, storage_error
+from syncd.errors import CorruptDataError, storage_errors
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import TIMEOUT, Leader, latest_token, read_leader
@@ -26,8 +25,6 @@ RECONCILE = 60.0
 """Seconds between two readings of everything; between them only what may have changed is read."""
 
 _STEP = 0.25
-
-T = TypeVar("T")
 
 
 class Heart(StrEnum):
@@ -110,10 +107,8 @@ class JobViewer:
             JobMissingError: The job directory does not exist.
             StorageError: It cannot be read.
         """
-        try:
+        with storage_errors(self._job.root):
             return self._read()
-        except OSError as error:
-            raise storage_error(error, self._job.root) from error
 
     def read_until_known(self, seconds: float) -> JobView:
         """Read until it is known of every module whether it is alive, for `seconds` at most."""
@@ -127,23 +122,23 @@ class JobViewer:
         self._scanner.check_root()
         snapshot = self._scan()
         self._free = snapshot.free if snapshot.free is not None else self._free
-        explorers, wrong_explorers = self._presences("explorer", self._job.explorers)
+        explorers, problems = self._presences("explorer", self._job.explorers)
         trainers, wrong_trainers = self._presences("trainer", self._job.trainers)
-        hearts = self._hearts(explorers, trainers)
+        hearts = self._hearts({**explorers, **trainers})
         lead, wrong_lead = self._lead()
         return JobView(
             job=self._job,
             at=self._clock.time(),
             snapshot=replace(
                 snapshot,
-                explorers=_marked(explorers, "explorer", hearts),
-                trainers=_marked(trainers, "trainer", hearts),
+                explorers=_marked(explorers, hearts),
+                trainers=_marked(trainers, hearts),
                 free=self._free,
             ),
             lead=lead,
             hearts=hearts,
             mount=self._mount,
-            problems={**wrong_explorers, **wrong_trainers, **wrong_lead},
+            problems={**problems, **wrong_trainers, **wrong_lead},
             known=hostfile.find(self._job.root),
             scanned=snapshot,
         )
@@ -156,24 +151,22 @@ class JobViewer:
         self._reconciled = now
         return snapshot
 
-    def _hearts(
-        self, explorers: Mapping[str, Presence], trainers: Mapping[str, Presence]
-    ) -> dict[str, Heart]:
-        everybody = {**_of("explorer", explorers), **_of("trainer", trainers)}
+    def _hearts(self, everybody: Mapping[str, Presence]) -> dict[str, Heart]:
         beats = {name: (presence.incarnation, presence.beat) for name, presence in everybody.items()}
         judged = self._modules.judge(self._clock.monotonic(), beats)
         left = {name for name, presence in everybody.items() if presence.status is RunningStatus.STOPPED}
         return {name: Heart.LEFT if name in left else heart for name, heart in judged.items()}
 
     def _presences(self, kind: str, directory: str) -> tuple[dict[str, Presence], dict[str, str]]:
-        """Return the modules of a kind, and what is wrong with the files of others."""
+        """Return the presences of a kind, and what is wrong with the files of others, by `<kind>/<id>`."""
         try:
             found, unreadable = self._scanner.presences.read(directory)
         except OSError as error:
             if obstacle_to_reading(error, directory) is None:
                 raise
             return {}, {}  # the snapshot reports it
-        return found, _problems(kind, unreadable)
+        presences = {f"{kind}/{name}": presence for name, presence in found.items()}
+        return presences, {f"{kind}/{name}": presence.problem for name, presence in unreadable.items()}
 
     def _lead(self) -> tuple[Lead | None, dict[str, str]]:
         """Return the newest term, and why it cannot be read."""
@@ -229,16 +222,8 @@ def _is_open(view: JobView) -> bool:
     return Heart.UNKNOWN in (lead, *view.hearts.values())
 
 
-def _problems(kind: str, unreadable: Mapping[str, Presence]) -> dict[str, str]:
-    return _of(kind, {name: presence.problem for name, presence in unreadable.items()})
-
-
-def _of(kind: str, found: Mapping[str, T]) -> dict[str, T]:
-    return {f"{kind}/{name}": value for name, value in found.items()}
-
-
-def _marked(presences: Mapping[str, Presence], kind: str, hearts: Mapping[str, Heart]) -> dict[str, Module]:
+def _marked(presences: Mapping[str, Presence], hearts: Mapping[str, Heart]) -> dict[str, Module]:
     return {
-        name: Module(presence, alive=hearts[f"{kind}/{name}"] is not Heart.DEAD)
+        name.partition("/")[2]: Module(presence, alive=hearts[name] is not Heart.DEAD)
         for name, presence in presences.items()
     }

@@ -145,7 +145,7 @@ def fail_with(monkeypatch, error):
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr("syncd.cli.status.open_job", fails)
+    monkeypatch.setattr("syncd.cli.options.open_job", fails)
 
 
 def test_a_bug_says_how_to_report_it(shell, monkeypatch, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from syncd.dashboard.hosts import address_of, is_loopback, may_ask, url
+from syncd.dashboard.server import address_of, is_loopback, may_ask, url
 from syncd.errors import UsageError
 
 

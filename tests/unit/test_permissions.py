@@ -7,7 +7,7 @@ import pytest
 from support.jobs import write_step
 
 from syncd import jsonl
-from syncd.cli.daemon_options import read_config, with_policy
+from syncd.cli.options import read_config, with_policy
 from syncd.errors import ConfigError
 from syncd.observe.events import Event
 from syncd.observe.journal import Journal

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import tomli_w
 
-from syncd.errors import DOCS, ConfigError, storage_error
+from syncd.errors import DOCS, ConfigError, storage_error, storage_errors
 from syncd.jobfile.keys import Key
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
@@ -60,15 +60,13 @@ def make_job_dir(config: JobConfig) -> JobConfig:
         StorageError: It cannot be made.
     """
     disk = _disk(config)
-    try:
+    with storage_errors(config.job.dir):
         if config.trainer.continue_from_checkpoint:
             disk.make_directory(config.job.dir)
             return config
         for suffix in _suffixes():
             if _claim(disk, f"{config.job.dir}{suffix}", config.job.source):
                 break
-    except OSError as error:
-        raise storage_error(error, config.job.dir) from error
     return moved_to(config, f"{config.job.dir}{suffix}")
 
 
@@ -81,10 +79,8 @@ def next_job_dir(config: JobConfig) -> str:
     if config.trainer.continue_from_checkpoint:
         return config.job.dir
     candidates = (f"{config.job.dir}{suffix}" for suffix in _suffixes())
-    try:
+    with storage_errors(config.job.dir):
         return next(place for place in candidates if _is_free(place, config.job.source))
-    except OSError as error:
-        raise storage_error(error, config.job.dir) from error
 
 
 def moved_to(config: JobConfig, directory: str) -> JobConfig:
@@ -148,7 +144,7 @@ def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
     before, after = _read(path), (_HEAD + to_toml(config)).encode()
     changed, refused = split(contradictions(config), allowed)
     refuse(refused)
-    try:
+    with storage_errors(path):
         record_changes(_disk(config), config.job.dir, changed)
         for one in changed:
             structlog.get_logger().warning("config_changed", key=one.key, old=one.kept, new=one.now)
@@ -156,8 +152,6 @@ def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
             _move_aside(path, before, config.job.source)
         if before != after:
             _disk(config).replace(path, after)
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def to_toml(config: JobConfig) -> str:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from syncd.errors import ConfigError, storage_error
+from syncd.errors import ConfigError, storage_errors
 from trainer.config.algorithms import SFT, VERL
 from trainer.config.model import JobConfig
 
@@ -35,7 +35,7 @@ def check_model(config: JobConfig) -> None:
         return
     path = config.model.path
     read_model_config(path)
-    try:
+    with storage_errors(path):
         missing = list(_missing_weights(path))
         if missing:
             raise _incomplete(path, "the model's weights are missing", missing)
@@ -43,8 +43,6 @@ def check_model(config: JobConfig) -> None:
         if why and not _has_tokenizer(path):
             lacking = ["tokenizer.json (or tokenizer.model, or vocab.json with merges.txt)"]
             raise _incomplete(path, f"the model has no tokenizer, and {why}", lacking)
-    except OSError as error:
-        raise storage_error(error, error.filename or path) from error
 
 
 def read_model_config(path: str) -> dict[str, Any]:

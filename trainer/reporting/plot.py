@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from syncd.errors import ConfigError, JobMissingError, NotReadyError, UsageError, storage_error
+from syncd.errors import (
+    ConfigError,
+    JobMissingError,
+    NotReadyError,
+    UsageError,
+    storage_error,
+    storage_errors,
+)
 from trainer.monitors.jsonl import METRICS, History, read_history
 
 if TYPE_CHECKING:
@@ -273,7 +280,5 @@ def _save(figure: "Figure", out: str) -> None:
             path=out,
             hint=", ".join(known),
         )
-    try:
+    with storage_errors(out):
         figure.savefig(out)
-    except OSError as error:
-        raise storage_error(error, out) from error

@@ -30,7 +30,7 @@ from syncd.transports.tensors import first_of, list_tensors, read_tensors, requi
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
-    from syncd.client.lease import Leased
+    from syncd.client.follow import Leased
 
 
 class Verification(StrEnum):

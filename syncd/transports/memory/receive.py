@@ -17,7 +17,7 @@ from syncd.transports.filesystem.receive import DirectoryOptions, DirectoryRecei
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
-    from syncd.client.lease import Leased
+    from syncd.client.follow import Leased
 
 _KIND = "weights"
 

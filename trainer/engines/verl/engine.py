@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainer.engines.verl.learner import Learner
 import json
 
-from syncd.errors import storage_error
+from syncd.errors import storage_errors
 from trainer.config.model_files import read_model_config
 
 
@@ -132,11 +132,9 @@ def companions(path: str, dtype: str, *, code: bool) -> dict[str, bytes]:
     config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype}
     found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
     suffixes = (*_SUFFIXES, _CODE) if code else _SUFFIXES
-    try:
+    with storage_errors(path):
         for name in sorted(os.listdir(path)):
             if name in _NAMES or name.endswith(suffixes):
                 with open(os.path.join(path, name), "rb") as file:
                     found[name] = file.read()
-    except OSError as error:
-        raise storage_error(error, path) from error
     return found
