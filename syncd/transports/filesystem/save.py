@@ -25,6 +25,7 @@ from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
+from syncd.transports.base import FILES, Sent
 from syncd.transports.filesystem.export_walk import (
     AnyExport,
     ExportWalk,
@@ -49,23 +50,6 @@ from syncd.transports.filesystem.shard import (
 Mode = Literal["background", "stream"]
 
 INDEX = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The result of one save on this rank.
-
-    Args:
-        step: The step.
-        size: Bytes of the weights, of all ranks.
-        seconds: From the call until this rank's files were durable.
-        is_copied: Whether the second copy has this rank's part too.
-    """
-
-    step: int
-    size: int
-    seconds: float
-    is_copied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +107,7 @@ class StepSaver:
         self._ring: Ring | None = None
         self._layout: ShardLayout | None = None
         self._pending: tuple[_Save, Future[bool]] | None = None
-        self.written: Written | None = None
+        self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
 
     def prepare(self, tensors: AnyExport) -> None:
@@ -290,13 +274,9 @@ class StepSaver:
         if save.copy is not None:
             save.copy.seal(number, shard, files)  # first: once the step is whole, its copy is too
         writer.receipt(number, [shard], files)
-        self._note(save, walk)
-        return writer.publish_if_whole()
-
-    def _note(self, save: _Save, walk: ExportWalk) -> None:
-        is_copied = save.copy is not None and not save.copy.failed
         seconds = self._clock.monotonic() - save.begun
-        self.written = Written(save.writer.step, walk.total_size, seconds, is_copied)
+        self.sent = Sent(FILES, writer.step, walk.total_size, seconds, is_done=True)
+        return writer.publish_if_whole()
 
     def _companions(self, save: _Save, walk: ExportWalk) -> list[FileRecord]:
         files = {**save.companions, INDEX: encode_index(walk.weight_map, walk.total_size)}
