@@ -49,7 +49,7 @@ test-gpu: $(READY)
 # Every fault at every point, a thousand markers on each NFS mount, fifty kills of ranks: an hour or two. `make test` takes
 # each kill, and of the rest a part that changes from point to point.
 test-faults: $(READY)
-	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_sweep.py \
+	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
 		tests/integration/test_sweep_full_disk.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \

@@ -88,7 +88,7 @@ def is_whole(job):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_paused_save_changes_nothing_that_another_has_sealed(tmp_path, world_size):
+def test_a_paused_save_does_not_change_a_step_sealed_by_another(tmp_path, world_size):
     winners = set()
     for at in range(1, calls_of(made, tmp_path, world_size=world_size) + 1):
         root, refused = made(tmp_path / f"{world_size}.{at}"), []
@@ -110,7 +110,7 @@ def test_a_paused_save_changes_nothing_that_another_has_sealed(tmp_path, world_s
     assert winners == {"paused", "other"}
 
 
-def test_a_trainer_that_was_replaced_neither_seals_nor_announces(tmp_path):
+def test_a_replaced_trainer_neither_seals_nor_announces(tmp_path):
     def fenced(path):
         made(path / "fence")
         return path
@@ -145,7 +145,7 @@ def test_a_trainer_that_was_replaced_neither_seals_nor_announces(tmp_path):
         assert read_marker(job.disk, job.marker).step == STEP + 1, f"paused at call {at}"
 
 
-def test_a_save_whose_directory_was_removed_is_told_so(tmp_path):
+def test_a_save_with_a_removed_directory_raises_save_lost(tmp_path):
     job = Job.at(tmp_path)
     writer = StepWriter(job, STEP, 1, "slow", ManualClock())
     writer.begin()
@@ -161,7 +161,7 @@ def test_a_save_whose_directory_was_removed_is_told_so(tmp_path):
     assert os.listdir(tmp_path) == ["elsewhere"]
 
 
-def test_what_no_receipt_names_is_not_in_the_step(tmp_path):
+def test_files_without_a_receipt_are_not_in_the_sealed_step(tmp_path):
     job = Job.at(tmp_path)
     writer = StepWriter(job, STEP, 1, "a", ManualClock())
     writer.begin()
@@ -203,7 +203,7 @@ def test_a_step_that_an_older_release_wrote_in_place_is_published(tmp_path):
         save(job, "new")
 
 
-def test_what_an_older_release_never_sealed_makes_room(tmp_path):
+def test_an_unsealed_step_of_an_older_release_is_replaced(tmp_path):
     job = Job.at(tmp_path)
     in_place(job, seal=False, writers=2)
     assert save(job, "new")
@@ -211,7 +211,7 @@ def test_what_an_older_release_never_sealed_makes_room(tmp_path):
     assert sorted(os.listdir(f"{job.step(STEP)}/actor")) == [".receipts", "model-00001-of-00001.safetensors"]
 
 
-def test_files_of_others_in_the_place_of_a_step_are_not_touched(tmp_path):
+def test_foreign_files_in_a_step_directory_are_kept_and_the_save_is_refused(tmp_path):
     job = Job.at(tmp_path)
     os.makedirs(f"{job.step(STEP)}/actor")
     with open(f"{job.step(STEP)}/actor/model_world_size_1_rank_0.pt", "wb"):
@@ -235,7 +235,7 @@ def attempts_in(job):
     return {name for name in os.listdir(job.root) if parse_attempt_name(name) is not None}
 
 
-def test_an_attempt_is_seen_as_the_step_that_fills(tmp_path):
+def test_an_attempt_is_shown_as_a_filling_step(tmp_path):
     job = Job.at(tmp_path)
     begun(job, "a")
     daemon, heard, _ = start(job)
@@ -260,7 +260,7 @@ def test_the_loser_of_a_race_for_a_step_is_removed(tmp_path):
     assert is_whole(job)
 
 
-def test_of_two_attempts_the_one_that_stands_still_gives_way(tmp_path):
+def test_of_two_attempts_the_stale_one_is_removed(tmp_path):
     """As where each start of a trainer ends in the midst of the same save."""
     job = Job.at(tmp_path)
     begun(job, "first")
@@ -276,7 +276,7 @@ def test_of_two_attempts_the_one_that_stands_still_gives_way(tmp_path):
     assert attempts_in(job) == {f".global_step_{STEP}.second"}
 
 
-def test_one_attempt_alone_is_kept_until_a_later_step_is_published(tmp_path):
+def test_a_single_attempt_is_kept_until_a_later_step_is_published(tmp_path):
     job = Job.at(tmp_path)
     begun(job, "alone")
     daemon, heard, clock = start(job, partial_grace=100.0)
@@ -292,7 +292,7 @@ def test_one_attempt_alone_is_kept_until_a_later_step_is_published(tmp_path):
     assert [event["rule"] for event in heard.of("step_pruned")] == ["stale_partial"]
 
 
-def test_an_attempt_whose_writer_was_killed_before_it_wrote_anything_goes_too(tmp_path):
+def test_an_empty_attempt_is_removed(tmp_path):
     job = Job.at(tmp_path)
     os.mkdir(job.attempt(STEP, "empty"))
     daemon, heard, _ = start(job)
@@ -311,7 +311,7 @@ def test_pruning_off_keeps_attempts(tmp_path):
     assert len(attempts_in(job)) == 1
 
 
-def test_a_step_sealed_below_the_published_one_is_kept_until_its_writer_can_have_named_it(tmp_path):
+def test_a_step_sealed_below_the_published_one_is_kept_for_a_grace_period(tmp_path):
     """A trainer that goes back seals the step first; the seal itself wakes the daemon."""
     job = Job.at(tmp_path)
     for step in (STEP, STEP + 1, STEP + 2):

@@ -64,19 +64,19 @@ def test_replace_creates_and_replaces(bed: Bed) -> None:
     assert names(bed) == {"a"}
 
 
-def test_replace_takes_pieces(bed: Bed) -> None:
+def test_replace_accepts_an_iterable_of_pieces(bed: Bed) -> None:
     bed.disk.replace(bed.path("a"), (part for part in (b"one ", b"", memoryview(b"two"))))
     assert bed.disk.read(bed.path("a")) == b"one two"
 
 
-def test_replace_gives_a_new_file(bed: Bed) -> None:
+def test_replace_creates_a_new_inode(bed: Bed) -> None:
     bed.disk.replace(bed.path("a"), b"one")
     before = bed.disk.stat(bed.path("a"))
     bed.disk.replace(bed.path("a"), b"two")
     assert bed.disk.stat(bed.path("a")).inode != before.inode
 
 
-def test_replace_via_another_directory(bed: Bed) -> None:
+def test_replace_via_another_directory_leaves_nothing_there(bed: Bed) -> None:
     bed.disk.make_directory(bed.path("stage"))
     bed.disk.replace(bed.path("a"), b"one", via=bed.path("stage"))
     assert bed.disk.read(bed.path("a")) == b"one"
@@ -92,14 +92,14 @@ def test_replace_fails_once_its_stage_is_removed(bed: Bed) -> None:
     assert bed.disk.read(bed.path("a")) == b"one"
 
 
-def test_a_replace_that_fails_leaves_nothing(bed: Bed) -> None:
+def test_a_failed_replace_leaves_no_temporary_file(bed: Bed) -> None:
     bed.disk.make_directory(bed.path("a"))
     with pytest.raises(IsADirectoryError):
         bed.disk.replace(bed.path("a"), b"one")
     assert names(bed) == {"a"}
 
 
-def test_a_replace_whose_pieces_fail_leaves_the_old_content(bed: Bed) -> None:
+def test_a_replace_with_failing_pieces_keeps_the_old_content(bed: Bed) -> None:
     def pieces() -> "object":
         yield b"half"
         raise RuntimeError
@@ -111,7 +111,7 @@ def test_a_replace_whose_pieces_fail_leaves_the_old_content(bed: Bed) -> None:
     assert names(bed) == {"a"}
 
 
-def test_read_refuses_what_is_too_large(bed: Bed) -> None:
+def test_read_refuses_a_file_over_the_limit(bed: Bed) -> None:
     bed.disk.replace(bed.path("a"), b"12345")
     assert bed.disk.read(bed.path("a"), 5) == b"12345"
     with pytest.raises(CorruptDataError):
@@ -121,7 +121,7 @@ def test_read_refuses_what_is_too_large(bed: Bed) -> None:
 @pytest.mark.parametrize(
     "read", [lambda disk, path: disk.read(path), lambda disk, path: disk.read_at(path, 0, 1)]
 )
-def test_reads_refuse_what_is_no_file(bed: Bed, read: Callable[[Disk, str], bytes]) -> None:
+def test_reads_refuse_directories_and_symbolic_links(bed: Bed, read: Callable[[Disk, str], bytes]) -> None:
     bed.disk.make_directory(bed.path("d"))
     bed.link(bed.path("link"))
     for name in ("d", "link"):
@@ -138,7 +138,7 @@ def test_read_at_returns_less_only_at_the_end(bed: Bed) -> None:
     assert bed.disk.read_at(bed.path("a"), 10, 5) == b""
 
 
-def test_stat_tells_kinds_and_sizes(bed: Bed) -> None:
+def test_stat_returns_kind_and_size(bed: Bed) -> None:
     bed.disk.replace(bed.path("a"), b"12345")
     bed.disk.make_directory(bed.path("d"))
     bed.link(bed.path("link"))
@@ -151,7 +151,7 @@ def test_stat_tells_kinds_and_sizes(bed: Bed) -> None:
         bed.disk.stat(bed.path("a/b"))
 
 
-def test_list_tells_names_and_kinds(bed: Bed) -> None:
+def test_list_returns_names_and_kinds(bed: Bed) -> None:
     bed.disk.replace(bed.path("a"), b"")
     bed.disk.make_directory(bed.path("d"))
     bed.link(bed.path("link"))
@@ -225,7 +225,7 @@ def test_rename_needs_both_ends(bed: Bed) -> None:
     assert names(bed) == {"a"}
 
 
-def test_a_directory_does_not_go_into_itself(bed: Bed) -> None:
+def test_a_directory_cannot_be_renamed_into_itself(bed: Bed) -> None:
     bed.disk.make_directory(bed.path("d/e"))
     with pytest.raises(OSError, match="Invalid"):
         bed.disk.rename(bed.path("d"), bed.path("d/e/f"))
@@ -251,7 +251,7 @@ def test_remove_directory_removes_only_an_empty_one(bed: Bed) -> None:
         bed.disk.remove_directory(bed.path("d"))
 
 
-def test_nothing_can_be_made_in_a_removed_directory(bed: Bed) -> None:
+def test_nothing_can_be_created_in_a_removed_directory(bed: Bed) -> None:
     bed.disk.make_directory(bed.path("d"))
     bed.disk.remove_directory(bed.path("d"))
     with pytest.raises(FileNotFoundError):
@@ -280,11 +280,11 @@ def test_sync_directory_needs_a_directory(bed: Bed) -> None:
         bed.disk.sync_directory(bed.path("a"))
 
 
-def test_free_is_a_number_of_bytes(bed: Bed) -> None:
+def test_free_returns_a_positive_number_of_bytes(bed: Bed) -> None:
     assert bed.disk.free(bed.root) > 0
 
 
-def test_the_birth_of_a_directory_stays_while_it_changes_and_moves(bed: Bed) -> None:
+def test_the_birth_time_of_a_directory_survives_changes_and_renames(bed: Bed) -> None:
     bed.disk.make_directory(f"{bed.root}/made")
     born = bed.disk.born(f"{bed.root}/made")
     bed.disk.replace(f"{bed.root}/made/file", b"x")
@@ -292,12 +292,12 @@ def test_the_birth_of_a_directory_stays_while_it_changes_and_moves(bed: Bed) -> 
     assert bed.disk.born(f"{bed.root}/moved") == born >= 0
 
 
-def test_inodes_are_a_number_of_files_where_there_is_one(bed: Bed) -> None:
+def test_inodes_returns_a_positive_number_or_none(bed: Bed) -> None:
     inodes = bed.disk.inodes(bed.root)
     assert inodes is None or inodes > 0
 
 
-def test_exists_and_remove_tree_build_on_it(bed: Bed) -> None:
+def test_exists_and_remove_tree_work_on_any_disk(bed: Bed) -> None:
     bed.disk.make_directory(bed.path("d/e"))
     bed.disk.replace(bed.path("d/a"), b"")
     bed.disk.replace(bed.path("d/e/b"), b"")
@@ -307,6 +307,6 @@ def test_exists_and_remove_tree_build_on_it(bed: Bed) -> None:
     assert remove_tree(bed.disk, bed.path("d")) == 0
 
 
-def test_no_temporary_name_is_a_name_of_the_protocol() -> None:
+def test_temporary_names_are_distinct_from_protocol_names() -> None:
     assert is_temporary(temporary_name("version.json"))
     assert not is_temporary("version.json")

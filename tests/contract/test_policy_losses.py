@@ -71,7 +71,7 @@ def test_a_loss_is_a_finite_scalar_with_a_gradient_and_figures(verl, name):
     assert isinstance(figures, dict)
 
 
-def test_a_file_names_a_loss_of_another_package(tmp_path):
+def test_a_job_file_may_name_a_loss_of_another_package(tmp_path):
     path = tmp_path / "file.toml"
     path.write_text(f'[job]\ndir = "j"\n[model]\npath = "m"\n[algorithm]\nloss = "{OWN}"\n')
     config = load_config(str(path))

@@ -59,16 +59,16 @@ def world(tmp_path):
 
 @pytest.mark.parametrize("name", SETTINGS)
 class TestStrategy:
-    def test_it_is_one(self, world, name):
+    def test_each_strategy_implements_sample_strategy(self, world, name):
         assert isinstance(world(name), SampleStrategy)
 
-    def test_a_batch_has_rows_of_equal_length_fields(self, world, name):
+    def test_the_fields_of_a_batch_have_equal_lengths(self, world, name):
         batch = world(name).sample(1, generation=1)
         lengths = {len(field) for field in (batch.experiences, batch.groups, batch.weights, batch.origins)}
         assert len(lengths) == 1
         assert batch.experiences or batch.examples
 
-    def test_its_state_is_plain_json_and_resumes_exactly(self, world, name):
+    def test_the_state_is_plain_json_and_resumes_exactly(self, world, name):
         first = world(name)
         first.sample(1, generation=1)
         state = json.loads(json.dumps(first.state_dict()))
@@ -79,7 +79,7 @@ class TestStrategy:
     def test_equal_states_and_files_give_equal_samples(self, world, name):
         assert world(name).sample(1, generation=1) == world(name).sample(1, generation=1)
 
-    def test_commit_returns_how_many_batches_it_released_and_keeps_what_the_state_needs(self, world, name):
+    def test_commit_returns_the_number_of_released_batches_and_keeps_needed_ones(self, world, name):
         strategy = world(name)
         strategy.sample(1, generation=1)
         state = strategy.state_dict()
@@ -95,7 +95,7 @@ class TestStrategy:
         strategy.sample(1, generation=1)
         assert all(isinstance(value, float) for value in strategy.metrics().values())
 
-    def test_it_is_not_over_before_its_samples_are_used(self, world, name):
+    def test_a_strategy_is_not_over_before_its_samples_are_used(self, world, name):
         assert world(name).over == ""
 
     def test_a_state_of_another_strategy_is_refused(self, world, name):
@@ -109,11 +109,11 @@ def file_of(tmp_path, name):
     return str(path)
 
 
-def test_a_file_names_a_strategy_of_another_package(tmp_path):
+def test_a_job_file_may_name_a_strategy_of_another_package(tmp_path):
     assert load_config(file_of(tmp_path, "own-newest")).data.strategy == "own-newest"
 
 
-def test_an_unknown_strategy_is_refused_with_the_nearest(tmp_path):
+def test_an_unknown_strategy_is_refused_with_the_closest_name(tmp_path):
     with pytest.raises(ConfigError, match="own-newst") as caught:
         load_config(file_of(tmp_path, "own-newst"))
     assert "own-newest" in caught.value.hint
@@ -132,7 +132,7 @@ def test_plugins_are_loaded_and_named_by_group():
     assert set(SAMPLE_STRATEGY.installed) >= {"fifo", "replay", "mix", "sft", "own-newest"}
 
 
-def test_a_broken_plugin_is_named(tmp_path, monkeypatch):
+def test_a_broken_plugin_is_named_in_the_error(tmp_path, monkeypatch):
     place = tmp_path / "broken-1.0.dist-info"
     place.mkdir()
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")

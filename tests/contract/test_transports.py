@@ -265,7 +265,7 @@ def test_floating_point_tensors_are_cast_as_the_job_file_says(tmp_path, shm):
             assert (found["integers"].dtype, found["eight"].dtype) == (torch.int64, torch.float8_e4m3fn)
 
 
-def test_a_tied_name_is_not_sent(bed):
+def test_a_tied_tensor_is_not_sent(bed):
     tensors = weights(1)
     bed.send(bed.open_sender(tied=("head",)), 1, tensors | {"head": tensors["large"]})
     assert same(bed.received(), tensors)
@@ -277,7 +277,7 @@ def test_a_step_has_the_files_beside_its_weights(bed):
         assert file.read() == b"{}"
 
 
-def test_sent_tells_the_result_of_the_last_send(bed):
+def test_sent_returns_the_result_of_the_last_send(bed):
     sender = bed.open_sender()
     assert sender.sent is None
     bed.send(sender, 1)
@@ -287,7 +287,7 @@ def test_sent_tells_the_result_of_the_last_send(bed):
     assert sender.sent.seconds > 0
 
 
-def test_wait_returns_at_once_without_a_send_and_the_second_time(bed):
+def test_wait_returns_at_once_if_no_send_is_in_flight(bed):
     sender = bed.open_sender()
     sender.wait()
     bed.send(sender, 1)
@@ -296,7 +296,7 @@ def test_wait_returns_at_once_without_a_send_and_the_second_time(bed):
     assert same(bed.received(), weights(1))
 
 
-def test_weights_that_are_not_finite_are_refused_and_leave_nothing(bed):
+def test_non_finite_weights_are_refused_and_leave_no_partial_step(bed):
     sender = bed.open_sender()
     bed.send(sender, 1)
     with pytest.raises(NonFiniteError):
@@ -308,7 +308,7 @@ def test_weights_that_are_not_finite_are_refused_and_leave_nothing(bed):
     assert same(bed.received(), weights(3))
 
 
-def test_an_export_that_breaks_off_leaves_no_half_step(bed):
+def test_an_export_that_fails_leaves_no_partial_step(bed):
     def breaks_off():
         yield from list(weights(2).items())[:2]
         raise ValueError("out of memory")
@@ -338,7 +338,7 @@ def test_two_ranks_send_one_step(name, tmp_path, shm):
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_if_one_rank_fails_all_raise_and_no_half_step_is_left(name, tmp_path, shm):
+def test_if_one_rank_fails_all_raise_and_no_partial_step_is_left(name, tmp_path, shm):
     with contextlib.closing(open_bed(name, tmp_path / "job", shm, ranks=ThreadRanks(2))) as bed:
 
         def work():
@@ -371,7 +371,7 @@ def test_damaged_bytes_are_never_received(bed):
         assert bed.received() is None, "the files have it"
 
 
-def test_what_a_transport_does_not_have_here_is_left_to_the_next(bed):
+def test_a_receiver_returns_none_for_a_step_sent_through_files_only(bed):
     """The step of a trainer that sends through files alone is no step of any other transport."""
     context = SendContext(bed.job, bed.ranks, bed.settings)
     with contextlib.closing(open_senders([], context)[FILES]) as files:
@@ -380,7 +380,7 @@ def test_what_a_transport_does_not_have_here_is_left_to_the_next(bed):
     assert same(found, weights(1)) if bed.name == FILES else found is None
 
 
-def test_closing_twice_does_nothing_and_the_save_in_flight_is_finished(bed):
+def test_close_finishes_the_save_in_flight_and_is_idempotent(bed):
     sender = bed.open_sender()
     sender.send(1, "save-1", export_of(weights(1)), {})
     sender.close()
@@ -398,7 +398,7 @@ def test_a_receiver_may_join_and_leave_at_any_time(bed):
     assert same(bed.received(), weights(1))
 
 
-def test_unavailable_says_why(bed, tmp_path):
+def test_unavailable_returns_the_reason(bed, tmp_path):
     sender = bed.open_sender()
     assert sender.unavailable() == ""
     bed.explorer.close()
@@ -480,7 +480,7 @@ def test_a_third_partys_transport_is_found_by_its_entry_point(tmp_path, shm):
         ("class", "is not a Transport"),
     ],
 )
-def test_a_transport_that_is_none_is_refused(name, text):
+def test_an_invalid_transport_is_refused(name, text):
     with pytest.raises(ConfigError, match=text) as refused:
         find_transport(name)
     if name == "dove":
@@ -489,7 +489,7 @@ def test_a_transport_that_is_none_is_refused(name, text):
 
 
 @pytest.mark.usefixtures("pigeon")
-def test_an_end_that_is_none_is_refused_when_it_is_opened():
+def test_an_invalid_sender_or_receiver_is_refused_when_opened():
     wrong = find_transport("wrong")
     with pytest.raises(ConfigError, match="is no WeightSender"):
         wrong.open_sender(None)
@@ -516,5 +516,5 @@ def test_a_transport_is_found_and_files_are_received_without_torch():
     assert (done.stdout.split(), done.returncode) == (["checkpoint", "memory"], 0), done.stderr
 
 
-def test_errors_of_data_are_one_family():
+def test_non_finite_errors_are_corrupt_data_errors():
     assert issubclass(NonFiniteError, CorruptDataError)

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 WAYS = {"broadcast", "files", "tensor by tensor", "one buffer"}
 
 
-def test_a_small_run(tmp_path):
+def test_the_broadcast_benchmark_reports_each_size_and_method(tmp_path):
     pytest.importorskip("torch", reason="needs torch")
     options = ("--gib", "0.001,0.002", "--rounds", "1", "--receivers", "2")
     said, figures = forked.benchmark("broadcast.py", tmp_path, *options)

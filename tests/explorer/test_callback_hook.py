@@ -155,7 +155,7 @@ def raising(error):
         (EngineDeadError("it says so itself"), EngineDeadError),
     ],
 )
-def test_what_load_raises_becomes_an_error_that_followers_know(target, raised, becomes):
+def test_exceptions_of_load_are_mapped_to_hook_errors(target, raised, becomes):
     hook = CallbackHook(raising(raised))
     hook.prepare(target)
     with pytest.raises(becomes):
@@ -163,20 +163,20 @@ def test_what_load_raises_becomes_an_error_that_followers_know(target, raised, b
     hook.close()
 
 
-def test_current_that_fails_is_an_engine_that_does_not_answer():
+def test_a_failing_current_is_an_unreachable_engine():
     hook = CallbackHook(print, current=raising(KeyError("label")))
     with pytest.raises(EngineUnreachableError, match="KeyError"):
         hook.current_version()
     hook.close()
 
 
-def test_current_may_say_its_label_only():
+def test_current_may_return_the_label_only():
     hook = CallbackHook(print, current=lambda: "3.7")
     assert hook.current_version() == Running("3.7")
     hook.close()
 
 
-def test_own_abort_is_asked_also_without_a_good_version_but_only_if_something_was_touched(target):
+def test_abort_is_called_without_a_good_version_only_after_a_load(target):
     asked = []
     hook = CallbackHook(raising(ValueError("bad")), abort=asked.append)
     hook.prepare(target)
@@ -190,14 +190,14 @@ def test_own_abort_is_asked_also_without_a_good_version_but_only_if_something_wa
     hook.close()
 
 
-def test_a_way_back_that_fails_is_a_dead_engine(target):
+def test_a_failing_rollback_is_a_dead_engine(target):
     hook = CallbackHook(raising(ValueError("bad")))
     with pytest.raises(EngineDeadError, match="bad"):
         hook.abort(target)
     hook.close()
 
 
-def test_a_call_without_end_is_bounded_and_the_next_one_waits_for_it(target):
+def test_a_call_times_out_and_the_next_one_waits_for_it(target):
     free, calls = threading.Event(), []
 
     def slow(one):
@@ -214,7 +214,7 @@ def test_a_call_without_end_is_bounded_and_the_next_one_waits_for_it(target):
     hook.close()
 
 
-def test_all_calls_are_made_in_one_thread(target):
+def test_all_callbacks_run_in_the_same_thread(target):
     threads = set()
     hook = CallbackHook(
         lambda _: threads.add(threading.get_ident()),
@@ -228,7 +228,7 @@ def test_all_calls_are_made_in_one_thread(target):
     hook.close()
 
 
-def test_by_import_path_a_function_or_whatever_has_load(tmp_path, monkeypatch, target):
+def test_an_import_path_may_name_a_function_a_module_or_an_object(tmp_path, monkeypatch, target):
     (tmp_path / "own_engine_of_a_test.py").write_text(
         "seen = []\ndef load(target): seen.append(target.label)\n"
         "class Engine:\n    def load(self, target): seen.append('engine ' + target.label)\n"

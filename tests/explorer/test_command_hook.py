@@ -126,7 +126,7 @@ def target(tmp_path):
 SAY = 'printf "%s\\n" "$@" > "$OUT"; env | grep ^SYNCD_ | sort >> "$OUT"'
 
 
-def test_arguments_and_environment_say_what_is_loaded_and_nothing_is_evaluated(tmp_path, target, monkeypatch):
+def test_placeholders_and_environment_are_filled_in_without_shell_evaluation(tmp_path, target, monkeypatch):
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
     monkeypatch.chdir(tmp_path)
     words = [
@@ -152,7 +152,7 @@ def test_arguments_and_environment_say_what_is_loaded_and_nothing_is_evaluated(t
     assert not (tmp_path / "evil").exists()
 
 
-def test_a_program_may_refuse_a_version_before_it_is_loaded(target):
+def test_a_program_may_refuse_a_version_in_prepare(target):
     script = '[ $SYNCD_PHASE = prepare ] && { echo "too large for me"; exit 65; }; exit 1'
     hook = CommandHook(["/bin/sh", "-c", script], phases=("prepare", "load"))
     with pytest.raises(RefusedError, match="too large for me"):
@@ -162,14 +162,14 @@ def test_a_program_may_refuse_a_version_before_it_is_loaded(target):
 @pytest.mark.parametrize(
     ("code", "becomes"), [(1, LoadFailedError), (69, EngineUnreachableError), (75, EngineUnreachableError)]
 )
-def test_exit_codes_say_whether_it_failed_or_nobody_was_there(target, code, becomes):
+def test_exit_codes_distinguish_a_failed_load_from_an_unreachable_engine(target, code, becomes):
     hook = CommandHook(["/bin/sh", "-c", f"echo out; echo because >&2; exit {code}"])
     hook.prepare(target)
     with pytest.raises(becomes, match=f"ended with {code}: because"):
         hook.load(target)
 
 
-def test_a_program_that_cannot_go_back_leaves_a_dead_engine(target):
+def test_a_failing_rollback_is_a_dead_engine(target):
     hook = CommandHook(["/bin/sh", "-c", "exit 1"])
     with pytest.raises(EngineDeadError) as dead:
         hook.abort(target)
@@ -194,9 +194,7 @@ def ends(pid):
     return False
 
 
-def test_when_its_time_is_over_the_whole_group_is_killed_also_what_ignores_signals(
-    tmp_path, target, monkeypatch
-):
+def test_a_time_out_kills_the_whole_process_group(tmp_path, target, monkeypatch):
     monkeypatch.setattr(process, "GRACE", 0.2)
     pids = tmp_path / "pids"
     script = f"trap '' TERM; (trap '' TERM; echo $$ >> {pids}; sleep 300) & echo $! >> {pids}; sleep 300"
@@ -216,7 +214,7 @@ def test_when_its_time_is_over_the_whole_group_is_killed_also_what_ignores_signa
     assert len(found) == 2
 
 
-def test_an_interrupted_load_kills_what_it_started(tmp_path, target):
+def test_an_interrupted_load_kills_its_process(tmp_path, target):
     pid_file = tmp_path / "pid"
     script = f"echo $$ > {pid_file}; sleep 0.5; kill -INT {os.getpid()}; exec sleep 300"
     hook = CommandHook(["/bin/sh", "-c", script])
@@ -229,7 +227,7 @@ def test_an_interrupted_load_kills_what_it_started(tmp_path, target):
     assert ends(int(pid_file.read_text()))
 
 
-def test_endless_output_is_drained_and_its_end_is_kept():
+def test_large_output_is_drained_and_its_end_is_kept():
     finished = run(
         ["/bin/sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; echo END; echo bad >&2"], {}, 60
     )
@@ -239,7 +237,7 @@ def test_endless_output_is_drained_and_its_end_is_kept():
     assert finished.err == "bad\n"
 
 
-def test_output_without_end_is_bounded_by_time():
+def test_endless_output_is_ended_by_the_time_out():
     finished = bounded_run(["/bin/sh", "-c", "exec yes"], 0.5)
     assert finished.code is None
     assert len(finished.out) == process.KEPT
@@ -251,7 +249,7 @@ def bounded_run(argv, timeout):
     return found[0]
 
 
-def test_what_a_program_leaves_running_does_not_hold_it_up(tmp_path):
+def test_a_background_child_does_not_delay_the_result(tmp_path):
     pid_file = tmp_path / "pid"
     finished = bounded_run(["/bin/sh", "-c", f"sleep 300 & echo $! > {pid_file}; echo done"], 30)
     pid = int(pid_file.read_text())
@@ -262,7 +260,7 @@ def test_what_a_program_leaves_running_does_not_hold_it_up(tmp_path):
         os.kill(pid, 9)
 
 
-def test_a_terminal_is_safe_from_what_an_error_shows(target):
+def test_error_messages_contain_printable_text_only(target):
     hook = CommandHook(["/bin/sh", "-c", r"printf '\033[2Jowned\n\377second line\n' >&2; exit 3"])
     with pytest.raises(LoadFailedError) as failed:
         hook.load(target)
@@ -271,7 +269,7 @@ def test_a_terminal_is_safe_from_what_an_error_shows(target):
     assert len(str(failed.value)) < 2000
 
 
-def test_no_descriptor_is_left_open(target):
+def test_a_load_leaves_no_file_descriptor_open(target):
     hook = CommandHook(["true"])
     before = len(os.listdir("/proc/self/fd"))
     load(hook, target)
@@ -289,12 +287,12 @@ def test_no_descriptor_is_left_open(target):
         ("base-model", Running("base-model")),
     ],
 )
-def test_what_a_program_says_of_what_runs(said, means):
+def test_the_output_of_current_is_parsed(said, means):
     hook = CommandHook(["true"], current=["printf", "%s", said])
     assert hook.current_version() == means
 
 
-def test_the_state_file_is_believed_only_after_a_whole_load(tmp_path, target):
+def test_the_state_file_counts_only_after_a_committed_load(tmp_path, target):
     state = tmp_path / "state.json"
     hook = CommandHook(["true"], state=str(state))
     load(hook, target)
@@ -309,7 +307,7 @@ def test_the_state_file_is_believed_only_after_a_whole_load(tmp_path, target):
     assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
 
 
-def test_by_options_a_command_behind_dashes_or_an_address_in_words(target, tmp_path):
+def test_a_command_can_be_given_as_arguments_or_as_one_address(target, tmp_path):
     for options in (
         HookOptions(
             argv=("/bin/sh", "-c", "exit 0"), settings={"current": "echo '4.4'", "phases": "load,commit"}
@@ -338,7 +336,7 @@ def test_wrong_options_are_refused(options, says):
         CommandHook.from_options(options)
 
 
-def test_nothing_that_is_filled_in_becomes_an_option(tmp_path, monkeypatch):
+def test_a_path_that_looks_like_an_option_is_refused(tmp_path, monkeypatch):
     out = tmp_path / "out"
     version = Version(1, 5, "remote", "--evil=1", "sha256:00")
     hook = CommandHook(["/bin/sh", "-c", f'echo "$@" > {out}', "sh", "--from={path}", "{path}"])

@@ -84,7 +84,7 @@ def tensors_of(job, step):
     return names
 
 
-def test_a_trainer_and_an_explorer_of_ones_own(job, tmp_path):
+def test_the_pytorch_trainer_and_explorer_examples_run_together(job, tmp_path):
     train = (EXAMPLES / "publish/pytorch.py", job, "--steps", "6", "--every", "2", "--pause", "0.3")
     explore = (EXAMPLES / "follow/explorer.py", job, "--name", "e0", "--pause", "0.05")
     with running(tmp_path, "trainer", *train) as trainer, running(tmp_path, "e0", *explore) as explorer:
@@ -120,7 +120,7 @@ def needs(example, *modules):
     "example",
     [needs("transformers_trainer", "transformers", "accelerate"), needs("trl_grpo", "trl", "datasets")],
 )
-def test_a_trainer_with_the_callback(job, model, tmp_path, example):
+def test_the_trainer_callback_examples_publish_each_interval_and_the_end(job, model, tmp_path, example):
     train = (EXAMPLES / f"publish/{example}.py", job, "--model", model, "--steps", "3", "--every", "2")
     with running(tmp_path, "trainer", *train) as trainer:
         assert ended(trainer) == 0, said(tmp_path, "trainer")
@@ -129,7 +129,7 @@ def test_a_trainer_with_the_callback(job, model, tmp_path, example):
     assert os.path.isfile(f"{job}/global_step_3/actor/config.json")
 
 
-def test_engines_of_a_host_share_one_stage(job, tmp_path):
+def test_the_one_stage_example_shares_one_copy_between_engines(job, tmp_path):
     engines = [FakeVllm(), FakeVllm()]
     stage = tmp_path / "stage"
     settings = {

@@ -43,7 +43,7 @@ def write(tmp_path):
     return one
 
 
-def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(write, tmp_path):
+def test_paths_are_relative_to_the_file_and_other_keys_have_defaults(write, tmp_path):
     file = load_file(write())
     assert file.job.dir == str(tmp_path / "jobs" / "first")
     assert file.explorer.tasks == str(tmp_path / "tasks.jsonl")
@@ -51,7 +51,7 @@ def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(write, tmp_pat
     assert file.temperature == 1.0
 
 
-def test_the_command_line_counts_more(write, tmp_path):
+def test_the_command_line_overrides_the_file(write, tmp_path):
     more = [
         "--explorer.engine.kind=vllm",
         "--explorer.engine.address",
@@ -91,7 +91,7 @@ def test_the_command_line_counts_more(write, tmp_path):
         ("[data]\ngroups = 5000", ["4096"]),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_change(write, more, said):
+def test_a_wrong_key_or_value_is_reported_with_a_suggestion(write, more, said):
     with pytest.raises(ConfigError) as caught:
         load_file(write(LEAST + more))
     whole = f"{caught.value} {caught.value.hint}"
@@ -99,51 +99,51 @@ def test_what_is_wrong_is_said_with_what_to_change(write, more, said):
     assert caught.value.exit_code == 78
 
 
-def test_all_problems_are_said_at_once(write):
+def test_all_problems_are_reported_at_once(write):
     with pytest.raises(ConfigError, match="2 problems") as caught:
         load_file(write(LEAST + "epoch = 3\n[explorer.engine]\nrows = 0"))
     assert "explorer.epochs" in str(caught.value)
 
 
-def test_a_file_without_the_table_says_what_is_missing(write):
+def test_a_file_without_the_explorer_table_is_refused(write):
     with pytest.raises(ConfigError, match=r"explorer\.tasks is missing"):
         load_file(write(LEAST.partition("[explorer]")[0]))
 
 
-def test_what_only_the_trainer_reads_is_left_to_it(write):
+def test_tables_of_the_trainer_are_not_checked(write):
     more = "[algorithm]\nname = 'grpo'\nnot_known = 1\n[trainer]\nnproc = 2\n[monitor]\nkinds = []\n"
     assert load_file(write(LEAST + more)).algorithm["not_known"] == 1
 
 
-def test_one_file_is_read_by_both(write):
+def test_trainer_and_explorer_read_the_same_file(write):
     example = str(ROOT / "examples" / "configs" / "grpo.toml")
     assert load_file(example).job.dir == load_config(example).job.dir
     assert load_file(example).explorer.reward.function == "math"
 
 
-def test_the_page_of_the_keys_is_up_to_date():
+def test_the_configuration_page_is_up_to_date():
     page = (ROOT / "docs" / "explorer-run.md").read_text()
     assert page.endswith(f"\n{documentation()}"), "write the output of `explorer config docs` to its end"
 
 
-def test_every_key_and_table_is_explained():
+def test_every_key_and_table_has_a_description():
     assert [key.name for key in KEYS.all.values() if not key.about] == []
     assert [name for name, about in KEYS.tables.items() if not about] == []
 
 
-def test_a_bad_file_ends_with_78_and_a_missing_one_too(write, capsys):
+def test_a_wrong_or_missing_file_exits_with_78(write, capsys):
     assert command(["run", write(LEAST + "taks = 1")]) == 78
     assert "did you mean explorer.tasks?" in capsys.readouterr().err
     assert command(["run", "/missing.toml"]) == 78
     assert command(["run", "--name", "e0"]) == 2
 
 
-def test_a_dry_run_prints_what_was_read(write, capsys):
+def test_a_dry_run_prints_the_resolved_configuration(write, capsys):
     assert command(["run", write(), "--name", "e7", "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["explorer"]["name"] == "e7"
 
 
-def test_each_verb_is_there(capsys):
+def test_every_command_exists(capsys):
     for verb in VERBS:
         assert explorer.get_command(None, verb) is not None
     assert command(["config", "schema"]) == 0
@@ -153,7 +153,7 @@ def test_each_verb_is_there(capsys):
 # --- what comes next ----------------------------------------------------------------------------------------------
 
 
-def test_decisions():
+def test_the_next_action_follows_from_the_pacing_facts():
     def now(**more):
         return decide(**{"is_over": False, "is_ready": True, "is_due": False, "has_room": True, **more})
 
@@ -168,7 +168,7 @@ def test_decisions():
     ("interval", "offset", "due"),
     [(1, 0, [1, 2, 3, 4, 5, 6]), (2, 0, [2, 4, 6]), (2, 1, [3, 5]), (3, 2, [5])],
 )
-def test_when_a_version_is_due(interval, offset, due):
+def test_a_sync_is_due_by_interval_and_offset(interval, offset, due):
     synced, found = 0, []
     for batches in range(7):
         if sync_is_due(SyncStyle.FIXED, batches, synced, interval, offset):
@@ -178,12 +178,12 @@ def test_when_a_version_is_due(interval, offset, due):
     assert not any(sync_is_due(SyncStyle.FULLY_ASYNC, number, 0, interval, offset) for number in range(7))
 
 
-def test_a_version_that_was_taken_while_there_was_no_room_counts_as_the_one_that_is_due():
+def test_an_early_sync_counts_as_the_next_due_one():
     assert not sync_is_due(SyncStyle.FIXED, 4, 3, 2, 0)
     assert sync_is_due(SyncStyle.FIXED, 6, 3, 2, 0)
 
 
-def test_how_far_ahead(write):
+def test_the_allowed_lead_follows_interval_offset_and_style(write):
     def ahead(*more):
         return ahead_of(load_file(write(), more))
 
@@ -194,7 +194,7 @@ def test_how_far_ahead(write):
     assert ahead("--sync.interval", "4", "--explorer.ahead", "1") == 1
 
 
-def test_explorers_of_a_job_share_what_may_be_written_together():
+def test_the_allowance_is_shared_between_explorers():
     start = Allowance(step=4, written=10, batches=2, ahead=1)
     assert start.covers(4, 13)
     assert not start.covers(4, 14)

@@ -58,7 +58,7 @@ def expected(model, prompt, response, temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
-def test_log_probs_are_those_of_a_whole_forward_pass(model, tokens, temperature):
+def test_generated_log_probs_match_a_full_forward_pass(model, tokens, temperature):
     prompts = [tokens.encode(text) for text in ("1+2=", "11+12=", "3=")]
     groups = draw(
         model,
@@ -81,7 +81,7 @@ def test_log_probs_are_those_of_a_whole_forward_pass(model, tokens, temperature)
         assert len({tuple(one.tokens) for group in groups for one in group}) > 3
 
 
-def test_greedy_is_the_most_probable_token_and_positions_bound_a_response(model, tokens):
+def test_greedy_decoding_takes_the_most_probable_token_within_max_positions(model, tokens):
     ends = sequence_limits(model, None)
     prompt = tokens.encode("1+2=" * 7)  # 28 tokens of 32 positions
     ((one,),) = draw(
@@ -97,7 +97,7 @@ def test_greedy_is_the_most_probable_token_and_positions_bound_a_response(model,
     assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == one.tokens
 
 
-def test_groups_of_a_model_carry_the_version_of_their_load(model, tokens):
+def test_generated_groups_carry_the_version_they_were_made_with(model, tokens):
     hook = TransformersHook(model)
     told = []
     local = LocalGenerator(
@@ -124,7 +124,7 @@ def test_groups_of_a_model_carry_the_version_of_their_load(model, tokens):
     assert [one for one in local.generate(asks[:1]) if one is not None] == []
 
 
-def test_tokenizers_alone_agrees_with_transformers(directory, tokens):
+def test_the_plain_tokenizer_agrees_with_transformers(directory, tokens):
     plain = PlainTokens(_plain(directory))
     for text in ("1+2=", "19+19="):
         assert plain.encode(text) == tokens.encode(text)
@@ -136,7 +136,7 @@ def test_tokenizers_alone_agrees_with_transformers(directory, tokens):
         tokens.encode(messages)
 
 
-def test_a_directory_without_a_tokenizer_is_an_error(tmp_path):
+def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="tokenizer"):
         open_tokens(str(tmp_path))
 
@@ -213,7 +213,7 @@ def made(generator, asks=ASKS):
     return sorted(found, key=lambda one: one.index)
 
 
-def test_requests_say_everything_that_sampling_depends_on(server):
+def test_completion_requests_set_every_sampling_option(server):
     for one in made(Engine().generator(server)):
         assert (one.first, one.last, one.problem) == ((1, 4), (1, 4), "")
         assert len(one.responses) == 3
@@ -226,7 +226,7 @@ def test_requests_say_everything_that_sampling_depends_on(server):
     assert body["return_token_ids"] is True
 
 
-def test_what_a_server_calls_its_model(server):
+def test_the_model_name_is_read_from_the_server(server):
     asked = HttpClient(server.address, token=None, timeout=LONG, ask_timeout=LONG, missing="")
     assert served_model(asked) == "policy"
     server.replies["/v1/models"] = Answer(200, {"data": []})
@@ -265,19 +265,19 @@ PASSING = {"500": refuse(500), "503": refuse(503), "429": refuse(429), "vanishes
 
 
 @pytest.mark.parametrize("reply", PASSING.values(), ids=PASSING)
-def test_what_may_pass_is_tried_again(server, reply):
+def test_a_transient_server_error_is_retried(server, reply):
     failing(server, reply, 2)
     assert [one.problem for one in made(Engine().generator(server))] == [""] * len(ASKS)
 
 
-def test_a_server_that_stays_away_costs_an_attempt_of_all_groups_later(server):
+def test_an_unavailable_server_postpones_its_groups_to_a_later_attempt(server):
     server.replies["/v1/completions"] = Answer(503, {"error": "loading"})
     found = made(Engine().generator(server), ASKS[:2])
     assert [(one.retry, one.responses) for one in found] == [(True, ())] * 2
     assert len(server.seen) == 2 * 3
 
 
-def test_a_request_that_is_refused_is_not_repeated(server):
+def test_a_refused_request_is_not_repeated(server):
     server.replies["/v1/completions"] = Answer(400, {"error": {"message": "prompt too long"}})
     (one,) = made(Engine().generator(server), ASKS[:1])
     assert not one.retry
@@ -285,7 +285,7 @@ def test_a_request_that_is_refused_is_not_repeated(server):
     assert len(server.seen) == 1
 
 
-def test_a_server_that_hangs_is_given_up_in_time(server):
+def test_a_hanging_server_times_out(server):
     with server.hung():
         (one,) = made(Engine().generator(server, timeout=0.2, retries=1), ASKS[:1])
     assert one.retry
@@ -326,7 +326,7 @@ def no_number(choices):
         (change(token_ids=list(range(9)), logprobs={"token_logprobs": [-0.1] * 9}), "of 6 at most"),
     ],
 )
-def test_a_malformed_answer_is_tried_again_and_then_its_group_dropped(server, wrong, what):
+def test_a_malformed_response_is_retried_and_then_its_group_is_dropped(server, wrong, what):
     right = server.post_v1_completions
 
     def answered(query, body):
@@ -345,7 +345,7 @@ def test_a_malformed_answer_is_tried_again_and_then_its_group_dropped(server, wr
     ("fields", "what"),
     [({"token_ids": None}, "does not return token ids"), ({"prompt_token_ids": [9]}, "changed the prompt")],
 )
-def test_a_server_that_cannot_say_what_is_needed_ends_the_run(server, fields, what):
+def test_a_server_without_token_ids_is_a_config_error(server, fields, what):
     right = server.post_v1_completions
 
     def answered(query, body):
@@ -358,7 +358,7 @@ def test_a_server_that_cannot_say_what_is_needed_ends_the_run(server, fields, wh
         made(Engine().generator(server), ASKS[:1])
 
 
-def test_a_version_that_changes_on_the_way_is_told(server):
+def test_a_version_change_during_a_group_is_recorded(server):
     engine, right = Engine(), server.post_v1_completions
 
     def answered(query, body):
@@ -371,7 +371,7 @@ def test_a_version_that_changes_on_the_way_is_told(server):
     assert (second.first, second.last) == ((1, 6), (1, 6))
 
 
-def test_an_engine_that_was_restarted_gets_no_work_and_its_group_is_made_again(server):
+def test_a_restarted_engine_gets_no_work_and_its_group_is_retried(server):
     engine, right = Engine(), server.post_v1_completions
 
     def answered(query, body):
@@ -387,14 +387,14 @@ def test_an_engine_that_was_restarted_gets_no_work_and_its_group_is_made_again(s
     assert len(server.seen) == 1
 
 
-def test_while_a_version_is_loaded_groups_wait_for_it(server):
+def test_groups_wait_while_a_version_is_loaded(server):
     engine = Engine()
     engine.running = Running(f"1.4.{CONTENT}", paused=True)
     threading.Timer(0.3, lambda: setattr(engine, "running", Running(f"1.4.{CONTENT}"))).start()
     assert [one.problem for one in made(engine.generator(server), ASKS[:2])] == ["", ""]
 
 
-def test_an_engine_that_does_not_say_what_it_runs_gets_no_work(server):
+def test_an_unreachable_engine_gets_no_work(server):
     engine = Engine()
 
     def away():
@@ -407,7 +407,7 @@ def test_an_engine_that_does_not_say_what_it_runs_gets_no_work(server):
     assert server.seen == []
 
 
-def test_being_told_to_stop_ends_at_once_and_asks_nothing_more(server):
+def test_a_stop_ends_generation_at_once_without_further_requests(server):
     engine = Engine()
     with server.hung():
         coming = engine.generator(server, concurrency=2).generate(ASKS)
@@ -417,7 +417,7 @@ def test_being_told_to_stop_ends_at_once_and_asks_nothing_more(server):
     assert len(server.seen) <= 2
 
 
-def test_versions_that_work_may_be_done_with():
+def test_only_an_applied_version_that_runs_unpaused_may_work():
     assert version_of(Running(f"1.4.{CONTENT}"), (1, 4)) == (1, 4)
     assert version_of(Running(f"1.4.{CONTENT}", paused=True), (1, 4)) is None
     assert version_of(Running(f"1.3.{CONTENT}"), (1, 4)) is None

@@ -33,7 +33,7 @@ from syncd.errors import ConfigError
         (r"\boxed{never closed 5", "5"),
     ],
 )
-def test_the_final_answer(response, answer):
+def test_the_final_answer_is_extracted_from_a_response(response, answer):
     assert final_answer(response) == answer
 
 
@@ -61,7 +61,7 @@ def test_the_final_answer(response, answer):
         ("\u22123", "-3"),
     ],
 )
-def test_the_same_answer_written_otherwise(left, right):
+def test_equal_answers_in_different_notation_match(left, right):
     assert same_answer(left, right)
     assert same_answer(right, left)
 
@@ -82,7 +82,7 @@ def test_the_same_answer_written_otherwise(left, right):
         ("12", "1,2"),
     ],
 )
-def test_answers_that_differ(left, right):
+def test_different_answers_do_not_match(left, right):
     assert not same_answer(left, right)
     assert not same_answer(right, left)
 
@@ -104,7 +104,7 @@ def test_answers_that_differ(left, right):
         "\u0663" * 1000,
     ],
 )
-def test_hostile_responses_get_nothing_in_time_that_grows_with_their_length(hostile):
+def test_hostile_responses_are_parsed_in_linear_time(hostile):
     whole, quarter = seconds_of(hostile), seconds_of(hostile[: len(hostile) // 4])
     assert whole < 10 * quarter + 1.0, "quadratic patterns take sixteen times as long, minutes here"
 
@@ -117,13 +117,13 @@ def seconds_of(hostile):
     return time.process_time() - begin
 
 
-def test_long_texts_are_equal_only_as_a_whole():
+def test_long_answers_match_only_as_a_whole():
     long = "a" * (MAX_ANSWER + 5)
     assert same_answer(long, long)
     assert not same_answer(long, f"{long}b")
 
 
-def test_the_answer_of_a_task_may_be_a_worked_solution():
+def test_a_task_s_answer_may_be_a_worked_solution():
     math = BUILT_IN["math"]
     assert math("", "it is 8", {"answer": "3+5 = 8\n#### 8"}) == 1.0
     assert math("", "it is 8", {"answer": r"thus \boxed{8}"}) == 1.0
@@ -131,7 +131,7 @@ def test_the_answer_of_a_task_may_be_a_worked_solution():
     assert math("", "it is 9", {"answer": 8}) == 0.0
 
 
-def test_exact_match_is_exact():
+def test_exact_match_strips_whitespace_only():
     exact = BUILT_IN["exact_match"]
     assert exact("", " yes\n", {"answer": "yes"}) == 1.0
     assert exact("", "Yes", {"answer": "yes"}) == 0.0
@@ -142,18 +142,18 @@ def test_exact_match_is_exact():
     ("returned", "reward"),
     [(1, 1.0), (True, 1.0), (0.25, 0.25), ({"reward": 2, "why": "good"}, 2.0)],
 )
-def test_what_a_function_may_return(returned, reward):
+def test_a_reward_function_may_return_a_number_or_a_dict_with_reward(returned, reward):
     assert score_of(returned).reward == reward
 
 
 @pytest.mark.parametrize("returned", [float("nan"), float("inf"), None, "much", {"score": 1}, [1], 10**400])
-def test_what_counts_as_no_reward(returned):
+def test_an_invalid_return_value_is_a_problem_without_a_reward(returned):
     score = score_of(returned)
     assert score.reward is None
     assert score.problem
 
 
-def test_info_is_plain_data():
+def test_reward_info_is_converted_to_plain_data():
     assert score_of({"reward": 1, "why": ("a", 1)}).info == {"why": ["a", 1]}
     assert score_of({"reward": 1, "set": {1}}).info == {"set": "{1}"}
 
@@ -182,7 +182,7 @@ def places(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
+def test_a_function_that_hangs_dies_raises_or_returns_nan_loses_one_score(places):
     scores = open_scorer("own_reward:score", timeout=6.0, workers=2, directories=places)
     try:
         responses = ["1", "hang", "2", "die", "3", "raise", "4", "nan", "5"]
@@ -201,6 +201,6 @@ def test_a_function_that_hangs_dies_raises_or_lies_costs_one_score_each(places):
 
 
 @pytest.mark.parametrize("function", ["own_reward:missing", "no_such_module:score"])
-def test_a_function_that_cannot_be_imported_is_an_error_at_once(places, function):
+def test_a_reward_function_that_cannot_be_imported_is_an_error_at_once(places, function):
     with pytest.raises(ConfigError, match=function):
         open_scorer(function, timeout=30.0, workers=1, directories=places)

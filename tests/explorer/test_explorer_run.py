@@ -210,7 +210,7 @@ def explore(file, name, *more):
 
 
 @pytest.mark.parametrize("style", ["fixed", "trainer_driven"])
-def test_versions_are_taken_at_the_interval_and_it_ends_with_the_trainer(world, weights, file, style):
+def test_versions_are_applied_at_the_interval_until_the_trainer_ends(world, weights, file, style):
     trainer = Trainer(world, weights, steps=6, style=style)
     why = explore(file, "e0", "--sync.style", style)
     trainer.end()
@@ -220,14 +220,14 @@ def test_versions_are_taken_at_the_interval_and_it_ends_with_the_trainer(world, 
     assert world.explorer("e0").status is RunningStatus.STOPPED
 
 
-def test_an_offset_lets_the_explorer_go_ahead(world, weights, file):
+def test_sync_offset_lets_the_explorer_run_ahead(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
     explore(file, "e0", "--sync.offset", "1", "--explorer.max_batches", "5")
     trainer.end()
     assert steps_of(world, "e0") == [[0], [0], [0], [2], [2]]
 
 
-def test_driven_by_the_explorer_the_trainer_answers(world, weights, file):
+def test_an_explorer_driven_trainer_answers_the_explorer(world, weights, file):
     trainer = Trainer(world, weights, steps=4, style="explorer_driven")
     assert explore(file, "e0", "--sync.style", "explorer_driven") == "the trainer has gone"
     trainer.end()
@@ -236,7 +236,7 @@ def test_driven_by_the_explorer_the_trainer_answers(world, weights, file):
     assert found[2:4] == [[2], [2]]
 
 
-def test_fully_asynchronous_explorers_take_what_appears_and_stay_within_their_bound(world, weights, file):
+def test_a_fully_async_explorer_follows_new_versions_within_its_bound(world, weights, file):
     trainer = Trainer(world, weights, steps=8, style="fully_async")
     why = explore(file, "e0", "--sync.style", "fully_async", "--explorer.ahead", "3")
     trainer.end()
@@ -248,7 +248,7 @@ def test_fully_asynchronous_explorers_take_what_appears_and_stay_within_their_bo
     assert len(steps_of(world, "e0")) <= 8 + 4
 
 
-def test_two_explorers_share_what_the_trainer_needs(world, weights, file, start):
+def test_two_explorers_share_the_batches_that_the_trainer_needs(world, weights, file, start):
     other = start(file, "e1")
     eventually(lambda: total(world) == 2, MINUTES)
     trainer = Trainer(world, weights, steps=6)
@@ -261,7 +261,7 @@ def test_two_explorers_share_what_the_trainer_needs(world, weights, file, start)
     assert len(names) == total(world) * GROUPS
 
 
-def test_evaluations_visit_each_complete_version_once(world, weights, file):
+def test_each_published_version_is_evaluated_once(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
     explore(file, "e0", "--explorer.evaluation.every", "1")
     trainer.end()
@@ -275,7 +275,7 @@ def test_evaluations_visit_each_complete_version_once(world, weights, file):
     assert shown["explorer"]["batch"] == len(metrics)
 
 
-def test_experiences_are_what_the_trainer_takes(world, weights, file):
+def test_experiences_have_versions_spans_and_correct_rewards(world, weights, file):
     trainer = Trainer(world, weights, steps=2)
     explore(file, "e0", "--explorer.max_batches", "2")
     trainer.end()
@@ -288,7 +288,7 @@ def test_experiences_are_what_the_trainer_takes(world, weights, file):
             assert one.reward == float(one.info["response"] == str(eval(one.task.rstrip("="))))
 
 
-def test_a_finite_number_of_epochs_ends_with_a_short_batch(world, weights, file, tmp_path):
+def test_after_its_epochs_an_explorer_ends_with_a_short_batch(world, weights, file, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps({"prompt": f"{n}+1=", "id": f"t{n}"}) + "\n" for n in range(3)))
     trainer = Trainer(world, weights, steps=2)
@@ -300,7 +300,7 @@ def test_a_finite_number_of_epochs_ends_with_a_short_batch(world, weights, file,
     assert len(found) == 3 * SIZE
 
 
-def test_groups_whose_reward_fails_are_dropped_and_others_take_their_place(world, weights, file, tmp_path):
+def test_groups_whose_reward_fails_are_dropped_and_replaced(world, weights, file, tmp_path):
     (tmp_path / "picky.py").write_text(
         "def score(prompt, response, task):\n"
         "    if int(task['answer']) % 2:\n"
@@ -351,9 +351,7 @@ def engine(directory, monkeypatch):
 
 
 @pytest.mark.parametrize("style", ["fixed", "fully_async"])
-def test_a_server_is_followed_and_a_restarted_one_is_brought_up_before_it_works(
-    world, weights, file, engine, style
-):
+def test_a_restarted_server_is_reloaded_before_it_works(world, weights, file, engine, style):
     trainer = Trainer(world, weights, steps=6, style=style)
     server = ["--explorer.engine.kind=vllm", f"--explorer.engine.address={engine.address}"]
     why = explore(file, "e0", "--sync.style", style, "--explorer.engine.concurrency=1", *server)
@@ -379,7 +377,7 @@ def finished(process, code):
     return said
 
 
-def test_killed_and_stopped_anywhere_no_task_is_lost_or_done_twice(world, file, start):
+def test_no_task_is_lost_or_repeated_after_a_kill_and_a_stop(world, file, start):
     world.open("trainer", "trainer")
     bound = ["--explorer.ahead", "1000", "--sync.interval", "1000"]
     first = start(file, "e0", *bound)
@@ -404,7 +402,7 @@ def test_killed_and_stopped_anywhere_no_task_is_lost_or_done_twice(world, file, 
 @pytest.mark.parametrize(
     ("told", "left"), [("finished.json", "stopped"), ("progress", "stopped"), ("progress", "running")]
 )
-def test_an_explorer_on_a_finished_job_ends_whatever_the_trainers_file_says(world, weights, file, told, left):
+def test_an_explorer_on_a_finished_job_ends_with_the_last_version(world, weights, file, told, left):
     """The trainer stopped before, or was killed after its last full checkpoint: its file says that it runs."""
     with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
         sync.set_trainer_status(RunningStatus.RUNNING)
@@ -424,7 +422,9 @@ def test_an_explorer_on_a_finished_job_ends_whatever_the_trainers_file_says(worl
     assert world.explorer("e0").applied == (1, 4)
 
 
-def test_a_stage_is_explored_in_its_own_directory(world, weights, file, directory, tmp_path, capsys):
+def test_a_stage_is_explored_in_its_own_directory_with_its_model(
+    world, weights, file, directory, tmp_path, capsys
+):
     stages = (
         Path(file).read_text().replace('dir = "job"', f'dir = "{tmp_path}"').replace("/model", "/nowhere")
     )

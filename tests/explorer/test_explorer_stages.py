@@ -64,7 +64,7 @@ class Clock:
         self.meanwhile(self.now)
 
 
-def test_a_file_with_stages_is_refused_without_one_and_the_names_are_said(file, capsys):
+def test_a_file_with_stages_needs_a_stage_and_its_names_are_listed(file, capsys):
     assert explorer(["run", file]) == 78
     said = capsys.readouterr().err
     assert "[[stages]]" in said
@@ -75,7 +75,7 @@ def test_a_file_with_stages_is_refused_without_one_and_the_names_are_said(file, 
 @pytest.mark.parametrize(
     ("text", "hint"), [(FILE, "sft, grpo"), (FILE.partition("[[")[0], "leave --stage out")]
 )
-def test_a_stage_that_the_file_does_not_have_is_refused(file, text, hint):
+def test_an_unknown_stage_is_refused(file, text, hint):
     with open(file, "w", encoding="ascii") as written:
         written.write(text)
     with pytest.raises(ConfigError) as caught:
@@ -91,14 +91,14 @@ def test_a_stage_has_its_own_keys_and_directory(file, tmp_path):
     assert load_file(file, stage="sft").data.group_size == 4
 
 
-def test_what_is_wrong_in_a_stage_names_it(file):
+def test_a_wrong_key_in_a_stage_is_reported_with_the_stage(file):
     with open(file, "a", encoding="ascii") as written:
         written.write("explorer.ahaed = 2\n")
     with pytest.raises(ConfigError, match=r"unknown key explorer.ahaed.*stage 'grpo'"):
         load_file(file, stage="grpo")
 
 
-def test_it_waits_until_the_stage_begins_and_takes_its_model(file, tmp_path, capsys):
+def test_an_explorer_waits_until_its_stage_starts_and_uses_its_model(file, tmp_path, capsys):
     record(file, sft="start")
 
     def meanwhile(now):
@@ -114,30 +114,30 @@ def test_it_waits_until_the_stage_begins_and_takes_its_model(file, tmp_path, cap
     assert '"begun": ["sft"]' in said
 
 
-def test_a_wait_has_an_end_with_its_own_exit_code(file):
+def test_waiting_for_a_stage_times_out_with_exit_code_4(file):
     with pytest.raises(TimedOutError, match="stage grpo has not begun within 90 s") as caught:
         wait_for(load_file(file, ["--sync.timeout", "90"], "grpo"), "grpo", Clock())
     assert (caught.value.exit_code, f"trainer stages {file}" in caught.value.hint) == (4, True)
 
 
-def test_a_stage_that_is_done_is_not_explored(file, capsys):
+def test_a_completed_stage_is_not_explored(file, capsys):
     record(file, "sft", sft="start")
     assert explorer(["run", file, "--stage", "sft"]) == 0
     assert "explorer ended: stage sft is done" in capsys.readouterr().err
 
 
-def test_a_signal_ends_the_wait(file):
+def test_a_signal_ends_the_wait_for_a_stage(file):
     threading.Timer(1.0, lambda: os.kill(os.getpid(), 15)).start()
     assert wait_for(load_file(file, stage="grpo"), "grpo") == "told to stop"
 
 
-def test_a_damaged_record_is_said(file, tmp_path):
+def test_a_damaged_stage_record_is_an_error(file, tmp_path):
     (tmp_path / "jobs/stages.json").write_text("{")
     with pytest.raises(CorruptDataError, match="not a record of stages"):
         wait_for(load_file(file, stage="grpo"), "grpo")
 
 
-def test_a_stage_whose_directory_is_not_made_yet_has_not_begun(file, tmp_path):
+def test_a_stage_without_its_directory_has_not_started(file, tmp_path):
     record(file, grpo="start")
     os.rmdir(tmp_path / "jobs/grpo")
     begun = wait_for(

@@ -31,7 +31,7 @@ def lines(tmp_path, *rows):
     return str(path)
 
 
-def test_tasks_are_read_with_everything_else_that_a_line_says(tmp_path):
+def test_tasks_keep_all_fields_of_their_line(tmp_path):
     messages = [{"role": "user", "content": "3+4?"}]
     path = lines(
         tmp_path,
@@ -45,7 +45,7 @@ def test_tasks_are_read_with_everything_else_that_a_line_says(tmp_path):
     assert len(read_tasks(path, limit=1).all) == 1
 
 
-def test_other_names_of_keys(tmp_path):
+def test_prompt_and_answer_keys_can_be_renamed(tmp_path):
     path = lines(tmp_path, {"question": "1+1=", "solution": "2"})
     (task,) = read_tasks(path, "question", "solution").all
     assert (task.prompt, task.answer) == ("1+1=", "2")
@@ -63,26 +63,26 @@ def test_other_names_of_keys(tmp_path):
         ("[" * 100_000 + "\n", "not JSON"),
     ],
 )
-def test_a_line_that_is_no_task_is_named(tmp_path, row, what):
+def test_a_malformed_task_line_is_named(tmp_path, row, what):
     with pytest.raises(ConfigError, match=what) as caught:
         read_tasks(lines(tmp_path, {"prompt": "fine"}, row))
     assert caught.value.path.endswith("tasks.jsonl:2")
 
 
-def test_a_file_without_tasks_is_an_error(tmp_path):
+def test_a_missing_or_empty_task_file_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="no task"):
         read_tasks(lines(tmp_path, "\n"))
     with pytest.raises(ConfigError, match="file of tasks is missing"):
         read_tasks(str(tmp_path / "missing"))
 
 
-def test_the_order_follows_from_seed_identity_and_epoch():
+def test_the_task_order_is_determined_by_seed_identity_and_epoch():
     assert order(50, "0/e0", 1) == order(50, "0/e0", 1)
     assert sorted(order(50, "0/e0", 1)) == list(range(50))
     assert len({tuple(order(50, seed, epoch)) for seed in ("0/e0", "0/e1", "1/e0") for epoch in (0, 1)}) == 6
 
 
-def test_going_on_in_the_middle_gives_what_a_straight_run_gives(tmp_path):
+def test_a_resumed_epoch_continues_the_same_task_order(tmp_path):
     tasks = read_tasks(lines(tmp_path, *({"prompt": f"p{number}"} for number in range(5))))
     straight = epochs(tasks, "s", 0, 0)
     seen = [next(straight) for _ in range(17)]
@@ -148,7 +148,7 @@ def positions(groups):
     return [int(group.rpartition(".")[2]) for group in groups]
 
 
-def test_killed_before_and_after_every_change_nothing_is_lost_or_written_twice(tmp_path):
+def test_a_kill_at_any_disk_change_loses_and_repeats_no_group(tmp_path):
     for at in range(1, 200):
         root = tmp_path / str(at)
         root.mkdir()
@@ -166,7 +166,7 @@ def test_killed_before_and_after_every_change_nothing_is_lost_or_written_twice(t
     assert at > 20
 
 
-def test_batches_that_the_trainer_has_taken_away_count_as_written(tmp_path):
+def test_consumed_batches_that_were_deleted_count_as_written(tmp_path):
     job = Job.at(tmp_path)
     work(job, 3)
     assert positions(written(job)) == list(range(6))
@@ -181,7 +181,7 @@ def test_the_draws_of_a_position_follow_from_a_fixed_text():
     assert TaskCursor(1, 23, 4).seed_text == "Cursor(epoch=1, position=23, batches=4)"
 
 
-def test_a_later_process_of_the_identity_fences_the_earlier_one(tmp_path):
+def test_a_later_process_of_the_same_identity_fences_the_earlier_one(tmp_path):
     job = Job.at(tmp_path)
     early = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
     early.write([experience()], TaskCursor(0, 1, 1))
@@ -193,7 +193,7 @@ def test_a_later_process_of_the_identity_fences_the_earlier_one(tmp_path):
     assert late.cursor == TaskCursor(0, 1, 1)
 
 
-def test_other_tasks_or_another_order_are_refused(tmp_path):
+def test_changed_tasks_or_a_changed_order_are_refused(tmp_path):
     job = Job.at(tmp_path)
     work(job, 1)
     for tasks, seed in (("others", SEED), (TASKS, "1/e0")):
@@ -201,7 +201,7 @@ def test_other_tasks_or_another_order_are_refused(tmp_path):
             TaskLedger.open(ExperienceWriter(job, "e0"), tasks, seed)
 
 
-def test_a_damaged_state_is_an_error_not_a_new_beginning(tmp_path):
+def test_a_damaged_ledger_is_an_error(tmp_path):
     job = Job.at(tmp_path)
     work(job, 1)
     Path(own.state_path(job, "e0")).write_bytes(b"{")
@@ -209,14 +209,14 @@ def test_a_damaged_state_is_an_error_not_a_new_beginning(tmp_path):
         TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
 
 
-def test_tasks_of_which_nothing_came_are_passed_over(tmp_path):
+def test_a_cursor_moved_past_tasks_without_results_is_kept(tmp_path):
     job = Job.at(tmp_path)
     ledger = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
     ledger.move(TaskCursor(0, 4, 0))
     assert TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED).cursor == TaskCursor(0, 4, 0)
 
 
-def test_a_pending_batch_counts_exactly_if_its_number_is_taken():
+def test_a_pending_batch_counts_only_if_its_number_was_written():
     state = LedgerState("r", TASKS, SEED, TaskCursor(0, 2, 1), pending=2, then=TaskCursor(0, 4, 2))
     assert state.resumed(2).cursor == TaskCursor(0, 2, 1)
     assert state.resumed(3).cursor == TaskCursor(0, 4, 2)
@@ -232,7 +232,7 @@ work(Job.at(sys.argv[1]), 10**6)
 
 
 @pytest.mark.slow
-def test_killed_with_sigkill_at_random_moments(tmp_path):
+def test_sigkill_at_random_moments_loses_and_repeats_no_group(tmp_path):
     job, chance = Job.at(tmp_path), random.Random(7)
     here = str(Path(__file__).parent)
     path = os.pathsep.join([here, str(Path(here).parent), *sys.path])
@@ -255,7 +255,7 @@ def test_killed_with_sigkill_at_random_moments(tmp_path):
 # --- records ------------------------------------------------------------------------------------------------------
 
 
-def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
+def test_a_torn_metrics_line_loses_only_itself(tmp_path):
     path = tmp_path / "explorers" / "e0" / "metrics.jsonl"
     Records(str(path)).add({"batch": 1})
     with open(path, "ab") as file:

@@ -30,7 +30,7 @@ def runs(bed, scene, step):
     return bed.said(None) == fingerprint_of(scene.payload(step))
 
 
-def test_versions_reach_the_engine_and_are_confirmed_by_it(scene, bed):
+def test_each_version_is_loaded_and_confirmed_by_the_engine(scene, bed):
     follower = scene.follow(hook=bed.open())
     for step in (1, 2, 3):
         scene.publish(step, salt=step)
@@ -40,7 +40,7 @@ def test_versions_reach_the_engine_and_are_confirmed_by_it(scene, bed):
         assert follower.applied == (1, step)
 
 
-def test_a_damaged_version_is_refused_without_a_word_to_the_engine(scene, bed):
+def test_a_damaged_version_is_refused_before_any_request_to_the_engine(scene, bed):
     follower = scene.follow(hook=bed.open(), retries=0)
     scene.publish(1, salt=1)
     follower.turn(10)
@@ -53,7 +53,7 @@ def test_a_damaged_version_is_refused_without_a_word_to_the_engine(scene, bed):
     assert runs(bed, scene, 1)
 
 
-def test_a_load_that_fails_half_way_leaves_the_engine_on_the_version_before(scene, bed):
+def test_a_load_that_fails_halfway_rolls_back_to_the_last_good_version(scene, bed):
     follower = scene.follow(hook=bed.open(), retries=0)
     scene.publish(1, salt=1)
     follower.turn(10)
@@ -65,7 +65,7 @@ def test_a_load_that_fails_half_way_leaves_the_engine_on_the_version_before(scen
     assert not bed.is_paused()
 
 
-def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, bed):
+def test_an_engine_left_paused_is_loaded_and_resumed(scene, bed):
     scene.publish(1, salt=1)
     bed.pause()
     follower = scene.follow(hook=bed.open())
@@ -74,7 +74,7 @@ def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, bed):
     assert runs(bed, scene, 1)
 
 
-def test_a_restarted_engine_is_not_ready_until_it_runs_the_newest(scene, bed, tmp_path):
+def test_a_restarted_engine_is_not_ready_until_it_runs_the_newest_version(scene, bed, tmp_path):
     ready = tmp_path / "ready"
     follower = scene.follow(hook=bed.open(), ready_file=str(ready))
     scene.publish(1, salt=1)

@@ -119,7 +119,7 @@ def events(err):
     return [json.loads(line)["event"] for line in err.splitlines()]
 
 
-def test_it_follows_until_it_is_told_to_stop(bed, tmp_path):
+def test_syncd_follow_applies_versions_until_sigterm(bed, tmp_path):
     bed.watch()
     ready, stage = tmp_path / "ready", tmp_path / "stage"
     process = bed.follow("--stage", stage, "--ready-file", ready, "--json")
@@ -160,7 +160,7 @@ def block(bed, phase):
 
 
 @pytest.mark.parametrize("phase", ["prepare", "load", "commit", "info"])
-def test_a_follower_that_is_killed_is_made_good_by_the_next(bed, phase):
+def test_the_next_follower_recovers_an_engine_whose_follower_was_killed(bed, phase):
     bed.watch()
     write_step(bed.job, 1)
     first = bed.follow()
@@ -175,7 +175,7 @@ def test_a_follower_that_is_killed_is_made_good_by_the_next(bed, phase):
     bed.serves(3)
 
 
-def test_an_engine_that_is_left_half_loaded_is_brought_to_the_newest_and_resumed(bed):
+def test_an_engine_left_half_loaded_gets_the_newest_version_and_resumes(bed):
     bed.watch()
     write_step(bed.job, 1)
     first = bed.follow()
@@ -195,7 +195,7 @@ def test_an_engine_that_is_left_half_loaded_is_brought_to_the_newest_and_resumed
     bed.serves(2)
 
 
-def test_sigterm_in_a_load_finishes_it(bed):
+def test_sigterm_during_a_load_finishes_the_load(bed):
     bed.watch()
     write_step(bed.job, 1)
     bed.engine.call("block", "load")
@@ -230,7 +230,7 @@ def _is_pending(process, number):
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
-def test_an_engine_that_is_dead_ends_it_with_69(bed):
+def test_a_dead_engine_ends_syncd_follow_with_69(bed):
     bed.watch()
     bed.engine.call("fail", "load", 1)
     write_step(bed.job, 1)
@@ -251,7 +251,7 @@ ONCE = {
 
 
 @pytest.mark.parametrize("what", ONCE)
-def test_once_says_by_its_exit_code_what_became_of_the_version(bed, what):
+def test_once_exits_with_a_code_for_each_outcome(bed, what):
     code, calls = ONCE[what]
     write_step(bed.job, 1)
     bed.start("watch", bed.job.root, "--once").wait(LONG)
@@ -265,7 +265,7 @@ def test_once_says_by_its_exit_code_what_became_of_the_version(bed, what):
 
 
 @pytest.mark.parametrize(("more", "code"), [([], 65), (["--verify", "header"], 0)])
-def test_a_flipped_byte_is_refused_unless_only_headers_are_asked_for(bed, more, code):
+def test_a_flipped_byte_is_refused_unless_only_headers_are_verified(bed, more, code):
     write_step(bed.job, 1)
     bed.start("watch", bed.job.root, "--once").wait(LONG)
     with open(f"{bed.job.step(1)}/actor/model-00001-of-00001.safetensors", "r+b") as file:
@@ -280,7 +280,7 @@ def test_a_flipped_byte_is_refused_unless_only_headers_are_asked_for(bed, more, 
     assert ("load" in bed.engine.seen()["log"]) is (code == 0)
 
 
-def test_once_gives_up_when_its_time_is_over(bed):
+def test_once_times_out_with_exit_code_4(bed):
     process = bed.follow("--once", "--wait", 0.1)
     _, err = process.communicate(timeout=LONG)
     assert process.returncode == 4, err
@@ -288,7 +288,7 @@ def test_once_gives_up_when_its_time_is_over(bed):
 
 @pytest.mark.fault("a dead explorer counts for ever")
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_lease_holds_while_its_follower_may_live_and_no_longer(bed, number):
+def test_a_lease_expires_with_its_follower(bed, number):
     """The clock of the daemon is moved by hand, so that its patience with a silent follower is over at once."""
     daemon, _, clock = start(bed.job, keep_last=1, trash_grace=0.0)
     write_step(bed.job, 1)

@@ -16,20 +16,20 @@ def environment(monkeypatch):
     monkeypatch.setenv("ENGINE_TOKEN", SECRET)
 
 
-def test_there_is_none_unless_given():
+def test_there_is_no_token_by_default():
     assert follow._token(None, None) is None
 
 
-def test_from_the_environment():
+def test_a_token_is_read_from_the_environment():
     assert follow._token("ENGINE_TOKEN", None) == SECRET
 
 
-def test_from_a_file_without_its_line_end(tmp_path):
+def test_a_token_is_read_from_a_file_without_its_newline(tmp_path):
     (tmp_path / "token").write_text(f"{SECRET}\n")
     assert follow._token(None, str(tmp_path / "token")) == SECRET
 
 
-def test_systemd_s_credential_is_taken_where_nothing_else_is_said(tmp_path, monkeypatch):
+def test_the_systemd_credential_is_used_if_no_token_is_given(tmp_path, monkeypatch):
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert follow._token(None, None) is None
     (tmp_path / "hook-token").write_text("other")
@@ -38,7 +38,7 @@ def test_systemd_s_credential_is_taken_where_nothing_else_is_said(tmp_path, monk
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff"])
-def test_a_file_that_holds_none_is_named_and_never_shown(tmp_path, content):
+def test_a_file_without_a_token_is_named_in_the_error(tmp_path, content):
     path = tmp_path / "token"
     if content is not None:
         path.write_bytes(content)
@@ -48,11 +48,11 @@ def test_a_file_that_holds_none_is_named_and_never_shown(tmp_path, content):
     assert raised.value.hint == f"ls -l {path}"
 
 
-def test_a_variable_that_is_not_there_is_an_error():
+def test_a_missing_token_variable_is_an_error():
     with pytest.raises(ConfigError, match="NOWHERE"):
         follow._token("NOWHERE", None)
 
 
-def test_both_are_one_too_many(tmp_path):
+def test_a_token_from_both_variable_and_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="twice"):
         follow._token("ENGINE_TOKEN", str(tmp_path))

@@ -53,7 +53,7 @@ def serves(scene, step):
 
 
 @pytest.mark.fault("the version is set before the weights are loaded")
-def test_each_version_is_loaded_confirmed_and_published(scene):
+def test_each_version_is_loaded_confirmed_and_reported_in_presence(scene):
     follower = scene.follow()
     assert follower.turn(timeout=0).kind == "nothing"
     assert follower.applied is None
@@ -74,7 +74,7 @@ def test_each_version_is_loaded_confirmed_and_published(scene):
     assert set(info["timings"]) == {"noticed", "verify", "prepare", "load", "confirm"}
 
 
-def test_the_newest_is_taken_and_what_it_overtook_is_skipped(scene):
+def test_the_newest_version_is_loaded_and_older_ones_are_skipped(scene):
     follower = scene.follow()
     for step in (1, 2, 3):
         scene.publish(step)
@@ -83,7 +83,7 @@ def test_the_newest_is_taken_and_what_it_overtook_is_skipped(scene):
     assert scene.engine.log.count("load") == 1
 
 
-def test_every_version_is_taken_in_order(scene):
+def test_policy_every_loads_all_versions_in_order(scene):
     follower = scene.follow(policy="every")
     for steps in ((1, 2), (3,), (4, 5)):
         for step in steps:
@@ -94,7 +94,7 @@ def test_every_version_is_taken_in_order(scene):
     assert follower.turn(timeout=SHORT).kind == "nothing"
 
 
-def test_an_exact_step_is_waited_for_and_then_all_is_done(scene):
+def test_policy_exact_waits_for_its_step_and_ends(scene):
     scene.publish(1)
     follower = scene.follow(policy="exact=2")
     assert follower.turn(timeout=SHORT).kind == "nothing"
@@ -104,7 +104,7 @@ def test_an_exact_step_is_waited_for_and_then_all_is_done(scene):
     assert follower.turn(timeout=LONG).kind == "ended"
 
 
-def test_an_exact_step_that_has_gone_is_told(scene):
+def test_policy_exact_reports_a_step_that_is_gone(scene):
     scene.publish(5)
     follower = scene.follow(policy="exact=2")
     outcome = follower.run()
@@ -112,7 +112,7 @@ def test_an_exact_step_that_has_gone_is_told(scene):
     assert "step 2" in outcome.reason
 
 
-def test_a_least_step_is_waited_for(scene):
+def test_policy_at_least_waits_for_its_step(scene):
     follower = scene.follow(policy="at-least=2")
     scene.publish(1)
     assert follower.turn(timeout=SHORT).kind == "nothing"
@@ -123,7 +123,7 @@ def test_a_least_step_is_waited_for(scene):
 
 
 @pytest.mark.fault("a marker moving back is ignored")
-def test_a_rewind_is_followed(scene):
+def test_a_rollback_of_the_trainer_is_followed(scene):
     follower = scene.follow(max_lag=2)
     scene.publish(3)
     applied(follower, 3)
@@ -138,7 +138,7 @@ def test_a_rewind_is_followed(scene):
 
 
 @pytest.mark.parametrize("stage", [False, True])
-def test_only_what_runs_is_leased_and_with_a_stage_nothing(scene, tmp_path, stage):
+def test_steps_in_use_are_leased_and_staged_ones_are_not(scene, tmp_path, stage):
     follower = scene.follow(stage=str(tmp_path / "stage") if stage else None)
     leases = []
     scene.engine.doing["load"] = lambda: leases.append(scene.presence().leases)
@@ -200,13 +200,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_does_not_fit_is_refused(scene, running, what):
+def test_tensors_that_do_not_fit_the_model_are_refused(scene, running, what):
     tensors, words = WRONG[what]
     publish_tensors(scene, 2, tensors)
     untouched(scene, running, running.turn(timeout=LONG), *words)
 
 
-def test_what_an_engine_says_that_it_holds_counts_more_than_what_was_loaded(scene):
+def test_the_hook_s_tensor_list_takes_precedence_over_the_first_version(scene):
     scene.hook.known = tensors_of(w=(2, 2))
     follower = scene.follow()
     scene.publish(1)
@@ -246,7 +246,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("stage", [False, True])
 @pytest.mark.parametrize("what", DAMAGE)
-def test_what_is_damaged_is_refused(scene, tmp_path, what, stage):
+def test_a_damaged_version_is_refused(scene, tmp_path, what, stage):
     damage, verify, word = DAMAGE[what]
     follower = scene.follow(verify=verify, stage=str(tmp_path / "stage") if stage else None)
     scene.publish(1)
@@ -256,7 +256,7 @@ def test_what_is_damaged_is_refused(scene, tmp_path, what, stage):
     untouched(scene, follower, follower.turn(timeout=LONG), "digest" if stage and what == "header" else word)
 
 
-def test_a_flipped_byte_is_refused_by_default_with_file_and_both_digests(scene, running):
+def test_a_flipped_byte_is_refused_naming_the_file_and_both_digests(scene, running):
     manifest = scene.publish(2)
     shard = f"{scene.payload(2)}/model-00001-of-00001.safetensors"
     _flip(shard)
@@ -264,7 +264,7 @@ def test_a_flipped_byte_is_refused_by_default_with_file_and_both_digests(scene, 
     untouched(scene, running, running.turn(timeout=LONG), shard, found, manifest.shards[0].digest)
 
 
-def test_a_flipped_byte_of_what_the_engine_would_go_back_to_is_not_loaded(scene):
+def test_a_damaged_last_good_version_is_not_loaded_on_rollback(scene):
     scene.publish(1)
     scene.engine.label, scene.engine.weights = scene.label(1), digest_of(scene.payload(1))
     follower = scene.follow(retries=0)
@@ -293,7 +293,7 @@ class Slow(LocalDisk):
         return super().read_at(path, offset, length)
 
 
-def test_while_a_version_is_hashed_presence_goes_on_and_a_stop_ends_it(scene, monkeypatch):
+def test_heartbeats_continue_while_hashing_and_a_stop_ends_it(scene, monkeypatch):
     monkeypatch.setattr("syncd.client.own_presence.HEARTBEAT", 0.01)
     told, slow = threading.Event(), Slow((scene.root,))
     with Synchronizer.open(scene.root, "explorer", "e0", poll=0.005, disk=slow) as sync:
@@ -333,9 +333,7 @@ class Hashing(LocalDisk):
 @pytest.mark.parametrize(
     ("verify", "stage", "times"), [("content", False, 2), ("content", True, 1), ("header", False, 0)]
 )
-def test_two_followers_of_a_host_hash_a_version_once_where_they_share_a_stage(
-    scene, tmp_path, verify, stage, times
-):
+def test_followers_that_share_a_stage_hash_a_version_once(scene, tmp_path, verify, stage, times):
     disk = Hashing((scene.root,))
     manifest = scene.publish(1)
     options = FollowOptions(**QUICK, verify=verify, stage=str(tmp_path / "stage") if stage else None)
@@ -355,7 +353,7 @@ def test_two_followers_of_a_host_hash_a_version_once_where_they_share_a_stage(
         ([("a.safetensors", {"w": (2,)}), ("b.safetensors", {"w": (2,)})], "two shards hold tensor 'w'"),
     ],
 )
-def test_what_is_not_complete_by_content_is_refused_from_its_headers(tmp_path, shards, word):
+def test_a_version_with_missing_or_duplicate_tensors_is_refused(tmp_path, shards, word):
     """Sealing and publishing refuse it too; a step that an earlier release has published comes this far."""
     records = []
     for name, tensors in shards:
@@ -369,7 +367,7 @@ def test_what_is_not_complete_by_content_is_refused_from_its_headers(tmp_path, s
             require_tensors(records, str(tmp_path))
 
 
-def test_the_first_version_that_was_applied_is_the_reference_also_for_a_restarted_engine(scene, running):
+def test_after_an_engine_restart_the_first_applied_version_sets_the_tensors(scene, running):
     scene.engine.restart()
     publish_tensors(scene, 2, {"other": ("F32", (4, 8), bytes(128))})
     outcome = running.turn(timeout=LONG)
@@ -377,7 +375,7 @@ def test_the_first_version_that_was_applied_is_the_reference_also_for_a_restarte
     assert "layer.1.weight' is missing" in outcome.reason
 
 
-def test_what_a_hook_refuses_is_refused(scene, running):
+def test_a_version_that_the_hook_refuses_is_refused(scene, running):
     scene.engine.fails["prepare"] = 1
     scene.publish(2)
     assert running.turn(timeout=LONG).kind == "refused"
@@ -385,7 +383,7 @@ def test_what_a_hook_refuses_is_refused(scene, running):
     assert scene.hook.aborted == []
 
 
-def test_kinds_that_a_hook_cannot_load_are_refused(scene, running):
+def test_a_kind_that_the_hook_does_not_load_is_refused(scene, running):
     with Synchronizer.open(scene.root) as sync:
         sync.set_model_state_dict("tinker://weights/7", 2)
     scene.tick()
@@ -404,7 +402,7 @@ def test_a_remote_version_that_is_a_directory_is_loaded_as_weights(scene, runnin
     assert scene.presence().applied == (1, 2)
 
 
-def test_a_uri_goes_to_a_hook_that_takes_it(scene):
+def test_a_uri_is_passed_to_a_hook_that_takes_remote_versions(scene):
     hook = FakeHook(scene.engine, frozenset({"remote"}))
     follower = scene.follow(hook=hook)
     with Synchronizer.open(scene.root) as sync:
@@ -415,7 +413,7 @@ def test_a_uri_goes_to_a_hook_that_takes_it(scene):
     assert scene.engine.weights == "tinker://weights/7"
 
 
-def test_a_uri_that_is_none_is_neither_published_nor_handed_over(scene):
+def test_a_malformed_uri_is_neither_published_nor_passed_to_the_hook(scene):
     hook = FakeHook(scene.engine, frozenset({"remote"}))
     follower = scene.follow(hook=hook)
     with Synchronizer.open(scene.root) as sync, pytest.raises(UsageError, match="neither a URI"):
@@ -431,7 +429,7 @@ def test_a_uri_that_is_none_is_neither_published_nor_handed_over(scene):
     assert "neither a URI" in outcome.reason
 
 
-def test_steps_that_others_wrote_are_loaded_where_they_are_safetensors(scene, tmp_path):
+def test_foreign_safetensors_steps_are_loaded(scene, tmp_path):
     follower = scene.follow(stage=str(tmp_path / "stage"))
     for step, name, data in ((1, "model.safetensors", shard_bytes({"w": (2, 2)})), (2, "model.bin", b"")):
         os.makedirs(scene.payload(step))
@@ -449,7 +447,7 @@ def test_steps_that_others_wrote_are_loaded_where_they_are_safetensors(scene, tm
 
 
 @pytest.mark.parametrize("phase", ["load", "commit"])
-def test_a_load_that_fails_once_is_tried_again(scene, running, phase):
+def test_a_load_that_failed_once_is_retried(scene, running, phase):
     scene.engine.fails[phase] = 1
     scene.publish(2)
     applied(running, 2)
@@ -464,7 +462,7 @@ def test_a_load_that_fails_once_is_tried_again(scene, running, phase):
 
 @pytest.mark.fault("an exception between pause and resume leaves an engine paused")
 @pytest.mark.parametrize("phase", ["load", "commit"])
-def test_a_version_that_fails_is_given_up_and_the_engine_is_on_the_last_good_one(scene, running, phase):
+def test_a_version_that_keeps_failing_is_given_up_and_rolled_back(scene, running, phase):
     scene.engine.fails[phase] = 3
     scene.publish(2)
     outcome = running.turn(timeout=LONG)
@@ -485,7 +483,7 @@ def test_a_version_that_fails_is_given_up_and_the_engine_is_on_the_last_good_one
     serves(scene, 3)
 
 
-def test_the_last_good_version_stays_however_many_versions_fail(scene, running):
+def test_the_last_good_version_is_kept_however_many_versions_fail(scene, running):
     scene.engine.fails["load"] = 100
     for step in range(2, 7):
         scene.publish(step)
@@ -494,7 +492,7 @@ def test_the_last_good_version_stays_however_many_versions_fail(scene, running):
     assert os.path.isdir(scene.payload(1))
 
 
-def test_while_a_version_is_tried_again_a_newer_one_goes_first(scene):
+def test_a_newer_version_takes_precedence_over_a_retry(scene):
     follower = scene.follow(backoff=60.0)
     scene.publish(1)
     applied(follower, 1)
@@ -504,7 +502,7 @@ def test_while_a_version_is_tried_again_a_newer_one_goes_first(scene):
     applied(follower, 3)
 
 
-def test_an_engine_that_says_yes_and_runs_something_else_is_not_believed(scene, running):
+def test_an_engine_that_reports_another_version_fails_the_load(scene, running):
     scene.publish(2)
     scene.engine.lies = scene.label(1)
     outcome = running.turn(timeout=LONG)
@@ -514,7 +512,7 @@ def test_an_engine_that_says_yes_and_runs_something_else_is_not_believed(scene, 
     assert scene.engine.weights == digest_of(scene.payload(1))
 
 
-def test_an_engine_that_has_nothing_to_go_back_to_is_dead(scene):
+def test_a_failed_first_load_is_a_dead_engine(scene):
     follower = scene.follow()
     scene.engine.fails["load"] = 1
     scene.publish(1)
@@ -526,7 +524,7 @@ def test_an_engine_that_has_nothing_to_go_back_to_is_dead(scene):
         follower.turn(timeout=SHORT)
 
 
-def test_an_engine_that_cannot_go_back_is_dead_until_it_is_restarted(scene, running):
+def test_an_engine_that_cannot_roll_back_is_dead_until_it_restarts(scene, running):
     scene.engine.fails["commit"] = 1
     scene.engine.cannot_go_back = True
     scene.publish(2)
@@ -542,7 +540,7 @@ def test_an_engine_that_cannot_go_back_is_dead_until_it_is_restarted(scene, runn
     serves(scene, 3)
 
 
-def test_somebody_elses_hook_may_raise_anything(scene, running):
+def test_an_arbitrary_exception_of_a_hook_fails_the_load(scene, running):
     def broken():
         raise KeyError("tensor")
 
@@ -554,7 +552,7 @@ def test_somebody_elses_hook_may_raise_anything(scene, running):
     serves(scene, 1)
 
 
-def test_an_interrupted_load_leaves_the_engine_at_work(scene, running):
+def test_an_interrupted_load_rolls_back(scene, running):
     def interrupted():
         raise KeyboardInterrupt
 
@@ -568,7 +566,7 @@ def test_an_interrupted_load_leaves_the_engine_at_work(scene, running):
 # --- engines that go and come -----------------------------------------------------------------------------------
 
 
-def test_an_engine_that_does_not_answer_is_waited_for(scene):
+def test_an_unreachable_engine_is_loaded_once_it_answers(scene):
     scene.engine.is_gone = True
     follower = scene.follow()
     scene.publish(1)
@@ -580,7 +578,7 @@ def test_an_engine_that_does_not_answer_is_waited_for(scene):
     assert follower.may_work()
 
 
-def test_an_engine_that_goes_is_told_at_once_and_one_that_comes_back_the_same_is_not_loaded(scene, running):
+def test_an_unchanged_engine_that_returns_is_not_loaded_again(scene, running):
     scene.engine.is_gone = True
     assert running.turn(timeout=SHORT).kind == "unreachable"
     assert (scene.presence().applied, scene.presence().info["state"]) == (None, "unreachable")
@@ -590,7 +588,7 @@ def test_an_engine_that_goes_is_told_at_once_and_one_that_comes_back_the_same_is
     assert scene.engine.log.count("load") == 1
 
 
-def test_an_engine_that_was_restarted_comes_to_the_newest_version(scene, running):
+def test_a_restarted_engine_gets_the_newest_version(scene, running):
     seen = []
     scene.engine.doing["load"] = lambda: seen.append(scene.presence().applied)
     scene.engine.restart()
@@ -599,7 +597,7 @@ def test_an_engine_that_was_restarted_comes_to_the_newest_version(scene, running
     serves(scene, 1)
 
 
-def test_a_restart_between_two_turns_is_noticed_within_one(scene, running):
+def test_an_engine_restart_is_noticed_within_one_turn(scene, running):
     waiting = threading.Timer(0.05, scene.engine.restart)
     waiting.start()
     applied(running, 1)
@@ -607,7 +605,7 @@ def test_a_restart_between_two_turns_is_noticed_within_one(scene, running):
     serves(scene, 1)
 
 
-def test_an_engine_that_vanishes_in_a_load_is_loaded_again_once_it_is_back(scene, running):
+def test_an_engine_that_vanished_during_a_load_is_loaded_again(scene, running):
     scene.publish(2)
     scene.engine.doing["commit"] = lambda: setattr(scene.engine, "is_gone", True)
     assert running.turn(timeout=SHORT).kind == "unreachable"
@@ -620,7 +618,7 @@ def test_an_engine_that_vanishes_in_a_load_is_loaded_again_once_it_is_back(scene
     serves(scene, 2)
 
 
-def test_a_version_that_ends_the_engine_each_time_is_given_up(scene, running):
+def test_a_version_that_crashes_the_engine_each_time_is_given_up(scene, running):
     def crash():
         scene.engine.restart()
         scene.engine.is_gone = True
@@ -639,7 +637,7 @@ def test_a_version_that_ends_the_engine_each_time_is_given_up(scene, running):
 
 
 @pytest.mark.parametrize("step", [1, 2, None])
-def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, step):
+def test_an_engine_left_paused_is_loaded_and_resumed(scene, step):
     scene.publish(1)
     scene.publish(2)
     scene.engine.label = scene.label(step) if step else None
@@ -649,7 +647,7 @@ def test_an_engine_that_was_left_paused_is_loaded_and_resumed(scene, step):
     serves(scene, 2)
 
 
-def test_a_paused_engine_that_nothing_fits_is_resumed_on_what_it_ran(scene):
+def test_a_paused_engine_without_a_fitting_version_resumes_what_it_ran(scene):
     scene.publish(1)
     scene.publish(2)
     scene.engine.label, scene.engine.paused, scene.engine.weights = scene.label(1), True, HALF
@@ -661,7 +659,7 @@ def test_a_paused_engine_that_nothing_fits_is_resumed_on_what_it_ran(scene):
     assert scene.presence().applied == (1, 1)
 
 
-def test_a_paused_engine_without_any_way_back_is_dead(scene):
+def test_a_paused_engine_without_a_good_version_is_dead(scene):
     scene.publish(1)
     scene.engine.paused, scene.engine.weights = True, HALF
     scene.engine.fails["prepare"] = 1
@@ -671,7 +669,7 @@ def test_a_paused_engine_without_any_way_back_is_dead(scene):
         follower.turn(timeout=LONG)
 
 
-def test_what_an_engine_runs_already_is_taken_over_and_gone_back_to(scene):
+def test_a_version_already_running_is_adopted_as_the_last_good_one(scene):
     scene.publish(1)
     scene.engine.label, scene.engine.weights = scene.label(1), digest_of(scene.payload(1))
     follower = scene.follow()
@@ -688,7 +686,7 @@ FOREIGN = ["9.9", "latest", "1.0.0", "1.1", "1.1.0123456789abcdef", "1.1+attempt
 
 
 @pytest.mark.parametrize("label", FOREIGN)
-def test_a_label_that_does_not_name_content_of_this_job_costs_one_load(scene, label):
+def test_an_engine_with_a_foreign_label_is_loaded_once(scene, label):
     scene.publish(1)
     scene.engine.label = label
     follower = scene.follow()
@@ -701,7 +699,7 @@ def test_a_label_that_does_not_name_content_of_this_job_costs_one_load(scene, la
 
 
 @pytest.mark.parametrize("label", FOREIGN)
-def test_an_engine_with_such_a_label_is_not_taken_for_one_with_its_start_weights(scene, label):
+def test_an_engine_with_a_foreign_label_may_not_work(scene, label):
     scene.engine.label = label
     follower = scene.follow()
     assert not follower.may_work()
@@ -710,7 +708,7 @@ def test_an_engine_with_such_a_label_is_not_taken_for_one_with_its_start_weights
     assert follower.may_work()
 
 
-def test_an_engine_that_is_moved_to_another_job_is_not_believed(scene, tmp_path):
+def test_an_engine_moved_from_another_job_is_loaded_again(scene, tmp_path):
     other = Scene(tmp_path / "other")
     try:
         other.publish(5, salt=1)
@@ -725,7 +723,7 @@ def test_an_engine_that_is_moved_to_another_job_is_not_believed(scene, tmp_path)
         other.close()
 
 
-def test_an_older_version_that_the_engine_runs_is_known_by_the_manifest_of_its_step(scene):
+def test_an_older_running_version_is_identified_by_its_manifest(scene):
     scene.publish(1)
     scene.engine.label, scene.engine.weights = scene.label(1), digest_of(scene.payload(1))
     scene.publish(2)
@@ -739,7 +737,7 @@ def test_an_older_version_that_the_engine_runs_is_known_by_the_manifest_of_its_s
 # --- steps that go, trainers that go ----------------------------------------------------------------------------
 
 
-def test_a_step_that_has_gone_is_skipped_for_the_newest(scene, running):
+def test_a_step_that_is_gone_is_skipped_for_the_newest(scene, running):
     scene.publish(2)
     shutil.rmtree(scene.job.step(2))
     outcome = running.turn(timeout=SHORT)
@@ -777,7 +775,7 @@ def meddled(scene, disk, identity="e0", **options):
 
 
 @pytest.mark.fault("a step is pruned while it is read")
-def test_a_step_that_goes_while_it_is_copied_is_skipped_for_the_newest(scene, tmp_path):
+def test_a_step_removed_while_it_is_staged_is_skipped_for_the_newest(scene, tmp_path):
     disk = Meddling()
     follower = meddled(scene, disk, stage=str(tmp_path / "stage"))
     scene.publish(1)
@@ -803,7 +801,7 @@ class Counting(LocalDisk):
         return data
 
 
-def test_engines_of_one_host_read_each_byte_of_the_job_once(scene, tmp_path):
+def test_engines_that_share_a_stage_read_each_byte_of_the_job_once(scene, tmp_path):
     disk, engines = Counting(), [FakeEngine() for _ in range(3)]
     followers = []
     for place, engine in enumerate(engines):
@@ -819,7 +817,7 @@ def test_engines_of_one_host_read_each_byte_of_the_job_once(scene, tmp_path):
     assert len({target.path for hook in (scene.hook,) for target in hook.prepared}) == 3
 
 
-def test_a_stage_without_room_is_done_without(scene, tmp_path, monkeypatch):
+def test_a_stage_without_space_is_bypassed(scene, tmp_path, monkeypatch):
     monkeypatch.setattr(syncd.transports.filesystem.stage.LocalDisk, "free", lambda *_: 0)
     follower = scene.follow(stage=str(tmp_path / "stage"))
     scene.publish(1)
@@ -828,7 +826,7 @@ def test_a_stage_without_room_is_done_without(scene, tmp_path, monkeypatch):
     assert ("stage_write_failed" in scene.names(), scene.presence().leases) == (True, (1,))
 
 
-def test_a_presence_that_cannot_be_written_is_no_reason_to_touch_the_engine(scene):
+def test_a_failed_presence_write_does_not_stop_the_load(scene):
     disk = Meddling()
     follower = meddled(scene, disk)
     scene.publish(1)
@@ -845,7 +843,7 @@ def test_a_presence_that_cannot_be_written_is_no_reason_to_touch_the_engine(scen
     assert scene.presence().applied == (1, 2)
 
 
-def test_it_ends_with_the_trainer_once_its_last_version_runs(scene):
+def test_the_follower_ends_with_the_trainer_after_its_last_version(scene):
     follower = scene.follow()
     with Synchronizer.open(scene.root, "trainer") as trainer:
         follower.sync.trainer_requires_weight_sync()  # it was seen
@@ -859,7 +857,7 @@ def test_it_ends_with_the_trainer_once_its_last_version_runs(scene):
     assert scene.presence().status is RunningStatus.STOPPED
 
 
-def test_an_ask_is_answered_or_brings_a_version(scene):
+def test_a_request_to_the_trainer_is_answered_or_brings_a_version(scene):
     follower = scene.follow()
     with Synchronizer.open(scene.root, "trainer") as trainer:
         stop = threading.Event()
@@ -882,7 +880,7 @@ def test_an_ask_is_answered_or_brings_a_version(scene):
             serving.join()
 
 
-def test_heartbeats_go_on_during_a_long_load(scene, monkeypatch):
+def test_heartbeats_continue_during_a_long_load(scene, monkeypatch):
     monkeypatch.setattr(syncd.client.own_presence, "HEARTBEAT", 0.01)
     follower = scene.follow()
     scene.publish(1)
@@ -902,7 +900,7 @@ def test_heartbeats_go_on_during_a_long_load(scene, monkeypatch):
 # --- readiness --------------------------------------------------------------------------------------------------
 
 
-def test_the_ready_file_is_there_exactly_while_the_engine_may_be_given_work(scene, tmp_path):
+def test_the_ready_file_exists_only_while_the_engine_may_work(scene, tmp_path):
     path = tmp_path / "ready"
     path.write_text("left by a killed one")
     follower = scene.follow(ready_file=str(path), max_lag=1)
@@ -943,11 +941,11 @@ def test_the_ready_file_is_there_exactly_while_the_engine_may_be_given_work(scen
         {"backoff": float("nan")},
     ],
 )
-def test_options_that_mean_nothing_are_refused(wrong):
+def test_invalid_follow_options_are_refused(wrong):
     with pytest.raises(ConfigError):
         FollowOptions(**wrong)
 
 
-def test_one_identity_has_one_follower(scene, running):
+def test_an_identity_in_use_is_refused_to_a_second_follower(scene, running):
     with pytest.raises(UsageError, match="held by another"):
         scene.follow()

@@ -54,7 +54,7 @@ def applied(scene, follower, step):
 
 
 @pytest.mark.parametrize("verify", ["size", "header", "content"])
-def test_a_version_is_loaded_from_memory_and_kept_by_its_files(scene, verify):
+def test_a_version_is_loaded_from_memory_and_leased_by_its_files(scene, verify):
     follower = scene.follow(verify=verify)
     held = []
     scene.engine.doing["load"] = lambda: held.append((scene.presence().leases, owned_copies(scene)))
@@ -85,7 +85,7 @@ def owned_copies(scene):
     return found
 
 
-def test_what_went_wrong_once_goes_back_to_the_files_of_the_version_before(scene):
+def test_a_failed_version_rolls_back_to_the_files_of_the_one_before(scene):
     follower = scene.follow(retries=0)
     scene.publish(1)
     applied(scene, follower, 1)
@@ -96,7 +96,7 @@ def test_what_went_wrong_once_goes_back_to_the_files_of_the_version_before(scene
     assert scene.engine.label == scene.label(1)
 
 
-def test_a_copy_that_cannot_be_loaded_is_no_reason_to_give_a_version_up(scene):
+def test_a_failed_load_from_memory_falls_back_to_files_in_the_same_turn(scene):
     """It is not even counted as an attempt: the version comes from its files in the same turn."""
     follower = scene.follow(retries=0)
     scene.publish(1)
@@ -127,9 +127,7 @@ def headless(path):
 
 
 @pytest.mark.parametrize(("verify", "harm"), [("header", headless), ("content", damaged)])
-def test_a_copy_that_is_not_what_its_receipts_say_is_refused_before_the_engine_is_touched(
-    scene, verify, harm
-):
+def test_a_damaged_copy_is_refused_before_the_engine_is_touched(scene, verify, harm):
     follower = scene.follow(verify=verify)
     manifest = scene.publish(1)
     harm(shard_of(scene.place, manifest))
@@ -138,7 +136,7 @@ def test_a_copy_that_is_not_what_its_receipts_say_is_refused_before_the_engine_i
     assert "memory_copy_refused" in scene.names()
 
 
-def test_a_model_in_this_process_never_keeps_wrong_bytes(scene):
+def test_a_model_in_this_process_replaces_a_damaged_copy_by_the_files(scene):
     """They are hashed on their way: the model goes back, and takes the version from its files."""
     from explorer_hooks.hooks.transformers import TransformersHook
 
@@ -164,7 +162,7 @@ class Layered(torch.nn.Module):
 
 
 @pytest.mark.parametrize("where", ["another boot", "not there", "nothing is told", "open to others"])
-def test_what_is_not_here_is_loaded_from_files(scene, where):
+def test_a_version_without_a_usable_copy_is_loaded_from_files(scene, where):
     scene.publish(1)
     if where == "another boot":
         scene.trainer.publish_copies(type(scene.place)(scene.place.directory, "another"))
@@ -180,7 +178,7 @@ def test_what_is_not_here_is_loaded_from_files(scene, where):
     assert scene.presence().info["loaded"]["source"] == "files"
 
 
-def test_a_stage_is_not_filled_from_what_is_in_memory_already(scene, tmp_path):
+def test_a_copy_in_memory_is_loaded_without_filling_the_stage(scene, tmp_path):
     follower = scene.follow(stage=str(tmp_path / "stage"))
     manifest = scene.publish(1)
     applied(scene, follower, 1)

@@ -55,12 +55,12 @@ def run(program, *argv):
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 
-def test_the_bed_keeps_torch_out():
+def test_torch_cannot_be_imported_in_these_tests():
     assert "No module named 'torch'" in run("import torch").stderr
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_that_a_follower_without_torch_needs_imports_none(module):
+def test_each_module_of_the_follower_imports_without_torch(module):
     done = run(f"import {module}")
     assert done.returncode == 0, done.stderr
 

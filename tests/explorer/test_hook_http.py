@@ -101,7 +101,7 @@ def says(text):
         pytest.param(says(b"HTTP/1.1 200 OK\r\n\r\n"), "empty answer", id="no body"),
     ],
 )
-def test_what_is_no_answer_is_an_unreachable_engine(behave, message):
+def test_a_malformed_response_is_an_unreachable_engine(behave, message):
     assert_unreachable(behave, message, PATIENCE)
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_answer_is_an_unreachable_engine(behave, message):
         ),
     ],
 )
-def test_an_answer_without_an_end_is_an_unreachable_engine(behave, message):
+def test_an_endless_response_is_an_unreachable_engine(behave, message):
     assert_unreachable(behave, message, IMPATIENCE)
 
 
@@ -130,7 +130,7 @@ def assert_unreachable(behave, message, timeout):
     assert error.hint
 
 
-def test_nobody_at_the_address():
+def test_a_refused_connection_is_an_unreachable_engine():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     error = bounded(lambda: server(address).get("/health"))
@@ -139,14 +139,14 @@ def test_nobody_at_the_address():
     assert address in str(error)
 
 
-def test_a_listener_that_accepts_nobody():
+def test_a_listener_that_accepts_no_connection_is_an_unreachable_engine():
     with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         errors = [bounded(lambda: server(address, 0.3).get("/health")) for _ in range(4)]
     assert all(isinstance(error, EngineUnreachableError) for error in errors)
 
 
-def test_each_request_has_a_connection_of_its_own():
+def test_each_request_uses_its_own_connection():
     ports = []
 
     def behave(connection, stop):
@@ -161,13 +161,13 @@ def test_each_request_has_a_connection_of_its_own():
     assert len(set(ports)) == 3
 
 
-def test_requests_carry_the_token_and_the_body(fake):
+def test_requests_carry_the_token_the_query_and_the_body(fake):
     fake.post_do = lambda query, body: {"query": query, "body": body}
     told = server(fake.address).post("/do", {"a": 1}, hint="", mode="keep now")
     assert told == {"query": {"mode": "keep now"}, "body": {"a": 1}}
 
 
-def test_a_path_in_front_of_the_servers_own(fake):
+def test_a_path_in_the_address_is_a_prefix(fake):
     fake.get_engines_7_health = lambda query, body: {"well": True}
     assert server(f"{fake.address}/engines/7/").get_json("/health") == {"well": True}
 
@@ -189,14 +189,14 @@ def test_a_redirect_is_not_followed(fake, status):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_token_is_a_wrong_configuration(fake, status):
+def test_a_rejected_token_is_a_config_error_that_does_not_show_it(fake, status):
     fake.replies["/health"] = Answer(status, {"error": f"no {TOKEN} here"})
     with pytest.raises(ConfigError, match="token") as error:
         server(fake.address).get("/health")
     assert TOKEN not in shown(error.value)
 
 
-def test_an_endpoint_that_is_not_there_says_how_to_start_the_engine(fake):
+def test_a_missing_endpoint_is_a_config_error_with_a_hint(fake):
     for call in (lambda one: one.get("/is_paused"), lambda one: one.post("/pause", hint="")):
         with pytest.raises(ConfigError, match=r"/pause|/is_paused") as error:
             call(server(fake.address))
@@ -216,7 +216,7 @@ def test_an_endpoint_that_is_not_there_says_how_to_start_the_engine(fake):
         (b"x" * 10_000, r"x{300}\.\.\.:"),
     ],
 )
-def test_an_error_says_what_the_engine_said(fake, body, message):
+def test_an_error_repeats_the_engine_s_message_in_printable_text(fake, body, message):
     fake.replies["/pause"] = Answer(500, body)
     with pytest.raises(LoadFailedError, match=f"POST /pause failed with 500: .*{message}") as error:
         server(fake.address).post("/pause", hint="read its log")
@@ -225,7 +225,7 @@ def test_an_error_says_what_the_engine_said(fake, body, message):
     assert str(error.value).isprintable()
 
 
-def test_an_engine_that_repeats_the_token_does_not_make_it_known(fake):
+def test_a_token_repeated_by_the_engine_is_masked(fake):
     fake.replies["/pause"] = Answer(500, {"detail": f"bad header: Bearer {TOKEN}"})
     with pytest.raises(LoadFailedError, match=r"Bearer \*\*\*") as error:
         server(fake.address).post("/pause", hint="")
@@ -233,7 +233,7 @@ def test_an_engine_that_repeats_the_token_does_not_make_it_known(fake):
 
 
 @pytest.mark.parametrize("status", [400, 404, 500, 502, 503])
-def test_a_question_that_fails_is_an_unreachable_engine(fake, status):
+def test_a_failed_query_is_an_unreachable_engine(fake, status):
     fake.replies["/health"] = Answer(status, {"error": "not now"})
     with pytest.raises(EngineUnreachableError, match=f"{status}: not now"):
         server(fake.address).get("/health")
@@ -253,7 +253,7 @@ def test_a_question_that_fails_is_an_unreachable_engine(fake, status):
         "",
     ],
 )
-def test_an_address_that_is_none(address):
+def test_an_invalid_address_is_a_config_error(address):
     with pytest.raises(ConfigError) as error:
         server(address)
     assert error.value.hint
@@ -266,14 +266,14 @@ def test_an_address_with_a_secret_is_refused_without_showing_it(address):
     assert "hunter2" not in shown(error.value)
 
 
-def test_proxies_of_the_environment_are_not_used(fake, monkeypatch):
+def test_proxies_from_the_environment_are_ignored(fake, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     fake.get_health = lambda query, body: {}
     assert server(fake.address).get("/health").status == 200
 
 
-def test_no_thread_is_left_behind(fake):
+def test_requests_leave_no_timer_thread(fake):
     fake.get_health = lambda query, body: {}
     before = set(threading.enumerate())
     one = server(fake.address, 30.0)

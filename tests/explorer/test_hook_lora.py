@@ -34,7 +34,7 @@ def follow(bed, hook, *steps):
         load(hook, bed.target((1, step)))
 
 
-def test_each_version_has_a_name_of_its_own(bed, hook):
+def test_each_version_has_its_own_adapter_name(bed, hook):
     target = bed.target((2, 120))
     load(hook, target)
     assert hook.adapter_name(target) == f"policy-{label(120, 2)}"
@@ -42,13 +42,13 @@ def test_each_version_has_a_name_of_its_own(bed, hook):
     assert not [path for path in bed.engine.paths() if "pause" in path]
 
 
-def test_the_two_before_the_newest_stay(bed, hook):
+def test_the_newest_adapter_and_the_two_before_are_kept(bed, hook):
     follow(bed, hook, 1, 2, 3, 4, 5)
     assert loaded(bed) == [f"policy-{label(3)}", f"policy-{label(4)}", f"policy-{label(5)}"]
 
 
 @pytest.mark.parametrize("use", ["running", "waiting"])
-def test_what_a_request_uses_is_not_unloaded_until_it_ends(bed, hook, use):
+def test_an_adapter_in_use_is_not_unloaded_until_its_requests_end(bed, hook, use):
     bed.engine.stale = [(f"policy-{label(9)}", "")]
     if use == "running":
         bed.engine.used = {f"policy-{label(1)}": 1}
@@ -72,7 +72,7 @@ def _metrics(running, waiting):
     return f"vllm:lora_requests_info{{{labels}}} 1.8e+09\n"
 
 
-def test_where_the_engine_does_not_say_what_it_uses_time_decides(tmp_path):
+def test_without_usage_metrics_adapters_are_unloaded_after_the_drain_time(tmp_path):
     with LoraBed(tmp_path, keep="1", drain="3600") as bed:
         bed.engine.tells_use = False
         hook = bed.open()
@@ -84,7 +84,7 @@ def test_where_the_engine_does_not_say_what_it_uses_time_decides(tmp_path):
         assert loaded(bed) == [f"policy-{label(step)}" for step in (2, 3, 4, 5)]
 
 
-def test_an_unload_that_fails_does_not_make_a_good_version_bad(bed, hook):
+def test_a_failed_unload_does_not_fail_the_version(bed, hook):
     follow(bed, hook, 1, 2, 3)
     bed.engine.replies["/v1/unload_lora_adapter"] = Answer(500, {"error": "not now"})
     follow(bed, hook, 4)
@@ -94,7 +94,7 @@ def test_an_unload_that_fails_does_not_make_a_good_version_bad(bed, hook):
     assert loaded(bed) == [f"policy-{label(3)}", f"policy-{label(4)}", f"policy-{label(5)}"]
 
 
-def test_adapters_of_others_are_left_alone(bed, hook):
+def test_adapters_of_other_users_are_left_alone(bed, hook):
     bed.engine.adapters = dict.fromkeys(
         ["judge", "policy", "policy-x", "policy-1", "judge-1.1", "policy-1.1-copy"], ("/x", "")
     )
@@ -105,7 +105,7 @@ def test_adapters_of_others_are_left_alone(bed, hook):
     assert hook.current_version() == Running(label(5))
 
 
-def test_a_name_of_its_own_keeps_two_jobs_apart(tmp_path):
+def test_a_custom_name_separates_two_jobs(tmp_path):
     with LoraBed(tmp_path, name="job-a") as bed:
         hook = bed.open()
         load(hook, bed.target((1, 10)))
@@ -114,7 +114,7 @@ def test_a_name_of_its_own_keeps_two_jobs_apart(tmp_path):
         assert other.current_version() == Running(None)
 
 
-def test_an_adapter_that_fails_leaves_the_old_one(bed, hook):
+def test_an_adapter_that_fails_to_load_leaves_the_old_one(bed, hook):
     follow(bed, hook, 1, 2)
     target = bed.target((1, 3))
     bed.fail_load(target)
@@ -126,14 +126,14 @@ def test_an_adapter_that_fails_leaves_the_old_one(bed, hook):
     assert loaded(bed) == [f"policy-{label(1)}", f"policy-{label(2)}"]
 
 
-def test_a_last_good_adapter_that_was_lost_with_a_restart_is_loaded_again(bed, hook):
+def test_a_last_good_adapter_lost_in_a_restart_is_loaded_again(bed, hook):
     follow(bed, hook, 1)
     bed.restart()
     hook.abort(bed.target((1, 1)))
     assert hook.current_version() == Running(label(1))
 
 
-def test_a_last_good_adapter_that_cannot_be_loaded_again_makes_the_engine_dead(bed, hook):
+def test_a_last_good_adapter_that_cannot_be_reloaded_is_a_dead_engine(bed, hook):
     follow(bed, hook, 1)
     bed.restart()
     bed.fail_load(None)
@@ -141,7 +141,7 @@ def test_a_last_good_adapter_that_cannot_be_loaded_again_makes_the_engine_dead(b
         hook.abort(bed.target((1, 1)))
 
 
-def test_a_name_that_stands_for_another_directory_is_replaced(bed, hook, tmp_path):
+def test_an_adapter_of_the_same_name_from_another_directory_is_replaced(bed, hook, tmp_path):
     target = bed.target((1, 10))
     bed.engine.adapters[f"policy-{label(10)}"] = ("/an/older/job", "something else")
     load(hook, target)
@@ -149,7 +149,7 @@ def test_a_name_that_stands_for_another_directory_is_replaced(bed, hook, tmp_pat
 
 
 @pytest.mark.parametrize("left", ["policy-1.10", "policy-1.10.ffffffffffffffff"])
-def test_an_adapter_of_the_same_number_and_other_content_is_neither_believed_nor_kept(bed, hook, left):
+def test_an_adapter_of_the_same_step_with_other_content_is_replaced(bed, hook, left):
     target = bed.target((1, 10))
     bed.engine.adapters[left] = ("/an/older/job", "something else")
     assert hook.current_version().label == left.removeprefix("policy-")
@@ -158,7 +158,7 @@ def test_an_adapter_of_the_same_number_and_other_content_is_neither_believed_nor
     assert list(bed.engine.adapters) == [hook.adapter_name(target)]
 
 
-def test_going_back_withdraws_what_is_newer(bed, hook):
+def test_a_rollback_unloads_newer_adapters(bed, hook):
     follow(bed, hook, 10, 11, 12)
     follow(bed, hook, 10)
     assert hook.current_version() == Running(label(10))
@@ -177,7 +177,7 @@ def test_going_back_withdraws_what_is_newer(bed, hook):
     ],
 )
 @pytest.mark.fault("a failed adapter save is published all the same")
-def test_an_adapter_that_is_not_whole_is_refused_before_the_engine_hears_of_it(bed, hook, change, message):
+def test_an_incomplete_adapter_is_refused_before_any_request_to_the_engine(bed, hook, change, message):
     target = bed.target((1, 10))
     change(target.path)
     with pytest.raises(RefusedError, match=message):
@@ -190,7 +190,7 @@ def _config(path, text):
         file.write(text)
 
 
-def test_weights_under_another_name_are_no_adapter(bed, hook):
+def test_weights_under_another_file_name_are_not_an_adapter(bed, hook):
     target = bed.target((1, 10))
     os.rename(f"{target.path}/adapter_model.safetensors", f"{target.path}/model.safetensors")
     from support.targets import target_of
@@ -199,7 +199,7 @@ def test_weights_under_another_name_are_no_adapter(bed, hook):
         hook.prepare(target_of(target.path, (1, 10), kind="lora"))
 
 
-def test_an_engine_without_adapters_says_how_to_start_it(bed, hook):
+def test_an_engine_without_lora_support_hints_at_how_to_start_it(bed, hook):
     bed.engine.enabled = False
     with pytest.raises(ConfigError) as error:
         hook.prepare(bed.target((1, 10)))
@@ -210,7 +210,7 @@ def test_an_engine_without_adapters_says_how_to_start_it(bed, hook):
 @pytest.mark.parametrize(
     "settings", [{"name": "a b"}, {"name": ""}, {"keep": "-1"}, {"drain": "0"}, {"n": "1"}]
 )
-def test_settings_that_mean_nothing_are_refused(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(ConfigError):
         LoraHook.from_options(HookOptions(settings=settings))
 
@@ -228,5 +228,5 @@ def test_settings_that_mean_nothing_are_refused(settings):
         (_metrics("odd", "").replace("1.8e+09", "?") + _metrics("new", ""), frozenset({"new"})),
     ],
 )
-def test_which_adapters_are_used_by_the_engines_metrics(metrics, used):
+def test_adapters_in_use_are_read_from_the_engine_s_metrics(metrics, used):
     assert adapters_in(metrics) == used

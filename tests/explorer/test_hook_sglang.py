@@ -29,7 +29,7 @@ def told(bed):
     return [(path, body) for path, body in bed.engine.seen if path.startswith("POST")]
 
 
-def test_one_load_is_these_requests(bed, hook):
+def test_a_load_sends_pause_update_and_continue(bed, hook):
     target = bed.target((2, 120))
     load(hook, target)
     body = {"model_path": target.path, "weight_version": label(120, 2), "flush_cache": True}
@@ -40,14 +40,14 @@ def test_one_load_is_these_requests(bed, hook):
     ]
 
 
-def test_the_version_changes_with_the_weights(bed, hook):
+def test_the_label_changes_together_with_the_weights(bed, hook):
     targets = [bed.target((1, step)) for step in (10, 11)]
     for target in targets:
         load(hook, target)
     assert bed.engine.versions_at == [(target.label, fingerprint_of(target.path)) for target in targets]
 
 
-def test_a_400_before_the_first_tensor_leaves_the_engine_as_it_was(bed, hook):
+def test_a_400_before_the_first_tensor_resumes_the_engine_unchanged(bed, hook):
     """The directory is there for the follower and not for the engine."""
     good = bed.target((1, 10))
     load(hook, good)
@@ -65,7 +65,7 @@ def test_a_400_before_the_first_tensor_leaves_the_engine_as_it_was(bed, hook):
     assert bed.runs(good)
 
 
-def test_a_400_before_the_first_tensor_of_a_first_load_does_not_make_the_engine_dead(bed, hook):
+def test_a_400_before_the_first_tensor_of_a_first_load_keeps_start_weights(bed, hook):
     bed.engine.replies["/update_weights_from_disk"] = Answer(
         400, {"success": False, "message": "Failed to get weights iterator: no such directory."}
     )
@@ -78,7 +78,7 @@ def test_a_400_before_the_first_tensor_of_a_first_load_does_not_make_the_engine_
     assert bed.runs(None)
 
 
-def test_a_400_after_the_first_tensor_has_the_last_good_version_loaded_again(bed, hook):
+def test_a_400_after_the_first_tensor_reloads_the_last_good_version(bed, hook):
     good = bed.target((1, 10))
     load(hook, good)
     target = bed.target((1, 11))
@@ -92,7 +92,7 @@ def test_a_400_after_the_first_tensor_has_the_last_good_version_loaded_again(bed
     assert bed.runs(good)
 
 
-def test_a_200_without_success_is_a_failure(bed, hook):
+def test_a_200_with_success_false_is_a_failed_load(bed, hook):
     target = bed.target((1, 10))
     hook.prepare(target)
     answer = {"success": False, "message": "Weights were updated, but the cache was not flushed"}
@@ -104,7 +104,7 @@ def test_a_200_without_success_is_a_failure(bed, hook):
 
 
 @pytest.mark.parametrize("body", [b"", b"ok", b"[]", b'{"success": "true"}'])
-def test_an_answer_without_a_word_of_success_is_a_failure(bed, hook, body):
+def test_a_malformed_200_response_is_a_failed_load(bed, hook, body):
     target = bed.target((1, 10))
     hook.prepare(target)
     bed.engine.replies["/update_weights_from_disk"] = Answer(200, body)
@@ -112,7 +112,7 @@ def test_an_answer_without_a_word_of_success_is_a_failure(bed, hook, body):
         hook.load(target)
 
 
-def test_a_server_that_a_wrong_shape_ended_is_unreachable_until_it_is_started_again(bed, hook, tmp_path):
+def test_a_server_ended_by_a_wrong_shape_is_unreachable_until_restarted(bed, hook, tmp_path):
     bed.engine.survives = False
     good = bed.target((1, 10))
     load(hook, good)
@@ -131,7 +131,7 @@ def test_a_server_that_a_wrong_shape_ended_is_unreachable_until_it_is_started_ag
     assert hook.current_version() == Running(label(10))
 
 
-def test_sglang_that_does_not_say_whether_it_is_paused_counts_as_paused_until_it_was_resumed(bed):
+def test_an_unknown_pause_state_counts_as_paused_until_resumed_by_this_hook(bed):
     bed.engine.tells_readiness = False
     hook = bed.open()
     assert hook.current_version() == Running(None, paused=True)
@@ -148,7 +148,7 @@ def test_sglang_that_does_not_say_whether_it_is_paused_counts_as_paused_until_it
     ("version", "refused"),
     [("0.5.5", True), ("0.4.9.post6", True), ("0.5.6", False), ("0.5.6.post1", False), ("0.5.23", False)],
 )
-def test_sglang_that_is_too_old_is_refused(bed, hook, version, refused):
+def test_an_unsupported_sglang_version_is_refused(bed, hook, version, refused):
     bed.engine.version = version
     if not refused:
         hook.prepare(bed.target((1, 10)))
@@ -157,13 +157,13 @@ def test_sglang_that_is_too_old_is_refused(bed, hook, version, refused):
         hook.prepare(bed.target((1, 10)))
 
 
-def test_another_program_at_the_address_is_no_engine(bed, hook):
+def test_another_program_at_the_address_is_an_unreachable_engine(bed, hook):
     bed.engine.replies["/model_info"] = lambda: {"model_path": "/x"}
     with pytest.raises(EngineUnreachableError, match="as SGLang does"):
         hook.current_version()
 
 
-def test_settings_reach_the_engine(tmp_path):
+def test_settings_are_sent_to_the_engine(tmp_path):
     with SglangBed(tmp_path, pause="in_place", flush_cache="false") as bed:
         load(bed.open(), bed.target((1, 10)))
         assert told(bed)[0][1] == {"mode": "in_place"}
@@ -173,13 +173,13 @@ def test_settings_reach_the_engine(tmp_path):
 @pytest.mark.parametrize(
     "settings", [{"pause": "keep"}, {"pause": "in_place"}, {"flush": "true"}, {"flush_cache": "1"}]
 )
-def test_settings_that_mean_nothing_are_refused(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(ConfigError) as error:
         SGLangHook.from_options(HookOptions(settings=settings))
     assert error.value.hint
 
 
-def test_a_shard_that_is_short_is_refused_before_the_server_hears_of_it(bed, hook):
+def test_a_truncated_shard_is_refused_before_any_request_to_the_server(bed, hook):
     target = bed.target((1, 10))
     os.truncate(f"{target.path}/{target.shards[0].name}", 20)
     with pytest.raises(Exception, match="20 bytes"):

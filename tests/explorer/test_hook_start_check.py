@@ -62,7 +62,7 @@ WITHOUT_HEAD = {"lm_head.weight": None}
         (TIED, {"model.embed_tokens.weight": None}, r"embed_tokens\.weight' is missing"),
     ],
 )
-def test_a_first_version_that_does_not_fit_is_refused_before_the_engine_is_paused(
+def test_a_first_version_that_does_not_fit_is_refused_before_the_pause(
     bed_type, tmp_path, config, changed, message
 ):
     with opened(bed_type, tmp_path, config) as bed:
@@ -83,7 +83,7 @@ def test_a_first_version_that_does_not_fit_is_refused_before_the_engine_is_pause
         (UNTIED, {"h.0.attn.bias": (1, 1, 4, 4)}, {"h.0.attn.bias": None}),
     ],
 )
-def test_what_checkpoints_of_one_model_differ_in_is_not_refused(bed_type, tmp_path, config, start, changed):
+def test_allowed_differences_between_checkpoints_are_accepted(bed_type, tmp_path, config, start, changed):
     start = {name: shape for name, shape in {**START, **start}.items() if shape is not None}
     with opened(bed_type, tmp_path, config, start) as bed:
         target = version(tmp_path, start, **changed)
@@ -95,7 +95,7 @@ def of(**dtypes):
     return {name.replace("__", "."): TensorMeta(dtype, (2,)) for name, dtype in dtypes.items()}
 
 
-def test_floats_may_have_another_dtype_and_nothing_else_may():
+def test_float_dtypes_may_differ_and_integer_dtypes_may_not():
     start = StartModel(of(a="BF16", b="I64"), {})
     require_same_model(of(a="F32", b="I64"), start, "full", "/version")
     for wrong in (of(a="I32", b="I64"), of(a="BF16", b="F32")):
@@ -104,7 +104,7 @@ def test_floats_may_have_another_dtype_and_nothing_else_may():
                 require_same_model(wrong, start, check, "/version")
 
 
-def test_layers_that_predict_further_tokens_may_be_missing_where_the_config_names_them():
+def test_next_token_prediction_layers_may_be_missing_if_the_config_has_them():
     tensors = of(model__layers__0__w="F32", model__layers__1__w="F32", mtp__norm__w="F32")
     config = {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
     require_same_model(of(model__layers__0__w="F32"), StartModel(tensors, config), "full", "/version")
@@ -116,27 +116,25 @@ def test_layers_that_predict_further_tokens_may_be_missing_where_the_config_name
         require_same_model(of(model__layers__1__w="F32"), StartModel(tensors, config), "full", "/version")
 
 
-def test_a_bias_of_attention_is_no_mask():
+def test_a_missing_attention_bias_is_refused():
     start = StartModel(of(h__0__attn__bias="F32", a="F32"), {})
     with pytest.raises(RefusedError, match=r"attn\.bias"):
         require_same_model(of(a="F32"), start, "full", "/version")
 
 
-def test_only_shapes_can_be_compared(bed_type, tmp_path):
+def test_start_check_shapes_compares_shapes_only(bed_type, tmp_path):
     with opened(bed_type, tmp_path, start_check="shapes") as bed:
         bed.open().prepare(version(tmp_path, **{"model.b.bias": None}))
         with pytest.raises(RefusedError):
             bed.open().prepare(version(tmp_path, **{"model.c.weight": (9,)}))
 
 
-def test_the_check_can_be_switched_off(bed_type, tmp_path):
+def test_start_check_off_accepts_any_shape(bed_type, tmp_path):
     with opened(bed_type, tmp_path, start_check="off") as bed:
         bed.open().prepare(version(tmp_path, **{"model.c.weight": (9,)}))
 
 
-def test_an_engine_that_was_started_from_what_this_host_cannot_read_is_not_checked(
-    bed_type, tmp_path, monkeypatch
-):
+def test_an_engine_started_from_an_unreadable_model_is_not_checked(bed_type, tmp_path, monkeypatch):
     with opened(bed_type, tmp_path) as bed:
         monkeypatch.chdir(tmp_path)
         for start in ("org/model", "start", "/not/here", str(tmp_path)):
@@ -144,26 +142,26 @@ def test_an_engine_that_was_started_from_what_this_host_cannot_read_is_not_check
             bed.open().prepare(version(tmp_path, **{"model.c.weight": (9,)}))
 
 
-def test_the_engines_directory_is_looked_for_where_this_host_has_it(bed_type, tmp_path):
+def test_the_engine_s_start_directory_is_mapped_to_this_host(bed_type, tmp_path):
     with opened(bed_type, tmp_path, path_map=f"{tmp_path}:/mnt/there") as bed:
         bed.engine.started_from = "/mnt/there/start"
         with pytest.raises(RefusedError, match="instead of"):
             bed.open().prepare(version(tmp_path, **{"model.c.weight": (9,)}))
 
 
-def test_another_word_is_refused(bed_type, tmp_path):
+def test_an_unknown_start_check_is_refused(bed_type, tmp_path):
     with pytest.raises(ConfigError):
         bed_type(tmp_path, start_check="maybe").open()
 
 
-def test_a_directory_that_no_manifest_lists_is_compared_by_its_own_headers(bed_type, tmp_path):
+def test_a_version_without_a_manifest_is_checked_by_its_shard_headers(bed_type, tmp_path):
     with opened(bed_type, tmp_path, UNTIED) as bed:
         target = dataclasses.replace(version(tmp_path, **WITHOUT_HEAD), shards=(), tensors={})
         with pytest.raises(RefusedError, match="is missing"):
             bed.open().prepare(target)
 
 
-def test_a_model_of_the_hub_is_looked_for_in_the_cache_of_this_host(bed_type, tmp_path, monkeypatch):
+def test_a_start_model_from_the_hub_is_read_from_the_local_cache(bed_type, tmp_path, monkeypatch):
     """As the hub's client leaves it: links into blobs, and a second copy of the weights under other names."""
     monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/hub")
     model = tmp_path / "hub/models--org--model"
@@ -187,7 +185,7 @@ def test_a_model_of_the_hub_is_looked_for_in_the_cache_of_this_host(bed_type, tm
 
 
 @pytest.mark.parametrize("commit", ["../../start", "", "0123abcd/../../x"])
-def test_a_cache_that_leads_elsewhere_is_not_followed(tmp_path, monkeypatch, commit):
+def test_a_cache_entry_that_points_outside_the_cache_is_not_followed(tmp_path, monkeypatch, commit):
     monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/hub")
     write_version(f"{tmp_path}/hub/start", 1, shapes=START)
     (tmp_path / "hub/models--org--model/refs").mkdir(parents=True)

@@ -31,7 +31,7 @@ def sent(bed):
     return [path for path in bed.engine.paths() if path.startswith("POST")]
 
 
-def test_one_load_is_these_requests(bed, hook):
+def test_a_load_sends_pause_reload_reset_label_and_resume(bed, hook):
     target = bed.target((2, 120))
     load(hook, target)
     assert sent(bed) == [
@@ -46,21 +46,21 @@ def test_one_load_is_these_requests(bed, hook):
 
 
 @pytest.mark.fault("the version is set before the weights are loaded")
-def test_the_engine_is_told_a_version_only_when_it_runs_it(bed, hook):
+def test_the_label_changes_together_with_the_weights(bed, hook):
     targets = [bed.target((1, step)) for step in (10, 11)]
     for target in targets:
         load(hook, target)
     assert bed.engine.versions_at == [(target.label, fingerprint_of(target.path)) for target in targets]
 
 
-def test_settings_reach_the_engine(tmp_path):
+def test_settings_are_sent_to_the_engine(tmp_path):
     with VllmBed(tmp_path, pause="wait", clear_cache="false", reset_external="true") as bed:
         load(bed.open(), bed.target((1, 10)))
         assert sent(bed)[0] == "POST /pause?mode=wait&clear_cache=false"
         assert sent(bed)[2] == "POST /reset_prefix_cache?reset_running_requests=false&reset_external=true"
 
 
-def test_a_prompt_that_was_asked_before_is_answered_by_the_new_weights(bed, hook):
+def test_a_repeated_prompt_is_answered_by_the_new_weights(bed, hook):
     seen = {bed.said(None)}
     for step in range(10, 15):
         load(hook, bed.target((1, step)))
@@ -68,7 +68,7 @@ def test_a_prompt_that_was_asked_before_is_answered_by_the_new_weights(bed, hook
     assert len(seen) == 6
 
 
-def test_a_cache_that_cannot_be_reset_is_a_failure(bed, hook):
+def test_a_prefix_cache_that_cannot_be_reset_is_a_failed_load(bed, hook):
     load(hook, bed.target((1, 10)))
     bed.engine.replies["/reset_prefix_cache"] = lambda: {"success": False}
     target = bed.target((1, 11))
@@ -79,14 +79,14 @@ def test_a_cache_that_cannot_be_reset_is_a_failure(bed, hook):
     assert hook.current_version() == Running(label(10), paused=True)
 
 
-def test_where_stale_keys_are_wanted_a_cache_that_is_held_is_not_a_failure(tmp_path):
+def test_a_held_prefix_cache_is_accepted_with_clear_cache_false(tmp_path):
     with VllmBed(tmp_path, clear_cache="false") as bed:
         bed.engine.blocked_cache = True
         load(bed.open(), bed.target((1, 10)))
         assert bed.open().current_version() == Running(label(10))
 
 
-def test_an_engine_that_cannot_go_back_is_dead_and_stays_paused(bed, hook, tmp_path):
+def test_an_engine_that_cannot_roll_back_is_dead_and_stays_paused(bed, hook, tmp_path):
     good = bed.target((1, 10))
     load(hook, good)
     shapes = {"model.a": (4, 2), "model.b": (7,), "model.c": (2, 2)}
@@ -101,7 +101,7 @@ def test_an_engine_that_cannot_go_back_is_dead_and_stays_paused(bed, hook, tmp_p
     assert hook.current_version() == Running(label(10), paused=True)
 
 
-def test_a_second_try_brings_an_engine_back_that_failed_once_more(bed, hook):
+def test_a_rollback_that_failed_once_is_retried(bed, hook):
     good = bed.target((1, 10))
     load(hook, good)
     bad = bed.target((1, 11))
@@ -121,7 +121,7 @@ def test_a_second_try_brings_an_engine_back_that_failed_once_more(bed, hook):
         ("/pause", Answer(500, {"error": "Failed to pause generation"})),
     ],
 )
-def test_an_engine_that_does_not_pause_goes_on_as_it_was(bed, hook, path, answer):
+def test_an_engine_that_cannot_pause_keeps_its_weights(bed, hook, path, answer):
     good = bed.target((1, 10))
     load(hook, good)
     reloads = sent(bed).count("POST /collective_rpc")
@@ -137,7 +137,7 @@ def test_an_engine_that_does_not_pause_goes_on_as_it_was(bed, hook, path, answer
     assert hook.current_version() == Running(label(10))
 
 
-def test_a_pause_of_its_own_is_taken_back_without_a_load(bed, hook):
+def test_a_pause_without_a_reload_is_resumed_without_loading(bed, hook):
     """A request for the reload that never reached the engine, because it cannot be connected to any more."""
     good = bed.target((1, 10))
     load(hook, good)
@@ -150,7 +150,7 @@ def test_a_pause_of_its_own_is_taken_back_without_a_load(bed, hook):
     assert hook.current_version() == Running(label(10))
 
 
-def test_what_another_follower_left_paused_is_loaded_before_it_is_resumed(bed):
+def test_an_engine_left_paused_is_reloaded_before_it_resumes(bed):
     good = bed.target((1, 10))
     load(bed.open(), good)
     dying = bed.open()
@@ -166,14 +166,14 @@ def test_what_another_follower_left_paused_is_loaded_before_it_is_resumed(bed):
     assert following.current_version() == Running(label(10))
 
 
-def test_a_paused_engine_of_unknown_weights_is_not_resumed_without_any_good_ones(bed, hook):
+def test_a_paused_engine_without_a_good_version_is_dead_and_stays_paused(bed, hook):
     bed.pause()
     with pytest.raises(EngineDeadError):
         hook.abort(None)
     assert bed.is_paused()
 
 
-def test_an_engine_that_restarted_after_a_failed_first_load_runs_what_it_was_started_with(bed, hook):
+def test_a_restarted_engine_runs_its_start_weights_after_a_failed_first_load(bed, hook):
     target = bed.target((1, 10))
     hook.prepare(target)
     bed.fail_load(target)
@@ -184,7 +184,7 @@ def test_an_engine_that_restarted_after_a_failed_first_load_runs_what_it_was_sta
     assert bed.said(None) == fingerprint(START)
 
 
-def test_development_endpoints_that_are_off_say_which_variable_to_set(bed, hook):
+def test_missing_development_endpoints_hint_at_the_variable_to_set(bed, hook):
     bed.engine.dev_mode = False
     for call in (hook.current_version, hook._pause):
         with pytest.raises(ConfigError) as error:
@@ -208,7 +208,7 @@ def test_development_endpoints_that_are_off_say_which_variable_to_set(bed, hook)
         (None, False),
     ],
 )
-def test_vllm_that_is_too_old_is_refused(bed, hook, version, refused):
+def test_an_unsupported_vllm_version_is_refused(bed, hook, version, refused):
     bed.engine.version = version
     if not refused:
         hook.prepare(bed.target((1, 10)))
@@ -219,26 +219,26 @@ def test_vllm_that_is_too_old_is_refused(bed, hook, version, refused):
     assert not bed.is_paused()
 
 
-def test_the_check_of_versions_can_be_switched_off(tmp_path):
+def test_check_version_false_accepts_any_version(tmp_path):
     with VllmBed(tmp_path, check_version="false") as bed:
         bed.engine.version = "0.9.0"
         load(bed.open(), bed.target((1, 10)))
 
 
-def test_an_engine_core_that_died_makes_the_engine_unreachable(bed, hook):
+def test_a_dead_engine_core_is_an_unreachable_engine(bed, hook):
     bed.engine.replies["/health"] = Answer(503)
     with pytest.raises(EngineUnreachableError):
         hook.prepare(bed.target((1, 10)))
 
 
 @pytest.mark.parametrize("document", [{}, {"weight_version": 3}, {"weight_version": None}])
-def test_another_program_at_the_address_is_no_engine(bed, hook, document):
+def test_another_program_at_the_address_is_an_unreachable_engine(bed, hook, document):
     bed.engine.replies["/weight_info"] = lambda: document
     with pytest.raises(EngineUnreachableError, match="as vLLM does"):
         hook.current_version()
 
 
-def test_an_engine_that_sees_the_files_elsewhere(tmp_path):
+def test_path_map_translates_the_directory_for_the_engine(tmp_path):
     with VllmBed(tmp_path, path_map=f"{tmp_path}/versions:/mnt/there") as bed:
         hook = bed.open()
         target = bed.target((1, 10))
@@ -249,7 +249,7 @@ def test_an_engine_that_sees_the_files_elsewhere(tmp_path):
         assert call["kwargs"]["weights_path"] == "/mnt/there/1.10-1"
 
 
-def test_a_relative_directory_reaches_the_engine_as_an_absolute_one(bed, hook, monkeypatch):
+def test_a_relative_directory_is_sent_as_an_absolute_path(bed, hook, monkeypatch):
     target = bed.target((1, 10))
     monkeypatch.chdir(os.path.dirname(target.path))
     load(hook, dataclasses.replace(target, path=os.path.basename(target.path)))
@@ -257,7 +257,7 @@ def test_a_relative_directory_reaches_the_engine_as_an_absolute_one(bed, hook, m
 
 
 @pytest.mark.parametrize("damage", ["short", "missing"])
-def test_a_shard_that_is_short_or_missing_is_refused_before_the_engine_hears_of_it(bed, hook, damage):
+def test_a_short_or_missing_shard_is_refused_before_any_request_to_the_engine(bed, hook, damage):
     target = bed.target((1, 10), shards=2)
     path = f"{target.path}/{target.shards[1].name}"
     if damage == "short":
@@ -284,11 +284,11 @@ def test_a_shard_that_is_short_or_missing_is_refused_before_the_engine_hears_of_
         {"path_map": "/a:/b:/c"},
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(ConfigError) as error:
         VllmHook.from_options(HookOptions(settings=settings))
     assert error.value.hint
 
 
-def test_without_an_address_vllms_own_port_is_meant():
+def test_the_default_address_is_vllm_s_own_port():
     assert repr(VllmHook.from_options(HookOptions(token=SECRET))) == "VllmHook(http://127.0.0.1:8000)"

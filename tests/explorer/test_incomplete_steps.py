@@ -64,7 +64,7 @@ def publish_by_hand(job, step):
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_the_daemon_never_publishes_it(scene, case):
+def test_the_daemon_never_publishes_a_step_without_loadable_weights(scene, case):
     write_sealed(scene.job, 2, STEPS[case])
     write_marker(scene.job.disk, scene.job.marker, 2)
     scene.tick()
@@ -75,7 +75,7 @@ def test_the_daemon_never_publishes_it(scene, case):
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_verify_calls_it_damaged(scene, shell, case):
+def test_syncd_verify_reports_a_step_without_loadable_weights_as_damaged(scene, shell, case):
     write_sealed(scene.job, 2, STEPS[case])
     done = shell("verify", scene.root, 2)
     assert done.code == 65, done.err
@@ -83,7 +83,7 @@ def test_verify_calls_it_damaged(scene, shell, case):
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_no_follower_hands_it_over(scene, case):
+def test_the_follower_refuses_a_step_without_loadable_weights(scene, case):
     write_sealed(scene.job, 2, STEPS[case])
     publish_by_hand(scene.job, 2)
     follower = scene.follow(retries=0)
@@ -92,7 +92,7 @@ def test_no_follower_hands_it_over(scene, case):
     assert (scene.engine.weights, scene.engine.log) == (START, [])
 
 
-def test_a_state_dict_without_tensors_is_refused_before_anything_is_written(scene):
+def test_an_empty_state_dict_is_refused_before_anything_is_written(scene):
     with Synchronizer.open(scene.root, "trainer") as trainer, pytest.raises(UsageError, match="no tensor"):
         trainer.set_model_state_dict({}, 5)
     assert not [entry.name for entry in scene.job.disk.list(scene.root) if "global_step" in entry.name]

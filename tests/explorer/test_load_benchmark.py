@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs torch")
 pytestmark = pytest.mark.slow
 
 
-def test_it_measures_every_contestant_and_how_often_readers_read(tmp_path):
+def test_the_load_benchmark_measures_all_loaders_and_counts_bytes_read(tmp_path):
     if mount_of(str(tmp_path)).type in ("tmpfs", "overlay"):
         pytest.skip("what is here cannot be dropped from memory")
     path = tmp_path / "load.json"

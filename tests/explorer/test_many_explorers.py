@@ -106,7 +106,7 @@ class Run:
 @pytest.mark.slow
 @pytest.mark.fault("a step is pruned while it is read")
 @pytest.mark.fault("a dead explorer counts for ever")
-def test_one_killed_and_one_stopped_of_sixteen_hold_nobody_up(tmp_path, record_line):
+def test_a_killed_and_a_stopped_explorer_do_not_delay_the_other_fourteen(tmp_path, record_line):
     with contextlib.ExitStack() as stack:
         run = Run(tmp_path, stack)
         run.until(lambda: all(run.presence(name) for name in NAMES))

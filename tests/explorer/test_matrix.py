@@ -108,7 +108,7 @@ def weights_of(job, step):
 @pytest.mark.fault("the version is set before the weights are loaded")
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("method", ["checkpoint", "memory"])
-def test_trainer_and_explorers_end_by_themselves_at_their_last_step(tmp_path, shm, method, style):
+def test_all_processes_exit_with_0_at_the_last_step_in_each_style_and_method(tmp_path, shm, method, style):
     """1 trainer, a fast and a slow explorer, interval 2, 8 steps."""
     job = f"{tmp_path}/job"
     codes = run(tmp_path, style, method, shm)

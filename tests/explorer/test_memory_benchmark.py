@@ -8,7 +8,7 @@ from support import forked
 pytestmark = pytest.mark.slow
 
 
-def test_a_small_run(tmp_path, shm):
+def test_the_copies_benchmark_reports_each_round_and_leaves_no_copies(tmp_path, shm):
     pytest.importorskip("torch", reason="needs torch")
     options = ("--gib", "0.001", "--rounds", "2", "--memory", shm)
     said, figures = forked.benchmark("copies.py", tmp_path, *options)

@@ -105,7 +105,7 @@ def whole(tmp_path, shm):
 
 
 @pytest.mark.parametrize("phase", ["room", "put", "seal", "sealed"])
-def test_what_a_killed_trainer_leaves_is_never_loaded_wrongly_and_goes_with_the_next_start(whole, phase):
+def test_copies_of_a_killed_trainer_are_not_loaded_and_the_next_start_removes_them(whole, phase):
     whole.killed_trainer(phase, 2)
     left = whole.copies()
     assert len(left) == 2, "the first is whole, the second was being made"
@@ -117,7 +117,7 @@ def test_what_a_killed_trainer_leaves_is_never_loaded_wrongly_and_goes_with_the_
     assert os.listdir(whole.memory) == []
 
 
-def test_a_killed_explorer_keeps_nothing_in_memory(whole):
+def test_a_killed_explorer_leaves_no_copies(whole):
     explorer = whole.explorer("e0", "--hang-at", "1")
     trainer = whole.trainer()
     whole.until(lambda: whole.lines("e0"))
@@ -128,7 +128,7 @@ def test_a_killed_explorer_keeps_nothing_in_memory(whole):
     assert os.listdir(whole.memory) == []
 
 
-def test_a_copy_that_is_read_outlives_its_trainer_and_goes_with_its_reader(whole):
+def test_a_copy_in_use_outlives_its_trainer_and_is_removed_with_its_reader(whole):
     """The trainer is killed, starts again, and ends; the reader finds every byte as it was."""
     explorer = whole.explorer("e0", "--hang-at", "1")
     whole.killed_trainer("sealed", 3)
@@ -146,7 +146,7 @@ def test_a_copy_that_is_read_outlives_its_trainer_and_goes_with_its_reader(whole
     assert os.listdir(whole.memory) == []
 
 
-def test_steps_that_find_no_room_come_through_files(whole):
+def test_steps_without_room_in_memory_are_loaded_from_files(whole):
     explorer = whole.explorer("e0")
     whole.ends(whole.trainer("--sync.memory_mib", "1"))
     whole.ends(explorer)

@@ -87,7 +87,7 @@ def source_of(job, step, manifest):
     return StageSource(job.disk, version, f"{job.step(step)}/actor", payload_of(manifest).records)
 
 
-def test_all_processes_of_a_host_read_each_byte_once_together(job, take, tmp_path, record_line):
+def test_processes_on_a_host_read_each_byte_once_together(job, take, tmp_path, record_line):
     manifest = write_large(job, 1)
     processes = [take() for _ in range(4)]
     found = [said(process) for process in processes]
@@ -103,7 +103,7 @@ def test_all_processes_of_a_host_read_each_byte_once_together(job, take, tmp_pat
 
 
 @pytest.mark.parametrize("die", ["read:1", "read:2", "read:4", "rename", "renamed"])
-def test_what_a_killed_copier_has_left_is_never_used_and_cleared_away(job, take, tmp_path, die):
+def test_the_partial_copy_of_a_killed_process_is_never_used_and_is_removed(job, take, tmp_path, die):
     manifest = write_large(job, 1)
     killed(take(die=die))
     assert left(tmp_path)
@@ -116,7 +116,7 @@ def test_what_a_killed_copier_has_left_is_never_used_and_cleared_away(job, take,
     assert left(tmp_path) == []
 
 
-def test_those_who_wait_take_over_when_the_copier_is_killed(job, take):
+def test_a_waiting_process_takes_over_from_a_killed_copier(job, take):
     manifest = write_large(job, 1)
     first = take(die="stop:2")
     os.waitpid(first.pid, os.WUNTRACED)
@@ -127,7 +127,7 @@ def test_those_who_wait_take_over_when_the_copier_is_killed(job, take):
     assert sum(one["bytes"] for one in found) == manifest.size
 
 
-def test_a_copier_that_stands_still_is_not_waited_for(job, take):
+def test_a_stopped_copier_is_not_waited_for(job, take):
     manifest = write_large(job, 1)
     first = take(die="stop:2")
     os.waitpid(first.pid, os.WUNTRACED)
@@ -140,7 +140,7 @@ def test_a_copier_that_stands_still_is_not_waited_for(job, take):
     assert late["path"] != found["path"]
 
 
-def test_a_copy_stays_while_anybody_uses_it_and_goes_then(job, take, tmp_path):
+def test_a_copy_is_kept_while_in_use_and_then_removed(job, take, tmp_path):
     for step in (1, 2):
         write_large(job, step)
     old, new = take(1), take(2)
@@ -156,7 +156,7 @@ def test_a_copy_stays_while_anybody_uses_it_and_goes_then(job, take, tmp_path):
     assert left(tmp_path) == []
 
 
-def test_nobody_else_may_read_or_write_a_stage(job, tmp_path):
+def test_a_stage_is_readable_by_its_owner_only(job, tmp_path):
     manifest = write_large(job, 1)
     staged = HostStage(str(tmp_path / "stage"), job.root).provide(source_of(job, 1, manifest))
     modes = {
@@ -186,7 +186,7 @@ def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):
         HostStage(str(tmp_path / "stage"), job.root)
 
 
-def test_copies_of_an_earlier_boot_are_never_used(job, tmp_path):
+def test_copies_of_an_earlier_boot_are_removed(job, tmp_path):
     stage = HostStage(str(tmp_path / "stage"), job.root)
     own = next((tmp_path / "stage").iterdir())
     earlier = own.with_name(f"{own.name.rpartition('.')[0]}.0123abcd")
@@ -199,7 +199,7 @@ def test_copies_of_an_earlier_boot_are_never_used(job, tmp_path):
     assert (tmp_path / "stage" / "of somebody else").exists()
 
 
-def test_what_is_damaged_is_never_a_copy(job, tmp_path):
+def test_a_damaged_step_is_never_staged(job, tmp_path):
     manifest = write_large(job, 1)
     with open(f"{job.step(1)}/{manifest.shards[1].name}", "r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -211,7 +211,7 @@ def test_what_is_damaged_is_never_a_copy(job, tmp_path):
     assert left(tmp_path) == []
 
 
-def test_a_copy_is_given_up_when_told_to(job, tmp_path):
+def test_a_stop_request_ends_a_copy(job, tmp_path):
     manifest = write_large(job, 1)
     stage = HostStage(str(tmp_path / "stage"), job.root)
     asked = []
@@ -229,7 +229,7 @@ class SmallDisk(LocalDisk):
         return self.room
 
 
-def test_a_stage_without_room_says_so_once_nothing_can_be_removed(job, tmp_path):
+def test_a_stage_without_space_is_refused_until_there_is_room(job, tmp_path):
     manifest = write_large(job, 1)
     stage = HostStage(str(tmp_path / "stage"), job.root)
     stage._disk = SmallDisk()
@@ -241,7 +241,7 @@ def test_a_stage_without_room_says_so_once_nothing_can_be_removed(job, tmp_path)
     stage.provide(source_of(job, 1, manifest)).close()
 
 
-def test_a_disk_that_fills_up_meanwhile_is_a_stage_without_room(job, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_during_a_copy_is_a_full_stage(job, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

@@ -86,7 +86,7 @@ def has(place, number, step):
 
 
 @pytest.mark.slow
-def test_eight_engines_of_a_host_read_the_mount_once(tmp_path, strace, record_line):
+def test_eight_engines_with_a_stage_read_the_mount_once(tmp_path, strace, record_line):
     counted, size = follow(tmp_path / "staged", str(tmp_path / "stage"), ENGINES, STEPS)
     total = sum(read for read, _ in counted)
     record_line(
@@ -98,7 +98,7 @@ def test_eight_engines_of_a_host_read_the_mount_once(tmp_path, strace, record_li
     assert size <= total < size + ENGINES * STEPS * 4096
 
 
-def test_without_a_stage_each_engine_reads_it_and_that_is_seen(tmp_path, strace):
+def test_without_a_stage_each_engine_reads_each_version_twice(tmp_path, strace):
     """The count can tell: light engines read each version twice, and here each does that by itself."""
     counted, size = follow(tmp_path / "plain", None, engines=2, steps=1)
     assert all(2 * size <= read < 2 * size + 65536 for read, _ in counted)

@@ -13,7 +13,7 @@ WAYS = {"syncd, stage", "syncd", "save_file", "torch.save"}
 PARTS = {"gather", "write", "visibility", "stage", "verify", "pause", "load", "confirm"}
 
 
-def test_a_small_run(tmp_path):
+def test_the_sync_benchmark_reports_each_reader_count_and_method(tmp_path):
     program = (f"{ROOT}/benchmarks/sync.py", "--gib", "0.002", "--rounds", "1", "--readers", "1,2")
     places = ("--dir", str(tmp_path), "--stage", str(tmp_path), "--json", str(tmp_path / "sync.json"))
     process = forked.start(str(tmp_path / "said"), {"PYTHONPATH": ROOT}, *program, *places)

@@ -91,7 +91,7 @@ class ModelBed(Bed):
 class TestModel(HookContract):
     bed_type = ModelBed
 
-    def test_a_version_in_several_shards(self, bed, hook):
+    def test_a_version_in_several_shards_is_loaded(self, bed, hook):
         target = bed.target((1, 10), shards=3)
         assert len(target.shards) > 1
         load(hook, target)
@@ -108,7 +108,7 @@ def hook(bed):
     return bed.open()
 
 
-def test_a_version_without_the_tied_head_is_whole_and_the_head_follows(bed, hook):
+def test_a_version_without_the_tied_head_is_complete(bed, hook):
     target = bed.target((1, 3))
     assert "lm_head.weight" not in target.tensors
     load(hook, target)
@@ -117,7 +117,7 @@ def test_a_version_without_the_tied_head_is_whole_and_the_head_follows(bed, hook
     assert hook.tensors() == target.tensors
 
 
-def test_a_version_with_the_tied_head_is_whole_too(bed, hook, tmp_path):
+def test_a_version_with_the_tied_head_is_complete(bed, hook, tmp_path):
     state = {name: tensor.detach().clone() for name, tensor in tiny(7).state_dict().items()}
     assert "lm_head.weight" in state
     (tmp_path / "both").mkdir()
@@ -138,7 +138,7 @@ def test_a_version_in_half_precision_is_cast(bed, hook, tmp_path):
     assert hook.tensors() == target.tensors
 
 
-def test_a_hook_that_must_not_cast_says_what_its_model_is(tmp_path):
+def test_a_hook_without_cast_refuses_another_dtype(tmp_path):
     hook = TransformersHook(tiny(0), cast=False)
     assert {meta.dtype for meta in hook.tensors().values()} == {"F32"}
     tiny(4, torch.bfloat16).save_pretrained(tmp_path / "half")
@@ -146,7 +146,7 @@ def test_a_hook_that_must_not_cast_says_what_its_model_is(tmp_path):
         hook.prepare(target_of(tmp_path / "half", (1, 4)))
 
 
-def test_another_model_is_refused_and_nothing_changes(bed, hook, tmp_path):
+def test_another_model_is_refused_and_the_weights_are_unchanged(bed, hook, tmp_path):
     before = log_probs(bed.model)
     tiny(1, width=32).save_pretrained(tmp_path / "other")
     with pytest.raises(RefusedError, match="does not fit the model"):
@@ -154,7 +154,7 @@ def test_another_model_is_refused_and_nothing_changes(bed, hook, tmp_path):
     assert torch.equal(log_probs(bed.model), before)
 
 
-def test_a_wrong_byte_is_found_and_the_last_good_weights_come_back_bit_for_bit(bed, hook):
+def test_a_flipped_byte_fails_the_load_and_the_rollback_is_bit_for_bit(bed, hook):
     good, bad = bed.target((1, 1)), bed.target((1, 2))
     load(hook, good)
     hook.prepare(bad)
@@ -166,7 +166,7 @@ def test_a_wrong_byte_is_found_and_the_last_good_weights_come_back_bit_for_bit(b
     assert bed.runs(good)
 
 
-def test_a_dead_model_generates_nothing_until_it_is_loaded(bed, hook):
+def test_a_dead_model_refuses_to_generate_until_it_is_loaded(bed, hook):
     bad = bed.target((1, 2))
     hook.prepare(bad)
     bed.fail_load(bad)
@@ -183,7 +183,7 @@ def test_a_dead_model_generates_nothing_until_it_is_loaded(bed, hook):
         assert label == good.label
 
 
-def test_no_generation_sees_two_versions(bed, hook):
+def test_each_generation_runs_on_one_version(bed, hook):
     """Generate in two threads while a third loads one version after the other, as a follower beside a loop does."""
     references = {target_label(step): log_probs(tiny(seed_of((1, step)))) for step in range(1, 7)}
     references[None] = log_probs(tiny(0))
@@ -213,7 +213,7 @@ def test_no_generation_sees_two_versions(bed, hook):
     assert len(seen) > 1
 
 
-def test_a_generation_without_end_holds_a_load_back_for_a_bounded_time_only(bed):
+def test_an_endless_generation_blocks_a_load_only_until_its_time_out(bed):
     hook = TransformersHook(bed.model, timeout=0.2)
     target = bed.target((1, 1))
     hook.prepare(target)
@@ -238,7 +238,7 @@ def test_a_generation_without_end_holds_a_load_back_for_a_bounded_time_only(bed)
     assert bed.runs(target)
 
 
-def test_generations_wait_for_a_load_for_a_bounded_time_only(bed):
+def test_an_endless_load_blocks_a_generation_only_until_its_time_out(bed):
     hook = TransformersHook(bed.model, timeout=0.2)
     target = bed.target((1, 1))
     hook.prepare(target)
@@ -250,7 +250,7 @@ def test_generations_wait_for_a_load_for_a_bounded_time_only(bed):
         assert label == target.label
 
 
-def test_a_generation_may_begin_another_inside_while_a_load_waits(bed, hook):
+def test_a_nested_generation_may_start_while_a_load_waits(bed, hook):
     target = bed.target((1, 1))
     hook.prepare(target)
     with hook.generating():
@@ -272,7 +272,7 @@ def module(**attributes):
 
 
 @pytest.mark.parametrize("kind", ["model", "holder", "maker", "hook"])
-def test_by_import_path_a_model_or_what_holds_or_makes_one(kind, monkeypatch):
+def test_an_import_path_may_name_a_model_a_holder_a_factory_or_a_hook(kind, monkeypatch):
     model = tiny(0)
     holder = types.SimpleNamespace(model=model)
     ready = TransformersHook(model)
@@ -300,7 +300,7 @@ def test_wrong_options_are_refused(address, settings, says):
         TransformersHook.from_options(HookOptions(address=address, settings=settings))
 
 
-def test_a_hook_can_be_closed_and_the_model_goes_on(bed, hook):
+def test_a_closed_hook_leaves_the_model_usable(bed, hook):
     target = bed.target((1, 1))
     load(hook, target)
     with contextlib.closing(hook):

@@ -173,7 +173,7 @@ def target(bed):
     return bed.target((2, 7))
 
 
-def test_what_is_posted_says_which_version_where_and_what_to_do(bed, target):
+def test_each_post_has_the_phase_the_version_and_its_path(bed, target):
     hook = bed.open()
     load(hook, target)
     hook.abort(target)
@@ -187,20 +187,20 @@ def test_what_is_posted_says_which_version_where_and_what_to_do(bed, target):
     }  # fmt: skip
 
 
-def test_the_key_signs_and_never_travels(bed, target):
+def test_the_key_is_never_sent(bed, target):
     load(bed.open(), target)
     assert bed.receiver.seen
     assert not any(KEY in f"{headers}{body}" for headers, body in bed.receiver.seen)
 
 
-def test_a_receiver_with_another_key_is_told_from_a_failed_load(bed, target):
+def test_a_rejected_signature_is_a_config_error(bed, target):
     hook = WebhookHook(f"http://127.0.0.1:{bed.port}", "another key", timeout=PATIENCE)
     with pytest.raises(ConfigError, match="refuses the token"):
         hook.prepare(target)
     assert bed.runs(None)
 
 
-def test_a_signature_is_of_this_body_at_this_time_with_this_key():
+def test_a_signature_depends_on_body_time_and_key():
     known = signed("key", b"{}", 1_700_000_000.9)
     assert known["X-Syncd-Timestamp"] == "1700000000"
     assert known["X-Syncd-Signature"] == (
@@ -214,13 +214,13 @@ def test_a_signature_is_of_this_body_at_this_time_with_this_key():
     ("status", "becomes"),
     [(422, RefusedError), (409, RefusedError), (503, EngineUnreachableError), (429, EngineUnreachableError)],
 )
-def test_a_receiver_may_refuse_a_version_or_ask_for_time(bed, target, status, becomes):
+def test_a_receiver_may_refuse_a_version_or_be_unavailable(bed, target, status, becomes):
     bed.receiver.statuses["prepare"] = status
     with pytest.raises(becomes, match=f"prepare with {status}"):
         bed.open().prepare(target)
 
 
-def test_an_answer_that_tells_the_key_is_shown_without_it(bed, target):
+def test_a_key_echoed_by_the_receiver_is_masked(bed, target):
     hook = bed.open()
     bed.receiver.failing |= {"load", "abort"}
     with pytest.raises(LoadFailedError, match=r"load with 500, key \*\*\*"):
@@ -229,7 +229,7 @@ def test_an_answer_that_tells_the_key_is_shown_without_it(bed, target):
         hook.abort(target)
 
 
-def test_a_receiver_without_get_is_believed_what_it_committed(bed, target):
+def test_without_get_the_last_committed_version_is_assumed(bed, target):
     bed.receiver.answers_get = False
     hook = bed.open()
     assert hook.current_version() == Running(None)
@@ -238,13 +238,13 @@ def test_a_receiver_without_get_is_believed_what_it_committed(bed, target):
 
 
 @pytest.mark.parametrize("body", [[], {}, {"label": 7}, {"label": "1.1", "paused": "no"}, "1.1"])
-def test_another_answer_than_what_runs_is_none(bed, body):
+def test_a_malformed_current_version_is_an_unreachable_engine(bed, body):
     bed.receiver.body = body
     with pytest.raises(EngineUnreachableError, match="is not answered with"):
         bed.open().current_version()
 
 
-def test_deliveries_differ(target):
+def test_each_delivery_has_a_new_id(target):
     assert document_of(target, "load")["delivery"] != document_of(target, "load")["delivery"]
 
 
@@ -264,7 +264,7 @@ def test_deliveries_differ(target):
         ("", None, False),
     ],
 )
-def test_unsigned_requests_never_go_to_other_hosts_in_the_clear(address, token, ok):
+def test_unsigned_requests_over_plain_http_are_allowed_to_this_host_only(address, token, ok):
     options = HookOptions(address=address, token=token)
     if ok:
         assert isinstance(WebhookHook.from_options(options), WebhookHook)

@@ -67,25 +67,25 @@ def check(sender, receiver, backend, steps=3):
 
 
 @two_gpus
-def test_between_two_gpus_it_takes_nccl_from_device_to_device(cast):
+def test_two_gpus_use_nccl_and_tensors_arrive_on_the_device(cast):
     sender, receiver = sent(cast, FIRST, SECOND)
     check(sender, receiver, "nccl")
     assert receiver["devices"] == [SECOND]
 
 
-def test_two_sides_of_one_gpu_take_gloo(cast):
+def test_two_processes_on_one_gpu_use_gloo(cast):
     sender, receiver = sent(cast, FIRST, FIRST)
     check(sender, receiver, "gloo")
     assert receiver["devices"] == ["cpu"]
 
 
 @pytest.mark.parametrize("sides", [(FIRST, "cpu"), ("cpu", FIRST)])
-def test_where_one_side_has_no_gpu_it_takes_gloo(cast, sides):
+def test_a_process_without_a_gpu_uses_gloo(cast, sides):
     check(*sent(cast, *sides), "gloo")
 
 
 @two_gpus
-def test_a_member_that_dies_in_the_midst_neither_ends_nor_keeps_the_trainer(cast):
+def test_the_trainer_survives_a_receiver_killed_during_a_broadcast(cast):
     receiver = cast("receive", cast.job, SECOND, 1, 3)
     sender = cast("send", cast.job, FIRST, 1, 15)
     assert receiver.wait(LONG) == -signal.SIGKILL
@@ -99,7 +99,7 @@ def state():
     return [(f"w{n}", torch.randn(size, generator=made)) for n, size in enumerate((300_000, 7, 500_001))]
 
 
-def test_a_group_of_one_sends_and_is_aborted(tmp_path):
+def test_a_group_of_one_broadcasts_and_is_aborted(tmp_path):
     """As far as NCCL goes with one GPU: constructor, communicator, broadcasts, abort, and the GPU works on."""
     deadline, device = Deadline(SystemClock(), 120.0), torch.device(FIRST)
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
@@ -132,14 +132,14 @@ def test_a_group_of_one_sends_and_is_aborted(tmp_path):
 
 @pytest.mark.parametrize("dtype", sorted(torch_tensors._EXPONENT, key=str), ids=str)
 @pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf")])
-def test_a_gpu_finds_what_main_memory_finds(dtype, value):
+def test_a_gpu_finds_the_same_non_finite_values_as_main_memory(dtype, value):
     content = torch.tensor([1.0, value]).to(dtype).view(torch.uint8)
     assert bool(torch_tensors.is_finite(content.cuda(), dtype)) is bool(
         torch_tensors.is_finite(content, dtype)
     )
 
 
-def test_a_gpu_is_told_with_its_uuid():
+def test_a_gpu_is_reported_by_its_uuid():
     gpu = process_group.gpu_of(torch.device(FIRST))
     assert gpu is not None
     assert gpu.uuid == str(torch.cuda.get_device_properties(0).uuid)

@@ -21,7 +21,7 @@ def found(tmp_path_factory):
     return case_runs.run_cases(place, "verl", models, ranks, *names, device="cuda")
 
 
-def test_contract(found):
+def test_training_on_gpus_is_finite_and_resumes_from_a_checkpoint(found):
     for one in found["contract"]:
         assert (one["fresh"], one["steps"]) == (0, 4)
         assert all(math.isfinite(value) for metrics in one["metrics"] for value in metrics.values())
@@ -29,16 +29,16 @@ def test_contract(found):
             torch.testing.assert_close(tensor, one["end again"][name], rtol=1e-2, atol=1e-3)
 
 
-def test_strategies_offloading_and_a_reference(found):
+def test_every_strategy_and_offload_setting_reduces_the_sft_loss(found):
     for one in found["on_gpus"]:
         for name, (start, end) in one.items():
             assert end["sft/loss"] < start["sft/loss"], name
             assert all(map(math.isfinite, end.values())), name
 
 
-def test_platform_is_verls_own(found):
+def test_verl_selects_cuda_and_nccl(found):
     assert set(found["platform"]) == {'["cuda", "nccl"]'}
 
 
-def test_ray_never_runs(found):
+def test_ray_is_never_started(found):
     assert not any(running for running, _ in found["no_ray"])

@@ -72,11 +72,11 @@ def ours():
     return list(dict.fromkeys(kind for kind in tree() if kind.__module__.startswith("syncd.")))
 
 
-def test_the_table_is_the_error_tree():
+def test_documented_exit_codes_are_those_of_the_error_classes():
     assert set(documented_codes()) == {kind.exit_code for kind in ours()} | CONVENTIONS
 
 
-def test_the_table_is_the_one_in_the_code():
+def test_documented_exit_codes_match_the_docstring_of_errors():
     rows = re.findall(r"^(\d+) +(\S.*)$", errors.__doc__ or "", re.MULTILINE)
     documented = documented_codes()
     for code, text in rows:
@@ -84,7 +84,7 @@ def test_the_table_is_the_one_in_the_code():
     assert {int(code) for code, _ in rows} == set(documented) - {console.INTERRUPTED, console.CLOSED_PIPE}
 
 
-def test_every_error_has_a_stable_code_of_its_own():
+def test_every_error_class_has_a_unique_code():
     codes = [kind.code for kind in ours()]
     assert len(set(codes)) == len(codes)
 
@@ -141,20 +141,20 @@ def nothing(_):
         (78, nothing, ["ls", "{job}", "--config", "{job}/none.toml"]),
     ],
 )
-def test_each_documented_code_is_reached(published, shell, code, prepare, args):
+def test_each_documented_exit_code_is_reached(published, shell, code, prepare, args):
     prepare(published)
     done = shell(*(argument.format(job=published.root) for argument in args))
     assert done.code == code, done.err
     assert code in documented_codes()
 
 
-def test_all_documented_codes_are_reached_somewhere():
-    marks = test_each_documented_code_is_reached.pytestmark
+def test_every_documented_exit_code_is_reached_by_some_test():
+    marks = test_each_documented_exit_code_is_reached.pytestmark
     reached = {row[0] for mark in marks if mark.name == "parametrize" for row in mark.args[1]}
     assert reached | ELSEWHERE == set(documented_codes())
 
 
-def test_the_daemon_ends_with_0_after_sigterm(published):
+def test_the_daemon_exits_with_0_after_sigterm(published):
     with spawn("watch", published.root, "--log-format", "json") as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -188,7 +188,7 @@ def inner(name, field, table=0):
     return set(re.findall(r"`(\w+)`", row.split("|")[2]))
 
 
-def test_status_is_as_documented(shell, published):
+def test_status_json_has_the_documented_fields(shell, published):
     write_request(published, Request("vacate", 1, reason="again"))
     document = shell("status", published.root, "--json").document
     assert set(document) == fields("status") | {"schema_version"}
@@ -204,7 +204,7 @@ def test_status_is_as_documented(shell, published):
     assert document["version"]["step"] == 2
 
 
-def test_problem_names_are_as_documented(shell, published):
+def test_problem_names_are_documented(shell, published):
     damage(published)
     document = shell("status", published.root, "--json").document
     text = section("status").split("`problems[].name`")[1]
@@ -214,7 +214,7 @@ def test_problem_names_are_as_documented(shell, published):
     assert named - {"explorer/torn"} <= stable
 
 
-def test_ls_is_as_documented(shell, published):
+def test_ls_json_has_the_documented_fields(shell, published):
     document = shell("ls", published.root, "--json").document
     assert set(document) == fields("ls") | {"schema_version"}
     assert set(document["policy"]) == inner("ls", "policy")
@@ -228,7 +228,7 @@ def export(directory):
 
 
 @pytest.mark.parametrize("verb", ["verify", "wait", "publish", "prune", "rollback"])
-def test_other_documents_are_as_documented(shell, published, verb, tmp_path_factory):
+def test_json_of_other_verbs_has_the_documented_fields(shell, published, verb, tmp_path_factory):
     more = {
         "publish": [9, export(tmp_path_factory.mktemp("source") / "export")],
         "prune": ["--dry-run"],
@@ -244,7 +244,7 @@ def test_other_documents_are_as_documented(shell, published, verb, tmp_path_fact
     assert set(document) == fields(verb) - nested
 
 
-def test_doctor_is_as_documented(shell, tmp_path):
+def test_doctor_json_has_the_documented_fields(shell, tmp_path):
     document = shell("doctor", tmp_path, "--seconds", "0.1", "--json").document
     assert document.pop("schema_version") == 1
     assert set(document) | set(document["findings"][0]) == fields("doctor")
@@ -256,6 +256,6 @@ def test_every_verb_is_documented():
     assert set(main.VERBS) <= named
 
 
-def test_every_json_verb_is_documented(shell):
+def test_every_verb_with_json_output_is_documented(shell):
     headings = set(re.findall(r"^## (\w+)$", (DOCS / "json.md").read_text(), re.MULTILINE))
     assert headings == {verb for verb in main.VERBS if "--json" in shell(verb, "--help").out}

@@ -56,16 +56,16 @@ def loaded(*args):
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["--show-completion", "bash"], []])
-def test_help_imports_nothing_heavy(args):
+def test_help_imports_no_heavy_module(args):
     assert loaded(*args) == "[]"
 
 
-def test_help_of_a_verb_imports_nothing_that_only_work_needs():
+def test_help_of_a_verb_imports_no_module_that_only_the_verb_needs():
     for verb in ("status", "ls", "wait"):
         assert not re.search("structlog|rich|watchdog|asyncio", loaded(verb, "--help")), verb
 
 
-def test_help_is_instant(record_line):
+def test_help_loads_few_modules(record_line):
     times = []
     for _ in range(5):
         started = time.perf_counter()
@@ -77,7 +77,7 @@ def test_help_is_instant(record_line):
     assert len(modules) < MODULES_OF_HELP
 
 
-def test_help_names_every_verb_and_every_verb_is_there(shell):
+def test_help_lists_every_verb_and_each_one_exists(shell):
     text = shell("--help").out
     for verb, line in main.VERBS.items():
         assert f"{verb}  " in text
@@ -96,29 +96,29 @@ def test_help_of_each_verb_shows_an_example(shell, verb):
     assert "\\b" not in done.out
 
 
-def test_version(shell):
+def test_the_version_option_prints_the_version(shell):
     assert shell("--version").out == f"syncd, version {__version__}\n"
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
-def test_completion_is_printed(name):
+def test_show_completion_prints_a_shell_script(name):
     done = process("--show-completion", name)
     assert done.returncode == 0
     assert "_SYNCD_COMPLETE" in done.stdout
 
 
-def test_completion_completes():
+def test_shell_completion_completes_a_verb():
     more = {"_SYNCD_COMPLETE": "bash_complete", "COMP_WORDS": "syncd st", "COMP_CWORD": "1"}
     done = process(**more)
     assert done.stdout.split() == ["plain,status"]
 
 
-def test_python_m_is_the_same():
+def test_python_m_syncd_prints_the_same_version():
     done = process("--version")
     assert done.stdout == f"syncd, version {__version__}\n"
 
 
-def test_a_wrong_verb_is_usage_and_names_the_right_one(shell):
+def test_an_unknown_verb_is_a_usage_error_with_the_closest_verb(shell):
     done = shell("statsu")
     assert done.code == 2
     assert "did you mean 'status'?" in done.err
@@ -127,11 +127,11 @@ def test_a_wrong_verb_is_usage_and_names_the_right_one(shell):
 @pytest.mark.parametrize(
     "args", [[], ["status"], ["status", "--nonsense"], ["wait", "/x", "--newer-than", "soon"]]
 )
-def test_usage(shell, args):
+def test_usage_errors_exit_with_2(shell, args):
     assert shell(*args).code == 2
 
 
-def test_an_error_is_a_line_and_a_hint(shell, tmp_path):
+def test_an_error_is_printed_as_one_line_and_a_hint(shell, tmp_path):
     done = shell("status", tmp_path / "none")
     assert done.code == 74
     assert done.out == ""
@@ -171,7 +171,7 @@ def test_debug_shows_the_traceback(shell, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("number", "hint"), [(28, "df -h {0}"), (30, "findmnt -T {0}"), (13, "ls -ld {0}"), (5, "ls -ld {0}")]
 )
-def test_the_operating_system_refuses(shell, monkeypatch, tmp_path, number, hint):
+def test_operating_system_errors_exit_with_74_and_a_hint(shell, monkeypatch, tmp_path, number, hint):
     fail_with(monkeypatch, OSError(number, os.strerror(number), f"{tmp_path}/not-there"))
     done = shell("status", tmp_path)
     assert done.code == 74
@@ -181,7 +181,7 @@ def test_the_operating_system_refuses(shell, monkeypatch, tmp_path, number, hint
     ]
 
 
-def test_an_interrupt(shell, monkeypatch, tmp_path):
+def test_an_interrupt_exits_with_130(shell, monkeypatch, tmp_path):
     fail_with(monkeypatch, KeyboardInterrupt())
     done = shell("status", tmp_path)
     assert (done.code, done.err) == (130, "")
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(tmp_path):
     assert (process.returncode, out, err) == (130, "", "")
 
 
-def test_a_reader_that_goes_is_no_error(tmp_path):
+def test_a_closed_pipe_exits_with_141_without_an_error(tmp_path):
     job = Job.at(tmp_path)
     write_step(job, 1)
     with spawn("status", tmp_path, "--watch", "--json", "--interval", "0.2") as process:
@@ -220,11 +220,11 @@ def test_a_reader_that_goes_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["global_step_3", "global_step_3/"])
-def test_a_step_is_not_a_job(shell, tmp_path, step):
+def test_a_step_given_as_a_job_is_refused_with_its_job(shell, tmp_path, step):
     done = shell("status", f"{tmp_path}/{step}")
     assert done.code == 2
     assert f"its job is {tmp_path}" in done.err
 
 
-def test_an_empty_job_argument_is_an_unset_variable(shell):
+def test_an_empty_job_argument_is_reported_as_an_unset_variable(shell):
     assert "shell variable" in shell("wait", "").err

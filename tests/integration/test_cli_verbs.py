@@ -61,14 +61,14 @@ def published(job):
 # --- status -------------------------------------------------------------------------------------------------
 
 
-def test_status_needs_no_daemon(shell, published):
+def test_status_works_without_a_daemon(shell, published):
     done = shell("status", published.root)
     assert done.code == 0
     assert "1.2  published 0 s ago" in done.out
     assert "1/4" in done.out
 
 
-def test_status_is_fast(published, record_line):
+def test_status_loads_few_modules(published, record_line):
     times = []
     for _ in range(5):
         started = time.perf_counter()
@@ -99,7 +99,7 @@ def as_somebody_who_may_only_read(root):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who may only read")
-def test_looking_needs_no_right_to_write(shell, published):
+def test_read_verbs_need_no_write_permission(shell, published):
     verbs = ("status", "ls", "verify", "wait")
     before = [shell(verb, published.root, "--json").document for verb in verbs]
     with as_somebody_who_may_only_read(published.root) as root:
@@ -110,7 +110,7 @@ def test_looking_needs_no_right_to_write(shell, published):
     assert pinned.code == 74
 
 
-def test_status_of_a_state_directory_elsewhere(shell, published, tmp_path_factory, monkeypatch):
+def test_status_reads_another_state_directory_with_state_dir(shell, published, tmp_path_factory, monkeypatch):
     elsewhere = tmp_path_factory.mktemp("state")
     shutil.move(published.version, f"{elsewhere}/version.json")
     assert shell("status", published.root, "--json").document["version"] is None
@@ -129,7 +129,7 @@ def test_status_of_a_state_directory_elsewhere(shell, published, tmp_path_factor
         (100, 60, 3, "SYNCD STALE - version 1.2 published 100 s ago, more than 60 s | age=100."),
     ],
 )
-def test_check(shell, published, age, most, code, text):
+def test_check_reports_state_and_age_in_one_line(shell, published, age, most, code, text):
     publish(published, 2, age=age)
     done = shell("status", published.root, "--check", *([] if most is None else ["--max-age", most]))
     assert done.code == code
@@ -138,23 +138,23 @@ def test_check(shell, published, age, most, code, text):
     assert done.err == ""
 
 
-def test_check_before_the_first_version(shell, job):
+def test_check_before_the_first_version_exits_with_3(shell, job):
     done = shell("status", job.root, "--check")
     assert done.code == 3
     assert done.out == "SYNCD NOT READY - nothing is published yet | explorers=0 lag=0 bytes=0B\n"
 
 
-def test_check_of_what_is_not_there(shell, tmp_path):
+def test_check_of_a_missing_job_exits_with_74(shell, tmp_path):
     done = shell("status", tmp_path / "none", "--check")
     assert done.code == 74
     assert done.out == f"SYNCD ERROR - the job directory does not exist: {tmp_path}/none\n"
 
 
-def test_max_age_without_check_is_usage(shell, job):
+def test_max_age_without_check_is_a_usage_error(shell, job):
     assert shell("status", job.root, "--max-age", 5).code == 2
 
 
-def test_look_sees_a_heart_beat(shell, published):
+def test_status_look_detects_a_heartbeat(shell, published):
     beating = explorer(published, SystemClock(), "e0")
     stop = threading.Event()
 
@@ -184,7 +184,7 @@ def read_terminal(descriptor, until, seconds=LONG):
 
 
 @pytest.mark.parametrize(("how", "code"), [("ctrl-c", 0), (signal.SIGTERM, 143)])
-def test_watch_is_live_and_leaves_the_terminal_as_it_was(published, how, code):
+def test_status_watch_updates_and_restores_the_terminal(published, how, code):
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(
@@ -206,7 +206,7 @@ def test_watch_is_live_and_leaves_the_terminal_as_it_was(published, how, code):
     assert b"Traceback" not in seen
 
 
-def test_watch_outlives_a_job_that_goes_for_a_while(published):
+def test_status_watch_continues_after_the_job_was_missing(published):
     with spawn("status", published.root, "--watch", "--interval", "0.2") as process:
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -225,7 +225,7 @@ def test_watch_outlives_a_job_that_goes_for_a_while(published):
 # --- ls -----------------------------------------------------------------------------------------------------
 
 
-def test_ls(shell, published):
+def test_ls_lists_steps_with_state_and_rule(shell, published):
     explorer(published, SystemClock(), "e0", leases=(1,))
     document = shell("ls", published.root, "--json").document
     rows = [
@@ -239,7 +239,7 @@ def test_ls(shell, published):
     assert "newest_version" in shell("ls", published.root).out
 
 
-def test_ls_follows_the_policy_of_the_job_and_of_its_options(shell, published):
+def test_ls_applies_the_policy_of_the_job_and_its_options(shell, published):
     publish(published, 2)
     with open(f"{published.root}/config.toml", "w") as file:
         file.write("[daemon]\nkeep_last = 1\n")
@@ -250,7 +250,7 @@ def test_ls_follows_the_policy_of_the_job_and_of_its_options(shell, published):
     assert [row["step"] for row in document["steps"] if not row["keep"]] == []
 
 
-def test_ls_of_an_empty_job(shell, job):
+def test_ls_of_an_empty_job_says_that_there_are_no_steps(shell, job):
     assert shell("ls", job.root).out == f"no steps in {job.root}\n"
 
 
@@ -270,13 +270,13 @@ def flip(path, place=-1):
 
 
 @pytest.mark.parametrize("args", [[], ["2"], ["1"], ["--deep"], ["1", "--deep"]])
-def test_verify_of_what_is_good(shell, published, args):
+def test_verify_of_an_intact_step_succeeds(shell, published, args):
     done = shell("verify", published.root, *args)
     assert done.code == 0, done.err
     assert ("every byte" in done.out) == ("--deep" in args)
 
 
-def test_only_deep_sees_a_flipped_bit(shell, published):
+def test_only_verify_deep_finds_a_flipped_bit(shell, published):
     flip(shard(published, 2, 2))
     assert shell("verify", published.root).code == 0
     done = shell("verify", published.root, "--deep")
@@ -285,7 +285,7 @@ def test_only_deep_sees_a_flipped_bit(shell, published):
     assert done.err.startswith("error: step 2 is damaged: global_step_2\n")
 
 
-def test_every_damaged_file_is_named(shell, published):
+def test_verify_names_every_damaged_file(shell, published):
     os.truncate(shard(published, 2, 1), 5)
     os.unlink(shard(published, 2, 2))
     done = shell("verify", published.root, 2, "--json")
@@ -298,7 +298,7 @@ def test_every_damaged_file_is_named(shell, published):
     ]
 
 
-def test_a_header_that_lies_is_seen_without_deep(shell, published):
+def test_verify_finds_a_damaged_header_without_deep(shell, published):
     with open(shard(published, 2), "r+b") as file:
         file.seek(8)
         file.write(b"\xff")
@@ -307,14 +307,14 @@ def test_a_header_that_lies_is_seen_without_deep(shell, published):
     assert "model-00001-of-00002" in done.out
 
 
-def test_a_damaged_manifest(shell, published):
+def test_verify_of_a_damaged_manifest_exits_with_65(shell, published):
     flip(f"{published.step(2)}/manifest.json", -10)
     done = shell("verify", published.root)
     assert done.code == 65
     assert done.out.strip()
 
 
-def test_a_step_written_again_is_not_the_published_one(shell, published):
+def test_verify_reports_a_step_that_was_written_again(shell, published):
     publish(published, 2, digest="sha256:" + "0" * 64)
     done = shell("verify", published.root)
     assert done.code == 65
@@ -322,7 +322,7 @@ def test_a_step_written_again_is_not_the_published_one(shell, published):
     assert shell("verify", published.root, 2).code == 0, "the step itself is good"
 
 
-def test_verify_of_what_is_not_there_or_not_ready(shell, published, tmp_path_factory):
+def test_verify_of_a_missing_or_incomplete_step_is_refused(shell, published, tmp_path_factory):
     assert shell("verify", published.root, 9).code == 2
     done = shell("verify", published.root, 3)
     assert (done.code, done.err.splitlines()[0]) == (
@@ -334,7 +334,7 @@ def test_verify_of_what_is_not_there_or_not_ready(shell, published, tmp_path_fac
     assert shell("verify", published.root).code == 65
 
 
-def test_a_newer_protocol_is_refused_with_what_to_upgrade(shell, published):
+def test_wait_refuses_a_version_of_a_newer_protocol(shell, published):
     path = f"{published.step(2)}/manifest.json"
     data = encode_manifest(decode_manifest(published.disk.read(path), path))
     with open(published.version, "wb") as file:
@@ -351,13 +351,13 @@ def test_a_newer_protocol_is_refused_with_what_to_upgrade(shell, published):
     ("than", "code"),
     [(None, 0), ("0", 0), ("1", 0), ("2", 4), ("1.1", 0), ("1.2", 4), ("0.9", 0), ("2.0", 4)],
 )
-def test_newer(shell, published, than, code):
+def test_wait_returns_a_newer_version_or_times_out(shell, published, than, code):
     done = shell("wait", published.root, "--timeout", 0, *([] if than is None else ["--newer-than", than]))
     assert done.code == code
     assert done.out == ("1.2\n" if code == 0 else "")
 
 
-def test_a_rewind_is_newer_as_a_pair_and_not_as_a_step(shell, published):
+def test_a_rewind_is_newer_than_a_pair_and_not_than_a_step(shell, published):
     publish(published, 1, 2)
     assert shell("wait", published.root, "--timeout", 0, "--newer-than", "1.2").out == "2.1\n"
     assert shell("wait", published.root, "--timeout", 0, "--newer-than", "2").code == 4
@@ -366,16 +366,16 @@ def test_a_rewind_is_newer_as_a_pair_and_not_as_a_step(shell, published):
 @pytest.mark.parametrize(
     ("what", "text"), [("step", "2"), ("path", "{0}/global_step_2/actor"), ("version", "1.2")]
 )
-def test_what_is_printed(shell, published, what, text):
+def test_wait_prints_the_chosen_field(shell, published, what, text):
     assert shell("wait", published.root, "--print", what).out == text.format(published.root) + "\n"
 
 
 @pytest.mark.parametrize("than", ["", "x", "-1", "1.", ".1", "1.2.3", "1e3", "9" * 30, "\u0661"])
-def test_what_is_no_version(shell, published, than):
+def test_wait_refuses_an_invalid_version(shell, published, than):
     assert shell("wait", published.root, f"--newer-than={than}").code == 2
 
 
-def test_the_time_is_up(shell, published):
+def test_wait_times_out_with_exit_code_4(shell, published):
     started = time.monotonic()
     done = shell("wait", published.root, "--newer-than", "1.2", "--timeout", "0.4")
     assert time.monotonic() - started > 0.3
@@ -386,12 +386,12 @@ def test_the_time_is_up(shell, published):
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
-def test_every_wait_has_an_end(shell, published, seconds):
+def test_wait_refuses_an_infinite_or_invalid_time_out(shell, published, seconds):
     assert shell("wait", published.root, f"--timeout={seconds}").code == 2
 
 
 @pytest.mark.fault("an explorer that waits before the trainer has started returns at once")
-def test_waiting_starts_before_the_job_exists(tmp_path):
+def test_wait_may_start_before_the_job_exists(tmp_path):
     job = Job.at(tmp_path / "later")
     with spawn("wait", job.root, "--timeout", LONG) as process:
         time.sleep(0.4)
@@ -403,7 +403,7 @@ def test_waiting_starts_before_the_job_exists(tmp_path):
     assert (process.returncode, out, err) == (0, "1.7\n", "")
 
 
-def test_a_damaged_version_file_is_waited_out(published):
+def test_wait_retries_while_the_version_file_is_damaged(published):
     with open(published.version, "w") as file:
         file.write("{")
     with pytest.raises(TimedOutError, match="not a JSON document"):
@@ -417,7 +417,7 @@ def test_a_damaged_version_file_is_waited_out(published):
 # --- pin, unpin ---------------------------------------------------------------------------------------------
 
 
-def test_pin_and_unpin(shell, published):
+def test_pin_keeps_a_step_until_unpin(shell, published):
     assert shell("pin", published.root, 1, "--reason", "best").code == 0
     assert read_pins(published)[1].reason == "best"
     row = shell("ls", published.root, "--json").document["steps"][0]
@@ -427,14 +427,14 @@ def test_pin_and_unpin(shell, published):
     assert read_pins(published) == {}
 
 
-def test_pinning_what_is_not_there(shell, published):
+def test_pinning_a_missing_step_is_refused(shell, published):
     done = shell("pin", published.root, 9)
     assert done.code == 2
     assert f"hint: syncd ls {published.root}" in done.err
     assert read_pins(published) == {}
 
 
-def test_pinning_what_is_being_removed(shell, published, monkeypatch):
+def test_pinning_a_step_that_is_being_removed_exits_with_75(shell, published, monkeypatch):
     monkeypatch.setattr("syncd.cli.pin.write_pin", lambda job, pin: shutil.rmtree(job.step(pin.step)))
     done = shell("pin", published.root, 1)
     assert done.code == 75

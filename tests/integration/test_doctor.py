@@ -39,7 +39,7 @@ def job(tmp_path):
     return directory
 
 
-def test_people_get_a_table_and_a_verdict(job):
+def test_doctor_prints_a_table_and_a_verdict(job):
     done = invoke(job, *FAST)
     assert done.exit_code == 0
     assert "rename-over-full" in done.output
@@ -47,7 +47,7 @@ def test_people_get_a_table_and_a_verdict(job):
     assert os.listdir(job) == []
 
 
-def test_programs_get_json(job):
+def test_doctor_json_has_findings_and_a_verdict(job):
     done = invoke(job, "--json", *FAST)
     document = json.loads(done.stdout)
     assert list(document) == [
@@ -57,17 +57,17 @@ def test_programs_get_json(job):
     assert {"name", "verdict", "detail", "advice", "figures"} == set(document["findings"][0])
 
 
-def test_help_has_an_example():
+def test_doctor_help_has_an_example():
     assert "syncd doctor /mnt/jobs --peer" in invoke("--help").output
 
 
-def test_a_missing_directory_is_an_error_with_a_hint(tmp_path):
+def test_doctor_of_a_missing_directory_fails_with_a_hint(tmp_path):
     done = invoke(tmp_path / "none")
     assert isinstance(done.exception, JobMissingError)
     assert done.exception.hint == f"mkdir -p {tmp_path}/none"
 
 
-def test_a_directory_that_refuses_ends_with_74(job, monkeypatch):
+def test_doctor_of_an_unwritable_directory_exits_with_74(job, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -80,7 +80,7 @@ def test_a_directory_that_refuses_ends_with_74(job, monkeypatch):
     assert (verdicts["writable"], verdicts["replace"]) == ("fail", "skip")
 
 
-def test_who_waits_in_vain_gets_the_local_findings_and_an_error(job):
+def test_without_a_peer_doctor_prints_local_findings_and_times_out(job):
     done = invoke(job, "--peer", "--wait", "0.1", "--json", *FAST)
     assert isinstance(done.exception, TimedOutError)
     assert done.exception.exit_code == 4
@@ -89,7 +89,7 @@ def test_who_waits_in_vain_gets_the_local_findings_and_an_error(job):
     assert os.listdir(job) == []
 
 
-def test_a_conversation_that_breaks_does_not_take_the_findings_with_it(job, monkeypatch):
+def test_local_findings_are_printed_if_the_peer_conversation_fails(job, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
@@ -100,7 +100,7 @@ def test_a_conversation_that_breaks_does_not_take_the_findings_with_it(job, monk
     assert json.loads(done.stdout)["peer"] is None
 
 
-def test_what_cannot_be_removed_yet_is_named(job, monkeypatch):
+def test_a_scratch_directory_that_cannot_be_removed_is_named(job, monkeypatch):
     monkeypatch.setattr("syncd.doctor.probe.sweep", lambda _: False)
     document = json.loads(invoke(job, "--json", *FAST).stdout)
     last = document["findings"][-1]
@@ -108,7 +108,7 @@ def test_what_cannot_be_removed_yet_is_named(job, monkeypatch):
     assert os.listdir(job) == [os.path.basename(last["advice"])]
 
 
-def test_two_processes_measure_together(job):
+def test_two_doctor_processes_measure_together(job):
     pair = [start(job, "--peer", "--json", *FAST) for _ in range(2)]
     outputs = [process.communicate(timeout=60) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], outputs
@@ -119,7 +119,7 @@ def test_two_processes_measure_together(job):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_doctor_leaves_nothing(job, number):
+def test_an_interrupted_doctor_leaves_no_files(job, number):
     process = start(job, "--peer", "--wait", "120", *FAST)
     meeting = job / ".syncd-doctor-peer"
     end = time.monotonic() + 60
@@ -160,7 +160,7 @@ exit $rc
         pytest.param("vers=3,nolock", "both acquire", marks=pytest.mark.group("NFS v3")),
     ],
 )
-def test_on_nfs_it_finds_what_nfs_does(nfs_bed, tmp_path, record_line, options, locks):
+def test_doctor_on_nfs_recommends_polling(nfs_bed, tmp_path, record_line, options, locks):
     script = tmp_path / "script.sh"
     script.write_text(ON_NFS.format(root=ROOT, python=sys.executable, command=COMMAND))
     environment = {**os.environ, "BED": str(tmp_path / "bed")}

@@ -85,7 +85,7 @@ def kill_at_work(job, explorer, chance):
     return [entry.name for run in job.disk.list(above) for entry in job.disk.list(f"{above}/{run.name}")]
 
 
-def test_a_writer_killed_while_it_writes_leaves_nothing_readable(tmp_path, record_line):
+def test_a_killed_writer_leaves_no_readable_partial_batch(tmp_path, record_line):
     job, chance = Job.at(tmp_path), random.Random(6)
     torn = [kill_at_work(job, "e0", chance) for _ in range(6)]
     record_line(f"experiences: {sum(map(bool, torn))} of {len(torn)} kills came in the middle of a batch")
@@ -103,7 +103,7 @@ def test_a_writer_killed_while_it_writes_leaves_nothing_readable(tmp_path, recor
     assert [entry.name for entry in job.disk.list(batch_paths.writers(job, "e0"))] == []
 
 
-def test_the_writing_library_needs_neither_torch_nor_the_trainer():
+def test_the_experience_writer_imports_neither_torch_nor_the_trainer():
     code = "import sys, syncd.experience.writer; print([m for m in ('torch', 'trainer') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

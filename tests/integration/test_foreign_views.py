@@ -30,7 +30,7 @@ def warnings(job):
 
 
 @pytest.mark.parametrize("sample", FAMILIES.values(), ids=lambda sample: sample.layout)
-def test_a_job_of_others_needs_no_marker_file(job, sample):
+def test_a_foreign_job_without_a_marker_has_no_warning(job, sample):
     sample.place(job.root)
     if sample.announced_by == "marker":
         write_marker(job.disk, job.tracker, int(sample.directory.rpartition("_")[2]))
@@ -38,7 +38,7 @@ def test_a_job_of_others_needs_no_marker_file(job, sample):
 
 
 @pytest.mark.parametrize("layout", ["syncd", "verl-fsdp"])
-def test_a_marker_that_should_be_there_is_missed(job, layout):
+def test_a_missing_marker_is_a_problem_where_the_layout_needs_one(job, layout):
     if layout == "syncd":
         write_step(job, 1, announce=False)
     else:
@@ -57,13 +57,13 @@ def listed(shell, job):
     return row["shards"], row["shards_expected"], f"{row['shards']}/{row['shards_expected']}" in table
 
 
-def test_ls_counts_the_shards_of_a_directory_of_others(shell, job):
+def test_ls_counts_the_shards_of_a_foreign_step(shell, job):
     sample = FAMILIES["verl-huggingface"]
     sample.place(job.root)
     assert listed(shell, job) == (2, 2, True)
 
 
-def test_ls_counts_the_shards_of_a_published_directory_and_not_its_one_writer(shell, job, tmp_path):
+def test_ls_counts_the_shards_of_a_published_directory_not_its_writers(shell, job, tmp_path):
     export = tmp_path / "export"
     sample = next(sample for sample in SAMPLES if sample.name == "huggingface")
     shutil.copytree(sample.place(tmp_path), export)

@@ -78,7 +78,7 @@ def killed_with_a_full_trash(job):
     return f"{job.trash}/0000000001/{claim}"
 
 
-def test_the_successor_of_a_killed_daemon_empties_its_trash_and_leads(job):
+def test_the_successor_of_a_killed_daemon_empties_the_trash_and_leads(job):
     trash = killed_with_a_full_trash(job)
     write(job, 4)
     fill(job)
@@ -95,7 +95,7 @@ def test_the_successor_of_a_killed_daemon_empties_its_trash_and_leads(job):
     assert read_version(job).step == 4
 
 
-def test_a_step_that_is_read_is_put_back_from_a_dead_daemon_s_trash(job):
+def test_a_leased_step_is_restored_from_the_trash_of_a_dead_daemon(job):
     trash = killed_with_a_full_trash(job)
     reader = explorer(job, SystemClock(), "reader", leases=(1,))
     fill(job)
@@ -109,7 +109,7 @@ def test_a_step_that_is_read_is_put_back_from_a_dead_daemon_s_trash(job):
     assert reader.presence.leases == (1,)
 
 
-def test_a_leader_that_was_only_silent_never_gets_back_half_a_step(job):
+def test_a_leader_that_was_only_silent_never_restores_a_partial_step(job):
     """A candidate takes it for dead, and deletes from its trash, while it is between two calls."""
     first, _, clock = start(job, keep_last=1, trash_grace=30)
     for step in (1, 2, 3):
@@ -135,7 +135,7 @@ def test_a_leader_that_was_only_silent_never_gets_back_half_a_step(job):
     assert steps_of(job) == [2, 3]
 
 
-def test_a_leader_removes_what_may_go_before_it_publishes_without_room(job):
+def test_on_a_full_disk_a_leader_prunes_before_it_publishes(job):
     daemon, heard, clock = start(job, keep_last=1, trash_grace=30)
     write_pin(job, Pin(1))
     for step in (1, 2, 3):
@@ -158,7 +158,7 @@ def test_a_leader_removes_what_may_go_before_it_publishes_without_room(job):
     daemon.close()
 
 
-def test_prune_makes_room_on_a_full_disk(job):
+def test_prune_frees_space_on_a_full_disk(job):
     killed_with_a_full_trash(job)
     fill(job)
     done = subprocess.run(

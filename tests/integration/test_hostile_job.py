@@ -75,7 +75,7 @@ def _problems(args):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_nothing_crashes_hangs_or_leaves_the_job(attacked, name):
+def test_verbs_on_a_hostile_job_end_and_touch_nothing_outside(attacked, name):
     job, outside, before = attacked(ATTACKS[name])
     verbs = (*LOOKS, *ACTS) if name in FILES else (LOOKS[0], *ACTS) if name.startswith(".syncd") else ACTS[:1]
     assert not ends_badly(verb(words, job.root) for words in verbs)
@@ -83,7 +83,7 @@ def test_nothing_crashes_hangs_or_leaves_the_job(attacked, name):
 
 
 @pytest.mark.parametrize("name", ["links", "fifo", "wide", ".syncd", ".syncd/explorers", "experiences"])
-def test_clients_end_too(attacked, name):
+def test_clients_on_a_hostile_job_end_and_touch_nothing_outside(attacked, name):
     job, outside, before = attacked(ATTACKS[name])
     wait = verb(["wait", "--newer-than", 99, "--timeout", 0.2], job.root)
     publish = verb(["publish", 9, outside / "job/global_step_2/actor"], job.root)
@@ -92,14 +92,14 @@ def test_clients_end_too(attacked, name):
 
 
 @pytest.mark.parametrize("name", ["links", "fifo", "wide", "global_step_2"])
-def test_a_follower_ends_too(attacked, name):
+def test_a_follower_on_a_hostile_job_ends_and_touches_nothing_outside(attacked, name):
     job, outside, before = attacked(ATTACKS[name])
     options = ("--hook", "command", "--once", "--wait", 0.5, "--retries", 0, "--log-format", "json")
     assert not ends_badly([limited("follow", job.root, *options, "--", "true")])
     assert hostile.fingerprint(outside) == before
 
 
-def test_a_job_of_a_strange_name_is_shown_as_text(tmp_path):
+def test_a_job_name_with_control_characters_is_printed_escaped(tmp_path):
     place = os.fsdecode(os.fsencode(str(tmp_path)) + b"/a\nb\x1b[2J\xff")
     os.mkdir(place)
     # A name that is no text cannot be handed on as JSON: these are processes of their own.
@@ -111,7 +111,7 @@ def test_a_job_of_a_strange_name_is_shown_as_text(tmp_path):
         (done.stdout + done.stderr).decode()
 
 
-def test_the_configuration_of_a_job_that_others_write_reaches_nothing_outside(tmp_path):
+def test_a_job_configuration_cannot_write_outside_the_job(tmp_path):
     job, outside = hostile.build(tmp_path / "job"), hostile.canary(tmp_path / "outside")
     before = hostile.fingerprint(outside)
     config = Path(job.root, "config.toml")
@@ -125,7 +125,7 @@ def test_the_configuration_of_a_job_that_others_write_reaches_nothing_outside(tm
     assert hostile.fingerprint(outside) == before
 
 
-def test_what_is_the_job_s_own_still_works_after_strange_names(attacked):
+def test_the_daemon_publishes_beside_strange_file_names(attacked):
     job, _, _ = attacked(hostile.strange_names)
     assert not ends_badly([verb(["watch", "--once"], job.root)])
     assert Path(job.state, "version.json").exists()
@@ -141,7 +141,7 @@ def wait_until(holds):
         time.sleep(0.05)
 
 
-def test_a_leading_daemon_is_not_led_out_and_goes_on_once_the_link_has_gone(tmp_path):
+def test_a_leader_does_not_follow_a_link_out_of_the_job_and_recovers(tmp_path):
     job, outside = hostile.build(tmp_path / "job"), hostile.canary(tmp_path / "outside")
     before = hostile.fingerprint(outside)
     trash, aside, said = Path(job.trash), tmp_path / "aside", tmp_path / "said"

@@ -69,7 +69,7 @@ def calls(*command):
 
 
 @pytest.mark.usefixtures("strace_injection")
-def test_what_lies_below_a_job_costs_the_daemon_nothing(record_line):
+def test_the_cost_of_a_tick_does_not_depend_on_files_below_the_job(record_line):
     with somewhere() as place:
         looked, shown = {}, {}
         for count in (FEW, MANY):
@@ -102,7 +102,7 @@ class CountingDisk(LocalDisk):
         return super().__getattribute__(name)
 
 
-def test_a_leap_of_the_step_number_costs_what_one_step_costs(tmp_path):
+def test_a_jump_of_the_step_number_costs_as_much_as_one_step(tmp_path):
     job = Job.at(tmp_path, disk=CountingDisk())
     daemon, heard, clock = start(job, keep_last=2, keep_every=500, trash_grace=0)
     costs = []
@@ -118,7 +118,7 @@ def test_a_leap_of_the_step_number_costs_what_one_step_costs(tmp_path):
     assert heard.of("operation_failed") == []
 
 
-def test_explorers_that_have_gone_long_ago_leave_no_file(tmp_path):
+def test_presences_of_long_dead_explorers_are_removed(tmp_path):
     """An array of explorers that come and go, each under a name of its own, lasts for weeks."""
     job = Job.at(tmp_path)
     daemon, heard, clock = start(job)
@@ -148,7 +148,7 @@ def test_explorers_that_have_gone_long_ago_leave_no_file(tmp_path):
     assert {event["explorer"] for event in heard.of("explorer_died")} == {f"array-{n}" for n in range(100)}
 
 
-def test_one_that_beats_again_while_it_is_forgotten_keeps_its_file_and_its_lease(tmp_path):
+def test_an_explorer_that_beats_again_during_its_removal_keeps_its_lease(tmp_path):
     class Late(LocalDisk):
         def rename(self, source, target):
             if source.endswith("/e0.json"):
@@ -171,7 +171,7 @@ def test_one_that_beats_again_while_it_is_forgotten_keeps_its_file_and_its_lease
     assert found["e0"].beat == reader.presence.beat
 
 
-def test_damaged_steps_that_have_gone_are_not_remembered(tmp_path):
+def test_removed_damaged_steps_leave_no_entry_in_memory(tmp_path):
     job = Job.at(tmp_path)
     daemon, heard, clock = start(job, keep_last=1, partial_grace=10.0)
     for step in range(1, 40):

@@ -48,7 +48,7 @@ def led(job, steps):
     return daemon, heard, explorers
 
 
-def test_presences_are_read_twice_for_many_removals_and_parsed_once(job, monkeypatch):
+def test_many_removals_read_presences_twice_and_parse_changes_once(job, monkeypatch):
     daemon, heard, explorers = led(job, range(1, 8))
     parsed, real = [], presence.decode_presence
     monkeypatch.setattr(
@@ -62,7 +62,7 @@ def test_presences_are_read_twice_for_many_removals_and_parsed_once(job, monkeyp
     assert parsed == [f"{job.explorers}/e3.json"], "of the others the bytes are the same"
 
 
-def test_a_lease_that_comes_at_any_rename_of_many_keeps_its_step(job):
+def test_a_lease_written_during_any_of_many_removals_keeps_its_step(job):
     """A reader wrote its lease and found the manifest, at the last moment before the rename or among later ones."""
     daemon, _, explorers = led(job, range(1, 8))
     job.disk.after_rename = {
@@ -77,7 +77,7 @@ def test_a_lease_that_comes_at_any_rename_of_many_keeps_its_step(job):
         assert job.disk.stat(f"{job.step(step)}/manifest.json").kind == "file"
 
 
-def test_a_presence_that_is_replaced_by_one_of_its_size_is_seen(job):
+def test_a_presence_replaced_by_one_of_the_same_size_is_read(job):
     """Also where the file system gives it the inode and the date of the one before."""
     _, _, clock = start(job)
     reader, files = explorer(job, clock, "e0", leases=(1,)), Presences(job.disk)
@@ -86,7 +86,7 @@ def test_a_presence_that_is_replaced_by_one_of_its_size_is_seen(job):
         assert files.read(job.explorers)[0]["e0"].leases == (step,)
 
 
-def test_the_presences_of_many_are_read_less_often_while_that_takes_long(job):
+def test_slow_reads_of_presences_are_made_less_often(job):
     daemon, _, clock = start(job)
     (publisher,) = crowd(job, clock, 1)
     real, readings = job.disk.list, []

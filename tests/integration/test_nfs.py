@@ -165,7 +165,7 @@ def publish_figures(name, document):
 @pytest.mark.fault("NFS's cached absence adds 60 s a step")
 @pytest.mark.fault("a step is pruned while it is read")
 @pytest.mark.parametrize("daemon", ["a", "b"])
-def test_markers_are_followed_through_nfs(run, daemon, record_line):
+def test_every_marker_is_published_through_nfs(run, daemon, record_line):
     out, version = run.results(f"follow_{daemon}"), run.version
     observed = read_lines(out / "observed.jsonl")
     lag = latencies(observed)
@@ -199,7 +199,7 @@ def test_markers_are_followed_through_nfs(run, daemon, record_line):
     assert len(left) < 10, "superseded steps were not pruned"
 
 
-def test_a_shard_truncated_on_the_server_is_noticed(run):
+def test_a_shard_truncated_on_the_server_is_reported_as_damaged(run):
     out = run.results("truncated")
     assert (out / "verify.rc").read_text().strip() == "65", (out / "verify.log").read_text()
     damaged = [event for event in read_lines(out / "events.jsonl") if "step_damaged" in json.dumps(event)]

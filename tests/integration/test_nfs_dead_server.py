@@ -95,13 +95,13 @@ def events(out):
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def test_status_says_what_was_known_while_the_server_is_away(out):
+def test_status_shows_the_last_known_state_while_the_server_is_down(out):
     assert (out / "status.rc").read_text().strip() == "74", (out / "status.log").read_text()
     known = json.loads((out / "status.json").read_text())["known"]
     assert (known["version"]["step"], known["mount"]["state"], known["runs"]) == (1, "stuck", True)
 
 
-def test_verbs_end_while_the_server_is_away_and_go_on_when_it_is_back(out):
+def test_verbs_exit_with_74_while_the_server_is_down_and_work_afterwards(out):
     said = (out / "verbs.log").read_text()
     assert (out / "verbs.rc").read_text().split() == ["74", "74"], said
     assert said.count("error: the mount has not answered for") == 2
@@ -109,7 +109,7 @@ def test_verbs_end_while_the_server_is_away_and_go_on_when_it_is_back(out):
     assert "complete" in (out / "ls.txt").read_text()
 
 
-def test_the_daemon_goes_on_by_itself_when_the_server_is_back(out, record_line):
+def test_the_daemon_resumes_in_its_term_when_the_server_is_back(out, record_line):
     told = [event for event in events(out) if event["event"] == "mount_state_changed"]
     assert [event["state"] for event in told][:2] == ["stuck", "ok"]
     assert sum(event["event"] == "leadership_acquired" for event in events(out)) == 1, (
@@ -120,6 +120,6 @@ def test_the_daemon_goes_on_by_itself_when_the_server_is_back(out, record_line):
     )
 
 
-def test_the_daemon_can_be_stopped_while_the_server_is_away(out):
+def test_the_daemon_exits_with_74_if_stopped_while_the_server_is_down(out):
     assert (out / "daemon.rc").read_text().strip() == "74"
     assert "the lead was not released" in (out / "daemon.log").read_text()

@@ -250,7 +250,7 @@ def say(record_line, name, run, **more):
     )
 
 
-def test_a_server_that_is_killed_twice_loses_nothing(scenario, record_line):
+def test_no_version_is_lost_if_the_server_is_killed_twice(scenario, record_line):
     run = scenario("server")
     version, seen = judge(run)
     assert pairs(run.bed, "b") == EACH_STEP
@@ -259,7 +259,7 @@ def test_a_server_that_is_killed_twice_loses_nothing(scenario, record_line):
     say(record_line, "server killed twice", run, versions=STEPS, loads=seen["loads"])
 
 
-def test_the_host_of_the_leader_is_killed(scenario, record_line):
+def test_no_version_is_lost_if_the_host_of_the_leader_is_killed(scenario, record_line):
     run = scenario("leader")
     version, seen = judge(run)
     assert run.observed == EACH_STEP
@@ -267,7 +267,7 @@ def test_the_host_of_the_leader_is_killed(scenario, record_line):
     say(record_line, "host of the leader killed", run, versions=STEPS, loads=seen["loads"])
 
 
-def test_a_leader_that_was_cut_off_can_do_nothing_any_more(scenario, record_line):
+def test_a_leader_cut_off_from_the_network_publishes_nothing_afterwards(scenario, record_line):
     run = scenario("partition")
     version, seen = judge(run)
     taken = pairs(run.bed, "b")

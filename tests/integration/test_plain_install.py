@@ -45,13 +45,13 @@ def given(tmp_path):
     }  # fmt: skip
 
 
-def test_every_verb_is_called():
+def test_every_verb_is_in_the_table_of_calls():
     called = {("trainer", verb) for verb in TRAINER} | {("explorer", verb) for verb in EXPLORER}
     assert called | {("syncd", "follow")} == set(CALLS)
 
 
 @pytest.mark.parametrize(("program", "verb"), CALLS)
-def test_a_verb_names_the_extra_that_it_needs(program, verb, given):
+def test_a_verb_without_its_extra_names_the_extra(program, verb, given):
     arguments, extra = CALLS[program, verb]
     ended = plain(program, verb, *(given.get(word, word) for word in arguments))
     assert ended.returncode == CONFIG, ended.stderr
@@ -61,18 +61,18 @@ def test_a_verb_names_the_extra_that_it_needs(program, verb, given):
 
 
 @pytest.mark.parametrize("program", ["trainer", "explorer", "syncd"])
-def test_help_needs_no_extra(program):
+def test_help_works_without_extras(program):
     ended = plain(program, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_module_of_no_extra_is_still_a_bug():
+def test_a_missing_module_is_mapped_to_its_extra_or_none():
     assert extra_of("nowhere", "trainer") is None
     assert extra_of("torch.cuda", "explorer") == "transformers"
     assert extra_of("torch.cuda", "trainer") == "trainer"
 
 
-def test_a_rank_names_the_extra_too(given, monkeypatch, capsys):
+def test_a_rank_without_its_extra_names_the_extra(given, monkeypatch, capsys):
     """Where pydantic is installed and verl is not, ranks are the first to notice."""
     pytest.importorskip("pydantic", reason="the trainer needs pydantic")
     from trainer.config.load import load_config

@@ -86,20 +86,20 @@ def stop_at(command, point, log, job):
     return outcome
 
 
-def test_no_step_that_a_writer_announced_is_damaged_by_a_power_cut(loop_kind, one_step, record_line):
+def test_no_announced_step_is_damaged_by_a_power_cut(loop_kind, one_step, record_line):
     cuts, wrong = cut_everywhere(loop_kind, writer_target(one_step))
     record_line(f"power cuts on {loop_kind}, a writer: {cuts} cuts, {len(wrong)} problems")
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_version_that_the_daemon_announced_is_damaged_by_a_power_cut(loop_kind, busy, record_line):
+def test_no_published_version_is_damaged_by_a_power_cut(loop_kind, busy, record_line):
     # Between two syncs nothing new is durable.
     cuts, wrong = cut_everywhere(loop_kind, daemon_target(busy), where="" if FULL else "^(fsync|rename)")
     record_line(f"power cuts on {loop_kind}, the daemon: {cuts} cuts, {len(wrong)} problems")
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_power_cut_finds_a_writer_that_does_not_sync_its_shards(loop_kind, one_step):
+def test_power_cuts_find_a_writer_that_does_not_sync_its_shards(loop_kind, one_step):
     target = writer_target(one_step, "--break", "no-fsync")
     _, wrong = cut_everywhere(loop_kind, target, where="manifest|latest")
     assert any("bytes of" in problem for problem in wrong)

@@ -81,40 +81,40 @@ def refused(shell, job, export, said, code=65):
 # --- complete, or refused ---------------------------------------------------------------------------------------
 
 
-def test_a_whole_export_is_published(shell, job, export):
+def test_a_complete_export_is_published(shell, job, export):
     assert shell("publish", job.root, 7, export).code == 0
     assert is_whole(job, 7)
 
 
-def test_a_shard_that_index_and_number_promise_is_missing(shell, job, export):
+def test_an_export_without_a_shard_of_its_index_and_numbers_is_refused(shell, job, export):
     (export / TWO).unlink()
     refused(shell, job, export, f"{INDEX} names '{TWO}', which is not there")
 
 
-def test_a_shard_that_only_the_number_promises_is_missing(shell, job, export):
+def test_an_export_without_a_shard_of_its_numbers_is_refused(shell, job, export):
     (export / TWO).unlink()
     (export / INDEX).unlink()
     refused(shell, job, export, "shard 2 of 2 of model is missing")
 
 
-def test_a_shard_that_only_the_index_promises_is_missing(shell, job, export):
+def test_an_export_without_a_shard_of_its_index_is_refused(shell, job, export):
     (export / ONE).rename(export / "first.safetensors")
     (export / TWO).unlink()
     write_index(export, {"a": "first.safetensors", "b": "second.safetensors"})
     refused(shell, job, export, "'second.safetensors', which is not there")
 
 
-def test_the_index_has_a_tensor_in_another_shard(shell, job, export):
+def test_an_index_that_places_a_tensor_in_the_wrong_shard_is_refused(shell, job, export):
     write_index(export, {"a": TWO, "b": TWO})
     refused(shell, job, export, f"'a' in {TWO}, and it is in {ONE}")
 
 
-def test_the_index_has_a_tensor_that_no_shard_holds(shell, job, export):
+def test_an_index_that_names_a_missing_tensor_is_refused(shell, job, export):
     write_index(export, {**MAP, "lm_head.weight": TWO})
     refused(shell, job, export, f"'lm_head.weight' in {TWO}, and no shard holds it")
 
 
-def test_a_shard_that_the_index_does_not_name(shell, job, export):
+def test_a_shard_outside_the_index_is_refused(shell, job, export):
     (export / "consolidated.safetensors").write_bytes(shard_bytes({"c": (2,)}))
     refused(shell, job, export, "no index names consolidated.safetensors")
 
@@ -122,37 +122,37 @@ def test_a_shard_that_the_index_does_not_name(shell, job, export):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 9999]
 )
-def test_an_index_that_is_none(shell, job, export, text):
+def test_an_invalid_index_is_refused(shell, job, export, text):
     (export / INDEX).write_text(text)
     refused(shell, job, export, INDEX)
 
 
-def test_one_tensor_in_two_shards(shell, job, export):
+def test_a_tensor_in_two_shards_is_refused(shell, job, export):
     (export / INDEX).unlink()
     (export / TWO).write_bytes(shard_bytes({"a": (3, 3)}))
     refused(shell, job, export, "two shards hold tensor 'a'")
 
 
-def test_no_tensor_at_all(shell, job, tmp_path):
+def test_an_export_without_tensors_is_refused(shell, job, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/model.safetensors").write_bytes(shard_bytes({}))
     refused(shell, job, tmp_path / "empty", "its shards hold no tensor")
 
 
-def test_an_adapter_without_its_configuration(shell, job, tmp_path):
+def test_an_adapter_without_its_configuration_is_refused(shell, job, tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_model.safetensors").write_bytes(shard_bytes({"lora_A": (2, 2)}))
     refused(shell, job, tmp_path / "adapter", "without adapter_config.json")
 
 
-def test_an_adapter_beside_a_model(shell, job, export):
+def test_an_adapter_beside_a_model_is_refused(shell, job, export):
     (export / INDEX).unlink()
     (export / "adapter_model.safetensors").write_bytes(shard_bytes({"lora_A": (2, 2)}))
     (export / "adapter_config.json").write_text("{}")
     refused(shell, job, export, "beside the weights of a model")
 
 
-def test_what_is_not_copied_is_said(shell, job, export):
+def test_files_that_are_not_copied_are_listed(shell, job, export):
     (export / "nested").mkdir()
     for name in ("pytorch_model.bin", "optimizer.pt", "README.md", ".hidden.json"):
         (export / name).write_text("x")
@@ -164,7 +164,7 @@ def test_what_is_not_copied_is_said(shell, job, export):
     assert sorted(os.listdir(f"{job.step(7)}/actor")) == sorted([".receipts", ONE, TWO, INDEX, "config.json"])
 
 
-def test_a_file_that_changes_while_it_is_copied(job, export):
+def test_an_export_that_changes_during_the_copy_is_refused(job, export):
     class Late(FollowingDisk):
         def read_at(self, path, offset, length):
             if path.endswith(TWO) and length > 1 << 20:
@@ -200,13 +200,13 @@ def test_links_to_files_become_regular_files(shell, job, snapshot):
     assert is_whole(job, 7)
 
 
-def test_a_directory_that_is_named_by_a_link(shell, job, snapshot, tmp_path):
+def test_an_export_named_by_a_symbolic_link_is_published(shell, job, snapshot, tmp_path):
     (tmp_path / "main").symlink_to(snapshot)
     assert shell("publish", job.root, 7, tmp_path / "main").code == 0
     assert is_whole(job, 7)
 
 
-def test_a_link_to_a_link_that_is_absolute(shell, job, snapshot, tmp_path):
+def test_files_behind_chains_of_links_are_published(shell, job, snapshot, tmp_path):
     (tmp_path / "again").mkdir()
     for name in (ONE, TWO, INDEX):
         (tmp_path / "again" / name).symlink_to(snapshot / name)
@@ -215,19 +215,19 @@ def test_a_link_to_a_link_that_is_absolute(shell, job, snapshot, tmp_path):
 
 
 @pytest.mark.parametrize("name", [TWO, "config.json", "tokenizer.json"])
-def test_a_broken_link(shell, job, snapshot, name):
+def test_a_broken_link_is_refused(shell, job, snapshot, name):
     (snapshot / name).unlink(missing_ok=True)
     (snapshot / name).symlink_to("../../blobs/gone")
     refused(shell, job, snapshot, "a link that leads nowhere")
 
 
-def test_a_link_to_itself(shell, job, snapshot):
+def test_a_link_to_itself_is_refused(shell, job, snapshot):
     (snapshot / TWO).unlink()
     (snapshot / TWO).symlink_to(TWO)
     refused(shell, job, snapshot, "a link that leads nowhere")
 
 
-def test_a_link_to_a_directory(shell, job, snapshot, tmp_path):
+def test_a_link_to_a_directory_in_place_of_a_shard_is_refused(shell, job, snapshot, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (snapshot / TWO).unlink()
     (snapshot / TWO).symlink_to(tmp_path / "elsewhere")
@@ -254,7 +254,7 @@ def make_socket(path):
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
-def test_a_pipe_and_a_socket(shell, job, snapshot, tmp_path, is_linked):
+def test_pipes_and_sockets_are_refused(shell, job, snapshot, tmp_path, is_linked):
     for make in (os.mkfifo, make_socket):
         place = tmp_path / "special" if is_linked else snapshot / "config.json"
         (snapshot / "config.json").unlink(missing_ok=True)
@@ -265,7 +265,7 @@ def test_a_pipe_and_a_socket(shell, job, snapshot, tmp_path, is_linked):
         refused(shell, job, snapshot, "a device, a pipe or a socket where a regular file must be")
 
 
-def test_a_link_to_what_this_user_may_not_read(job, snapshot):
+def test_a_link_to_an_unreadable_file_is_refused(job, snapshot):
     class Denied(FollowingDisk):
         def read_at(self, path, offset, length):
             if path.endswith("config.json"):
@@ -289,7 +289,7 @@ def poison(path, number, index):
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite(shell, job, export, number):
+def test_non_finite_weights_are_refused_unless_allowed(shell, job, export, number):
     poison(export / TWO, number, 3)
     done = shell("publish", job.root, 7, export)
     assert done.code == 65
@@ -302,7 +302,7 @@ def test_weights_that_are_not_finite(shell, job, export, number):
     assert shell("verify", job.root, 7, "--deep").code == 0
 
 
-def test_a_refused_export_can_be_published_once_it_is_repaired(job, export):
+def test_a_refused_export_can_be_published_once_repaired(job, export):
     poison(export / TWO, float("nan"), 0)
     with pytest.raises(NonFiniteError):
         publish_directory(job, 7, str(export))
@@ -330,7 +330,7 @@ publish_directory(Job.at(sys.argv[1]), 7, sys.argv[2], outside=Killing())
 
 
 @pytest.mark.parametrize("name", [ONE, "config.json"])
-def test_the_same_call_succeeds_after_one_that_was_killed(job, export, name):
+def test_publishing_again_succeeds_after_a_killed_publish(job, export, name):
     arguments = [sys.executable, "-c", INTERRUPTED, job.root, str(export), name]
     done = subprocess.run(arguments, env=environment(), cwd=ROOT, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -363,7 +363,7 @@ sys.exit(run(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_command_that_a_signal_ends_leaves_nothing(job, export, tmp_path, number, code):
+def test_a_publish_ended_by_a_signal_leaves_nothing_in_the_job(job, export, tmp_path, number, code):
     sent = tmp_path / "sent"
     arguments = [sys.executable, "-c", ENDED.replace("sys.argv[3]", repr(str(sent)))]
     arguments += ["publish", job.root, "7", str(export)]
@@ -384,7 +384,7 @@ def write_unannounced(job, export):
     os.unlink(job.marker)
 
 
-def test_the_same_call_announces_what_one_that_was_killed_has_sealed(job, export):
+def test_publishing_again_announces_the_step_a_killed_publish_sealed(job, export):
     write_unannounced(job, export)
     sealed = read_manifest(job.disk, job.step(7))
     assert publish_directory(job, 7, str(export)) == sealed
@@ -393,7 +393,7 @@ def test_the_same_call_announces_what_one_that_was_killed_has_sealed(job, export
         publish_directory(job, 7, str(export))
 
 
-def test_another_export_is_not_announced_under_a_sealed_step(job, export):
+def test_another_export_is_refused_under_a_sealed_step(job, export):
     write_unannounced(job, export)
     (export / TWO).write_bytes(shard_bytes({"b": (5,)}, salt=1))
     with pytest.raises(AlreadySealedError):
@@ -418,7 +418,7 @@ class Meanwhile(FollowingDisk):
         return super().read_at(path, offset, length)
 
 
-def test_a_step_that_another_process_publishes_meanwhile(job, export, tmp_path):
+def test_a_step_published_concurrently_by_another_process_is_kept(job, export, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "model.safetensors").write_bytes(shard_bytes({"w": (7, 7)}))
@@ -434,7 +434,7 @@ def test_a_step_that_another_process_publishes_meanwhile(job, export, tmp_path):
     assert is_whole(job, 7)
 
 
-def test_a_later_step_that_is_announced_meanwhile(job, export):
+def test_a_publish_is_refused_if_a_later_step_is_announced_meanwhile(job, export):
     disk = Meanwhile("config.json", lambda: write_step(job, 9))
     with pytest.raises(UsageError, match="below the newest, 9"):
         publish_directory(job, 7, str(export), outside=disk)
@@ -442,7 +442,7 @@ def test_a_later_step_that_is_announced_meanwhile(job, export):
     assert has_only(job, 9)
 
 
-def test_what_a_killed_call_left_is_removed_by_the_daemon(job, export):
+def test_the_daemon_removes_what_a_killed_publish_left(job, export):
     arguments = [sys.executable, "-c", INTERRUPTED, job.root, str(export), "config.json"]
     subprocess.run(arguments, env=environment(), cwd=ROOT, timeout=120, check=False)
     assert not is_untouched(job)

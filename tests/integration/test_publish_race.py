@@ -57,7 +57,7 @@ def race(pool, job, step, exports):
 
 
 @pytest.mark.timeout(max(300, 5 * RACES))
-def test_of_two_that_publish_one_step_at_once_one_wins_and_its_bytes_stay(tmp_path, record_line):
+def test_of_two_concurrent_publishes_of_a_step_exactly_one_wins(tmp_path, record_line):
     job, exports = tmp_path / "job", [write_export(tmp_path / "exports" / name) for name in ("a", "b")]
     job.mkdir()
     with ThreadPoolExecutor(2) as pool:

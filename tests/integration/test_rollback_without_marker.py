@@ -76,7 +76,7 @@ def rolled_back(job, trainer, daemon):
     assert daemon() == (2, 5)
 
 
-def test_a_rollback_holds_until_the_trainer_completes_a_step_that_was_not_there(job, trainer, daemon):
+def test_a_rollback_holds_until_the_trainer_completes_a_new_step(job, trainer, daemon):
     rolled_back(job, trainer, daemon)
     again, _, clock = start(job, prune=False)
     assert published(job, again, clock) == (2, 5)
@@ -85,13 +85,13 @@ def test_a_rollback_holds_until_the_trainer_completes_a_step_that_was_not_there(
     assert daemon() == (2, 8)
 
 
-def test_a_trainer_that_resumes_below_a_rollback_is_followed(job, trainer, daemon):
+def test_a_rollback_ends_when_the_trainer_completes_an_intermediate_step(job, trainer, daemon):
     rolled_back(job, trainer, daemon)
     trainer.write(6)
     assert daemon() == (2, 6)
 
 
-def test_a_rollback_of_an_earlier_release_holds_and_ends_as_well(job, trainer, daemon):
+def test_a_rollback_of_an_earlier_release_holds_until_a_new_step(job, trainer, daemon):
     rolled_back(job, trainer, daemon)
     document = read_document(job.disk, job.version).document
     del document["held_tracker"]
@@ -101,7 +101,7 @@ def test_a_rollback_of_an_earlier_release_holds_and_ends_as_well(job, trainer, d
     assert daemon() == (2, 8)
 
 
-def test_a_step_that_was_damaged_at_the_rollback_does_not_end_the_hold_when_it_is_whole_again(job, daemon):
+def test_a_repaired_step_does_not_end_the_hold_of_a_rollback(job, daemon):
     trainer = Native(job)
     for step in (5, 7):
         trainer.write(step)

@@ -43,7 +43,7 @@ def page(job):
 # --- what is answered ---------------------------------------------------------------------------------------
 
 
-def test_the_data_is_that_of_status_and_ls(page, job, shell):
+def test_served_data_equals_status_and_ls(page, job, shell):
     document = page.get().document
     assert document["schema_version"] == 1
     assert document["serving"]["state"] == "fresh"
@@ -57,7 +57,7 @@ def test_the_data_is_that_of_status_and_ls(page, job, shell):
     assert "version_published" in {event["event"] for event in document["events"]}
 
 
-def test_news_is_seen(page, job):
+def test_served_data_shows_a_new_explorer(page, job):
     explorer(job, SystemClock(), "late", applied=(1, 2))
     until(page, lambda found: "late" in [item["id"] for item in found["status"]["explorers"]])
 
@@ -65,7 +65,7 @@ def test_news_is_seen(page, job):
 @pytest.mark.parametrize(
     "path", ["/", "/page.css", "/page.js", "/parts.js", "/icon.svg", "/data.json", "/?x=1"]
 )
-def test_everything_comes_with_what_keeps_others_out(page, path):
+def test_every_reply_has_security_headers(page, path):
     reply = page.get(path)
     assert reply.status == 200
     policy = reply.headers["content-security-policy"]
@@ -88,14 +88,14 @@ def test_head_is_get_without_the_body(page, path):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])
-def test_nothing_but_get_and_head(page, method):
+def test_methods_other_than_get_and_head_are_refused_with_405(page, method):
     reply = page.get("/data.json", method)
     assert reply.status == 405
     assert reply.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/../server.py", "/static/page.js", "/%2e%2e/x", "/<b>"])
-def test_what_is_not_there(page, path):
+def test_unknown_paths_are_answered_with_404(page, path):
     reply = page.get(path)
     assert reply.status == 404
     assert reply.body == b"404 Not Found\n", "nothing of the request comes back"
@@ -115,7 +115,7 @@ def test_what_is_not_there(page, path):
         ("10.1.2.3", 421),
     ],
 )
-def test_a_name_that_was_pointed_here_is_refused(page, host, status):
+def test_a_foreign_host_header_is_refused(page, host, status):
     assert page.get(Host=host).status == status
 
 
@@ -132,7 +132,7 @@ def test_a_name_that_was_pointed_here_is_refused(page, host, status):
         (b"GET / HTTP/1.1\r\nHost: localhost\r\na: " + b"x" * 70000 + b"\r\n\r\n", b"431"),
     ],
 )
-def test_what_is_no_request_is_refused(page, request_bytes, status):
+def test_malformed_requests_are_refused(page, request_bytes, status):
     try:
         answer = page.raw(request_bytes)
     except ConnectionResetError:
@@ -146,7 +146,7 @@ def test_a_second_request_on_a_connection_is_not_answered(page):
     assert page.raw(one + one).count(b"HTTP/1.1 200") == 1
 
 
-def test_what_others_wrote_is_data_and_never_markup(tmp_path):
+def test_text_from_a_job_is_served_as_json_data_and_never_as_markup(tmp_path):
     job = Job.at(tmp_path)
     hostile = "<script>alert(1)</script>\n\u202e&\"'"
     explorer(job, SystemClock(), "e0", host=hostile, pid=1)
@@ -192,7 +192,7 @@ def everything(connection):
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_too_many_are_told_to_come_back_and_the_others_are_still_answered(still):
+def test_connections_over_the_limit_get_503_and_others_are_answered(still):
     server = PageServer("127.0.0.1", 0, still)
     stop = serve_in_background(server)
     try:
@@ -212,7 +212,7 @@ def test_too_many_are_told_to_come_back_and_the_others_are_still_answered(still)
         stop()
 
 
-def test_an_answer_that_fails_is_one_too():
+def test_a_failing_handler_is_answered_with_500():
     class Broken:
         def at(self, path):
             raise ZeroDivisionError(path)
@@ -228,7 +228,7 @@ def test_an_answer_that_fails_is_one_too():
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", ASK[:-2]])
-def test_who_never_ends_a_request_is_cut_off(still, sent):
+def test_an_unfinished_request_is_cut_off(still, sent):
     server = PageServer("127.0.0.1", 0, still, limit=0.2)
     stop = serve_in_background(server)
     try:
@@ -239,7 +239,7 @@ def test_who_never_ends_a_request_is_cut_off(still, sent):
         stop()
 
 
-def test_who_says_nothing_is_cut_off_sooner(still, monkeypatch):
+def test_a_silent_connection_is_cut_off(still, monkeypatch):
     monkeypatch.setattr(dashboard_server.PageHandler, "timeout", 0.2)
     server = PageServer("127.0.0.1", 0, still)
     stop = serve_in_background(server)
@@ -253,7 +253,7 @@ def test_who_says_nothing_is_cut_off_sooner(still, monkeypatch):
 # --- a look that never comes back ---------------------------------------------------------------------------
 
 
-def test_a_look_that_hangs_stops_neither_the_page_nor_its_end(job, tmp_path):
+def test_a_hung_poll_blocks_neither_the_page_nor_the_exit(job, tmp_path):
     """The configuration is a pipe that nobody writes to: reading it hangs in the kernel, as a dead mount does."""
     pipe = tmp_path / "config.toml"
     os.mkfifo(pipe)
@@ -282,7 +282,7 @@ def until(page, holds):
     return found
 
 
-def test_a_job_that_goes_is_said_and_one_that_comes_back_is_shown(tmp_path):
+def test_a_missing_job_is_reported_and_shown_again_once_it_is_back(tmp_path):
     job = Job.at(tmp_path / "job")
     os.mkdir(job.root)
     with served(job.root, "--every", "0.5") as page:
@@ -300,7 +300,7 @@ def test_a_job_that_goes_is_said_and_one_that_comes_back_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_with_0_when_told(job, number):
+def test_serve_exits_with_0_on_a_signal(job, number):
     with served(job.root) as page:
         page.get()
         page.process.send_signal(number)
@@ -321,7 +321,7 @@ def test_it_ends_with_0_when_told(job, number):
         (2, ["{job}", "--every", "0"], "--every"),
     ],
 )
-def test_what_is_wrong_with_the_command_ends_it(job, code, args, said):
+def test_invalid_serve_options_end_the_command(job, code, args, said):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         shown = [arg.format(job=job.root, taken=taken.getsockname()[1]) for arg in args]
         with spawn("serve", *shown) as process:
@@ -331,7 +331,7 @@ def test_what_is_wrong_with_the_command_ends_it(job, code, args, said):
     assert "Traceback" not in err
 
 
-def test_beyond_this_host_only_when_asked_for_and_with_a_warning(job):
+def test_expose_listens_beyond_this_host_with_a_warning(job):
     with spawn("serve", job.root, "--host", "0.0.0.0", "--expose", "--port", "0") as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
@@ -341,7 +341,7 @@ def test_beyond_this_host_only_when_asked_for_and_with_a_warning(job):
     assert err.startswith("warning: no password")
 
 
-def test_ipv6(job):
+def test_serve_listens_on_ipv6(job):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
@@ -351,7 +351,7 @@ def test_ipv6(job):
         assert page.get("/").status == 200
 
 
-def test_it_writes_nothing(job):
+def test_serve_writes_nothing_into_the_job(job):
     before = sorted((where, sorted(names), sorted(files)) for where, names, files in os.walk(job.root))
     with served(job.root) as page:
         page.get()
@@ -360,14 +360,14 @@ def test_it_writes_nothing(job):
     )
 
 
-def test_help_has_an_example_and_needs_no_server(shell):
+def test_serve_help_has_an_example(shell):
     done = shell("serve", "--help")
     assert done.code == 0
     assert "syncd serve /ckpt/job" in done.out
     assert "--expose" in done.out
 
 
-def test_the_pages_files_and_the_dashboards_are_in_the_package(monkeypatch):
+def test_page_files_and_dashboards_are_in_the_package(monkeypatch):
     setuptools = pytest.importorskip("setuptools")
     monkeypatch.chdir(ROOT)
     distribution = setuptools.Distribution()

@@ -127,7 +127,7 @@ def show(browser, server):
     assert [address for address in asked if not address.startswith("http://127.0.0.1:")] == []
 
 
-def test_what_people_want_to_know_is_there(show):
+def test_the_page_shows_version_progress_and_explorers(show):
     page = show()
     page.wait_for_selector("#link.ok")
     assert page.inner_text("#job") == "qwen-grpo"
@@ -152,7 +152,7 @@ def test_what_people_want_to_know_is_there(show):
     assert page.title() == "1.3 \u00b7 qwen-grpo"
 
 
-def test_news_come_by_themselves(show, tmp_path):
+def test_the_page_shows_a_new_version_without_a_reload(show, tmp_path):
     job = Job.at(tmp_path / "news")
     os.mkdir(job.root)
     with served(job.root, "--every", "0.5") as server:
@@ -167,7 +167,7 @@ def test_news_come_by_themselves(show, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, NARROW, DESK])
-def test_it_is_readable_everywhere(show, size, scheme):
+def test_the_page_fits_and_has_contrast_on_every_screen(show, size, scheme):
     page = show(size, scheme)
     page.wait_for_selector("#tiles .tile")
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
@@ -177,21 +177,21 @@ def test_it_is_readable_everywhere(show, size, scheme):
     assert page.locator("#explorers thead").is_visible() is (size == DESK)
 
 
-def test_poor_contrast_would_be_found(show):
+def test_the_contrast_check_finds_poor_contrast(show):
     page = show()
     page.wait_for_selector("#tiles .tile")
     page.evaluate("document.getElementById('job').style.color = 'rgb(200, 200, 200)'")
     assert [text for text, _ in page.evaluate(CONTRAST)] == ["qwen-grpo"]
 
 
-def test_names_of_strangers_are_text(show):
+def test_names_from_the_job_are_shown_as_text(show):
     page = show()
     page.wait_for_selector("#explorers tbody tr")
     assert "<img src=x onerror=alert(1)>\ufffd\ufffd<script>" in page.inner_text("#explorers")
     assert page.locator("main img, main script, main a, main style").count() == 0
 
 
-def test_a_server_that_goes_and_comes_back(show, job):
+def test_the_page_recovers_when_the_server_is_back(show, job):
     with served(job.root, "--every", "0.5") as server:
         page = show(url=server.url)
         page.wait_for_selector("#link.ok")
@@ -224,7 +224,7 @@ def test_a_server_that_goes_and_comes_back(show, job):
         ({"state": "fresh", "age": 60.0}, "The data is old. Shown is what was known at", "live"),
     ],
 )
-def test_what_is_old_or_wrong_is_said(show, server, changes, said, link):
+def test_the_page_reports_old_or_failed_data(show, server, changes, said, link):
     document = server.get().document
     page = show(answer={**document, "serving": {**document["serving"], **changes}})
     page.wait_for_selector(f"#notices :text({json.dumps(said)})")
@@ -232,7 +232,7 @@ def test_what_is_old_or_wrong_is_said(show, server, changes, said, link):
     assert page.locator("#tiles .tile").count() == 5
 
 
-def test_nothing_known_yet_is_said(show, server):
+def test_the_page_says_that_the_first_poll_is_running(show, server):
     document = server.get().document
     serving = {**document["serving"], "state": "starting", "age": None, "at": None, "looking_for": 4.0}
     page = show(
@@ -242,13 +242,13 @@ def test_nothing_known_yet_is_said(show, server):
     assert page.locator("#main").is_hidden()
 
 
-def test_a_newer_server_is_not_guessed_at(show, server):
+def test_the_page_asks_for_a_reload_if_the_schema_is_newer(show, server):
     page = show(answer={**server.get().document, "schema_version": 2})
     page.wait_for_selector("#notices :text('reload the page')")
     assert page.locator("#main").is_hidden()
 
 
-def test_no_step_goes_without_saying_why(show, server):
+def test_the_page_says_why_a_step_will_be_removed(show, server):
     document = server.get().document
     steps = [
         {**row, "keep": False, "rule": "superseded", "detail": "older than the newest 2"}
@@ -259,7 +259,7 @@ def test_no_step_goes_without_saying_why(show, server):
     assert "newer ones are there \u00b7 older than the newest 2" in page.inner_text("#steps")
 
 
-def test_long_lists_are_folded_and_the_worst_are_seen(show, server):
+def test_long_lists_are_folded_with_the_worst_rows_visible(show, server):
     document = server.get().document
     row = {**document["status"]["explorers"][0], "heart": "alive", "alive": True, "lag": 0}
     rows = [{**row, "id": f"e{number:02d}", "lag": number} for number in range(40)]

@@ -27,7 +27,7 @@ OPTIONS = {
 
 @pytest.mark.slow
 @pytest.mark.beds
-def test_the_parts_outlive_what_is_done_to_them(record_line):
+def test_the_parts_survive_every_fault_of_a_short_soak(record_line):
     options = [text for name, value in OPTIONS.items() for text in (f"--{name}", str(value))]
     ran = subprocess.run(
         [sys.executable, "-m", "soak", *options],

@@ -56,7 +56,7 @@ def report(result, found, record_line):
 
 
 @pytest.mark.usefixtures("strace_injection")
-def test_a_writer_whose_disk_is_full_from_any_call_on_leaves_no_step_or_a_whole_one(one_step, record_line):
+def test_a_writer_on_a_disk_full_from_any_call_leaves_a_complete_step_or_none(one_step, record_line):
     def resume(job):
         must(write_steps(job, 2, 3), run_warm)
         return checker.problems(job) + damaged(job, 1, 2, 3) + unequal("the marker", checker.marker(job), 3)
@@ -73,7 +73,7 @@ def test_a_writer_whose_disk_is_full_from_any_call_on_leaves_no_step_or_a_whole_
 
 
 @pytest.mark.usefixtures("strace_injection")
-def test_a_daemon_whose_disk_is_full_from_any_call_on_goes_on_once_there_is_room(busy, record_line):
+def test_a_daemon_on_a_disk_full_from_any_call_resumes_with_space(busy, record_line):
     """It is not started again: it publishes, prunes and ends in good order after the calls that failed."""
 
     def check(job, outcome):
@@ -129,7 +129,7 @@ def made_room(start, free):
         return [f"{free} pages free: {problem}\n{done.stderr[-1000:]}" for problem in found]
 
 
-def test_a_daemon_makes_room_for_itself_by_emptying_the_trash_and_pruning(busy, record_line):
+def test_a_daemon_frees_space_by_emptying_the_trash_and_pruning(busy, record_line):
     """A leader that died has left a trash; what it holds is all the room there is."""
     wrong = [problem for free in FREE for problem in made_room(busy, free)]
     record_line(

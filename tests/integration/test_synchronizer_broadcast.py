@@ -30,7 +30,7 @@ def statuses(world):
 
 
 @pytest.mark.fault("two explorers break the broadcast")
-def test_three_explorers_and_a_trainer_agree_again_and_again(world, trainer, explorers):
+def test_three_explorers_and_a_trainer_agree_on_every_step(world, trainer, explorers):
     for step in (3, 4, 5):
         calls = [explorer.later("ready_to_nccl_sync", "explorer") for explorer in explorers]
         calls.append(trainer.later("ready_to_nccl_sync", "trainer", step))
@@ -39,7 +39,7 @@ def test_three_explorers_and_a_trainer_agree_again_and_again(world, trainer, exp
         assert not trainer.explorer_requires_sync()
 
 
-def test_the_trainer_waits_for_all_who_live(world, trainer, explorers):
+def test_the_trainer_waits_for_all_living_explorers(world, trainer, explorers):
     first = explorers[0].later("ready_to_nccl_sync", "explorer")
     lead = trainer.later("ready_to_nccl_sync", "trainer", 7)
     assert stays(lead)
@@ -49,14 +49,14 @@ def test_the_trainer_waits_for_all_who_live(world, trainer, explorers):
     assert [call.result(LONG) for call in (lead, first, second)] == [7, 7, 7]
 
 
-def test_without_a_living_explorer_the_answer_is_none_at_once(world, trainer):
+def test_without_a_living_explorer_the_agreement_is_none_at_once(world, trainer):
     assert trainer.ready_to_nccl_sync("trainer", 1) is None
     world.open("explorer", "e0").close()
     assert trainer.ready_to_nccl_sync("trainer", 1) is None
     assert world.trainer().status is RUNNING
 
 
-def test_a_stopped_trainer_is_not_waited_for(world, trainer, explorers):
+def test_an_explorer_does_not_wait_for_a_stopped_trainer(world, trainer, explorers):
     call = explorers[0].later("ready_to_nccl_sync", "explorer")
     eventually(lambda: world.explorer("e0").status is REQUIRE_SYNC)
     trainer.close()
@@ -65,7 +65,7 @@ def test_a_stopped_trainer_is_not_waited_for(world, trainer, explorers):
 
 
 @pytest.mark.fault("a wait that timed out leaves its status wrong")
-def test_an_agreement_that_times_out_withdraws_on_both_sides(world, trainer, explorers):
+def test_an_agreement_that_times_out_restores_both_statuses(world, trainer, explorers):
     assert explorers[0].ready_to_nccl_sync("explorer", timeout=0.05) is None
     assert trainer.ready_to_nccl_sync("trainer", 3, timeout=0.05) is None
     assert statuses(world) == {RUNNING}
@@ -73,14 +73,14 @@ def test_an_agreement_that_times_out_withdraws_on_both_sides(world, trainer, exp
 
 
 @pytest.mark.fault("a wait that timed out leaves its status wrong")
-def test_an_agreement_that_is_interrupted_withdraws(world, trainer, explorers):
+def test_an_interrupted_agreement_restores_the_status(world, trainer, explorers):
     call = trainer.later("ready_to_nccl_sync", "trainer", 3)
     eventually(lambda: world.trainer().status is REQUIRE_SYNC)
     assert isinstance(trainer.give_up(call), KeyboardInterrupt | asyncio.CancelledError)
     assert statuses(world) == {RUNNING}
 
 
-def test_an_agreement_that_was_written_at_the_last_moment_is_accepted(world, trainer, explorers, monkeypatch):
+def test_an_agreement_written_at_the_last_moment_is_accepted(world, trainer, explorers, monkeypatch):
     # The explorer gives up just when the trainer has decided: its look after the withdrawal finds the record.
     def decide_late():
         own = trainer.client.own("trainer", "a decision")
@@ -93,14 +93,14 @@ def test_an_agreement_that_was_written_at_the_last_moment_is_accepted(world, tra
     assert explorers[0].ready_to_nccl_sync("explorer", timeout=0.05) == 9
 
 
-def test_an_agreement_is_for_one_ask_only(world, trainer, explorers):
+def test_an_agreement_is_valid_for_one_ask_only(world, trainer, explorers):
     calls = [explorer.later("ready_to_nccl_sync", "explorer") for explorer in explorers]
     assert trainer.ready_to_nccl_sync("trainer", 3) == 3
     assert [call.result(LONG) for call in calls] == [3, 3, 3]
     assert explorers[0].ready_to_nccl_sync("explorer", timeout=0.05) is None
 
 
-def test_an_explorer_that_has_not_noticed_yet_is_not_counted_twice(world, trainer):
+def test_an_explorer_with_an_unseen_agreement_is_not_counted_twice(world, trainer):
     world.tick()
     slow = Presence("slow", REQUIRE_SYNC, incarnation="x", asked=1)
     write_presence(world.job.disk, world.job.explorers, slow)
@@ -111,7 +111,7 @@ def test_an_explorer_that_has_not_noticed_yet_is_not_counted_twice(world, traine
     assert trainer.ready_to_nccl_sync("trainer", 4) == 4
 
 
-def test_modules_are_trainer_and_explorer(trainer):
+def test_ready_to_nccl_sync_refuses_another_module(trainer):
     with pytest.raises(UsageError):
         trainer.ready_to_nccl_sync("daemon")
     with pytest.raises(UsageError):
@@ -128,7 +128,7 @@ def form(trainer, explorers, port=4000):
     return offer
 
 
-def test_a_group_is_formed_and_explorers_leave_first(world, trainer, explorers):
+def test_explorers_leave_a_broadcast_group_before_the_trainer(world, trainer, explorers):
     offer = form(trainer, explorers)
     assert (offer.world_size, offer.members) == (4, ("e0", "e1", "e2"))
     assert explorers[1].get_weight_sync_info() == ("127.0.0.1", 4000, META)
@@ -142,7 +142,7 @@ def test_a_group_is_formed_and_explorers_leave_first(world, trainer, explorers):
     assert trainer.get_weight_sync_info() is None
 
 
-def test_a_group_is_formed_anew_with_another_epoch(world, trainer, explorers):
+def test_a_group_formed_again_has_another_epoch(world, trainer, explorers):
     epochs = []
     for port in (4000, 4001):
         epochs.append(form(trainer, explorers, port).epoch)
@@ -151,7 +151,7 @@ def test_a_group_is_formed_anew_with_another_epoch(world, trainer, explorers):
     assert epochs == [1, 2]
 
 
-def test_a_dead_member_does_not_hold_up_the_end(world, trainer, explorers):
+def test_a_dead_member_does_not_delay_the_teardown(world, trainer, explorers):
     form(trainer, explorers)
     explorers[0].teardown_weight_sync_group()
     explorers[1].close()
@@ -159,14 +159,14 @@ def test_a_dead_member_does_not_hold_up_the_end(world, trainer, explorers):
     assert trainer.teardown_weight_sync_group() == ()
 
 
-def test_a_member_that_never_leaves_is_named(world, trainer, explorers):
+def test_members_that_never_leave_are_returned_by_the_teardown(world, trainer, explorers):
     form(trainer, explorers)
     assert trainer.teardown_weight_sync_group(timeout=0.05) == ("e0", "e1", "e2")
     assert "group" not in world.trainer().info
     assert explorers[0].weight_sync_group_is_closing()
 
 
-def test_a_group_that_is_not_whole_in_time_is_torn_down(world, trainer, explorers):
+def test_an_incomplete_group_is_torn_down_after_a_time_out(world, trainer, explorers):
     trainer.setup_weight_sync_group("127.0.0.1", 4000, META)
     explorers[0].coordinate_weight_sync_setup()
     with pytest.raises(TimedOutError):
@@ -176,7 +176,7 @@ def test_a_group_that_is_not_whole_in_time_is_torn_down(world, trainer, explorer
         explorers[1].coordinate_weight_sync_setup(timeout=0.05)
 
 
-def test_a_member_that_dies_or_fails_ends_the_set_up_at_once(world, trainer, explorers):
+def test_a_dead_or_failed_member_ends_the_setup_at_once(world, trainer, explorers):
     trainer.setup_weight_sync_group("127.0.0.1", 4000, META)
     explorers[1].close()
     with pytest.raises(TryAgainError, match="e1 is gone"):
@@ -203,7 +203,7 @@ def test_an_offer_of_a_dead_trainer_is_not_joined(world, explorers):
     assert read_acknowledgements(world.job, "weights", 2)["e0"].state == "joined"
 
 
-def test_a_group_needs_somebody(trainer):
+def test_a_group_without_explorers_is_refused(trainer):
     with pytest.raises(TryAgainError):
         trainer.setup_weight_sync_group("127.0.0.1", 4000)
     with pytest.raises(UsageError):

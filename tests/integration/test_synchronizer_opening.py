@@ -34,7 +34,7 @@ class HookedClock(SystemClock):
         self._hook()
 
 
-def test_an_opening_that_is_interrupted_says_stopped(job):
+def test_an_interrupted_open_leaves_the_status_stopped(job):
     def press():
         assert said(job).status is RunningStatus.RUNNING
         raise KeyboardInterrupt
@@ -44,7 +44,7 @@ def test_an_opening_that_is_interrupted_says_stopped(job):
     assert said(job).status is RunningStatus.STOPPED
 
 
-def test_an_opening_that_is_cancelled_says_stopped(job):
+def test_a_cancelled_open_leaves_the_status_stopped(job):
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(WaitCancelledError), cancelled_by(cancel):
@@ -52,7 +52,7 @@ def test_an_opening_that_is_cancelled_says_stopped(job):
     assert said(job).status is RunningStatus.STOPPED
 
 
-def test_an_opening_that_is_cancelled_at_its_last_step_is_closed(job, monkeypatch):
+def test_an_open_cancelled_at_its_last_step_is_closed(job, monkeypatch):
     beat = Client.beat
     monkeypatch.setattr(Client, "beat", lambda self: (time.sleep(0.3), beat(self)))
 
@@ -67,7 +67,7 @@ def test_an_opening_that_is_cancelled_at_its_last_step_is_closed(job, monkeypatc
     assert said(job).status is RunningStatus.STOPPED
 
 
-def test_of_two_that_claim_a_name_at_once_one_has_it(job):
+def test_of_two_concurrent_claims_of_an_identity_one_wins(job):
     winner = Presence("e0", incarnation="the other")
     clock = HookedClock(lambda: write_presence(job.disk, job.explorers, winner))
     with pytest.raises(UsageError, match="held by another"):
@@ -75,7 +75,7 @@ def test_of_two_that_claim_a_name_at_once_one_has_it(job):
     assert said(job).incarnation == "the other"
 
 
-def test_an_identity_is_made_up_where_none_is_given(job):
+def test_a_missing_identity_is_generated(job):
     with Synchronizer.open(job.root, "explorer") as one, Synchronizer.open(job.root, "trainer") as other:
         assert str(said(job, one.identity).pid) in one.identity
         assert other.identity == "trainer"
@@ -86,19 +86,19 @@ def test_an_identity_is_made_up_where_none_is_given(job):
 @pytest.mark.parametrize(
     ("role", "identity"), [("daemon", "x"), ("explorer", "../x"), ("explorer", ".x"), ("explorer", "a" * 101)]
 )
-def test_what_cannot_be_opened_is_refused(job, role, identity):
+def test_invalid_roles_and_identities_are_refused(job, role, identity):
     with pytest.raises(UsageError):
         Synchronizer.open(job.root, role, identity)
 
 
-def test_a_state_directory_may_be_elsewhere(job, tmp_path_factory):
+def test_a_synchronizer_may_use_an_external_state_directory(job, tmp_path_factory):
     state = tmp_path_factory.mktemp("state")
     with Synchronizer.open(job.root, "explorer", "e0", state_dir=state):
         assert (state / "explorers" / "e0.json").exists()
     assert job.disk.list(job.root) == []
 
 
-def test_the_body_s_error_matters_more_than_that_of_closing(job, monkeypatch):
+def test_an_error_of_the_body_hides_an_error_of_closing(job, monkeypatch):
     def broken(self):
         raise UsageError("closing fails")
 

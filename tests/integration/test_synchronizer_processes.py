@@ -52,7 +52,7 @@ def said(process):
 
 
 @pytest.mark.parametrize("style", ["fixed", "trainer_driven", "explorer_driven", "fully_async"])
-def test_a_trainer_and_two_explorers_end_by_themselves(world, spawn, style):
+def test_a_trainer_and_two_explorers_run_to_completion(world, spawn, style):
     world.run()
     fast = spawn("explorer", "fast", 8, 2, style, 0.01)
     slow = spawn("explorer", "slow", 8, 2, style, 0.1)
@@ -68,7 +68,7 @@ def test_a_trainer_and_two_explorers_end_by_themselves(world, spawn, style):
 
 
 @pytest.mark.fault("a dead trainer looks alive for an hour")
-def test_a_trainer_that_is_killed_is_noticed(world, spawn):
+def test_a_killed_trainer_ends_a_wait(world, spawn):
     process = spawn("wait", "trainer", "trainer")
     explorer = world.open("explorer", "e0")
     eventually(lambda: explorer.get_trainer_status() is RUNNING)
@@ -81,7 +81,7 @@ def test_a_trainer_that_is_killed_is_noticed(world, spawn):
 
 
 @pytest.mark.fault("a dead explorer counts for ever")
-def test_an_explorer_that_is_killed_counts_as_stopped_and_may_come_back(world, spawn):
+def test_a_killed_explorer_counts_as_stopped_and_may_return(world, spawn):
     trainer = world.open("trainer")
     process = spawn("wait", "explorer", "e0")
     eventually(lambda: trainer.get_explorer_status_counts()[RUNNING] == 1)
@@ -95,7 +95,7 @@ def test_an_explorer_that_is_killed_counts_as_stopped_and_may_come_back(world, s
 
 
 @pytest.mark.fault("an explorer that waits before the trainer has started returns at once")
-def test_a_trainer_that_was_killed_before_is_not_the_one_that_is_waited_for(world, spawn):
+def test_a_wait_ignores_a_trainer_that_was_killed_earlier(world, spawn):
     killed(spawn("wait", "trainer", "trainer"))
     explorer = world.open("explorer", "e0")
     call = explorer.later("wait_new_model_state_dict", 0)
@@ -107,7 +107,7 @@ def test_a_trainer_that_was_killed_before_is_not_the_one_that_is_waited_for(worl
     assert call.result(LONG) == 1
 
 
-def test_an_interrupt_leaves_the_status_right(world, spawn):
+def test_an_interrupted_wait_leaves_the_status_running(world, spawn):
     process = spawn("wait", "explorer", "e0")
     assert process.stdout.readline() == "joined\n"
     process.send_signal(signal.SIGINT)
@@ -116,7 +116,7 @@ def test_an_interrupt_leaves_the_status_right(world, spawn):
     assert world.open("trainer").get_explorer_status_counts()[STOPPED] == 1
 
 
-def test_the_synchronizer_starts_without_torch_and_third_parties():
+def test_the_synchronizer_imports_no_third_party_packages():
     code = "import sys, syncd.synchronizer; print([m for m in ('torch', 'numpy', 'structlog') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -36,7 +36,7 @@ def plain(arrays):
 # --- publishing -----------------------------------------------------------------------------------------------
 
 
-def test_a_state_dict_becomes_a_version_and_comes_back(world, trainer, explorer):
+def test_a_published_state_dict_round_trips(world, trainer, explorer):
     assert trainer.set_model_state_dict(state(3), 3) == 3
     world.tick()
     assert explorer.wait_new_model_state_dict(-1) == 3
@@ -47,7 +47,7 @@ def test_a_state_dict_becomes_a_version_and_comes_back(world, trainer, explorer)
     assert world.explorer("e0").leases == ()
 
 
-def test_before_the_first_version_there_is_nothing(explorer):
+def test_before_the_first_version_all_results_are_empty(explorer):
     assert explorer.get_model_state_dict() == (None, 0)
     assert explorer.get_latest_model_version() == 0
     assert explorer.get_latest_model_path() is None
@@ -55,7 +55,7 @@ def test_before_the_first_version_there_is_nothing(explorer):
     assert list(explorer.get_model_state_dict_iterator()) == []
 
 
-def test_paths_are_those_of_the_version(world, trainer, explorer):
+def test_latest_paths_are_those_of_the_version(world, trainer, explorer):
     trainer.set_model_state_dict(state(3), 3)
     world.tick()
     actor = f"{world.job.root}/global_step_3/actor"
@@ -65,7 +65,7 @@ def test_paths_are_those_of_the_version(world, trainer, explorer):
     assert explorer.get_latest_model_path(use_huggingface=True) == f"{actor}/huggingface"
 
 
-def test_a_remote_step_is_its_uri(world, trainer, explorer):
+def test_a_remote_step_is_returned_as_its_uri(world, trainer, explorer):
     trainer.set_model_state_dict("tinker://run/sampler/7", 7)
     world.tick()
     assert explorer.wait_new_model_state_dict(-1) == 7
@@ -75,7 +75,7 @@ def test_a_remote_step_is_its_uri(world, trainer, explorer):
         assert leased.path == "tinker://run/sampler/7"
 
 
-def test_a_step_that_is_sealed_already_is_announced(world, trainer):
+def test_a_sealed_step_is_announced_without_a_state_dict(world, trainer):
     write_step(world.job, 4, announce=False)
     assert marker(world) is None
     assert trainer.set_model_state_dict(None, 4) == 4
@@ -86,14 +86,14 @@ def test_a_step_that_is_sealed_already_is_announced(world, trainer):
     assert marker(world) == 4
 
 
-def test_what_is_sealed_is_not_written_again(world, trainer):
+def test_a_sealed_step_is_not_rewritten(world, trainer):
     trainer.set_model_state_dict(state(3), 3)
     with pytest.raises(UsageError, match="complete already"):
         trainer.set_model_state_dict(state(9), 3)
 
 
 @pytest.mark.fault("out-of-order publishes assert")
-def test_a_save_that_ends_late_does_not_turn_explorers_back(world, trainer, explorer):
+def test_a_late_save_does_not_move_explorers_back(world, trainer, explorer):
     assert trainer.set_model_state_dict(state(4), 4) == 4
     assert trainer.set_model_state_dict(state(2), 2) == 4
     assert marker(world) == 4
@@ -102,7 +102,7 @@ def test_a_save_that_ends_late_does_not_turn_explorers_back(world, trainer, expl
     assert world.pair() == (1, 4)
 
 
-def test_all_receipts_make_a_version(world, trainer):
+def test_a_version_is_sealed_once_all_receipts_exist(world, trainer):
     writer = StepWriter(world.job, 5, 3, "save-1")
     writer.begin()
     for rank in (1, 2, 3):
@@ -117,7 +117,7 @@ def test_all_receipts_make_a_version(world, trainer):
     assert trainer.set_model_state_dict_with_step_num() == 5
 
 
-def test_a_rank_that_calls_late_does_not_turn_the_marker_back(world):
+def test_a_late_rank_does_not_move_the_marker_back(world):
     rank = world.open()
     for step in (1, 2):
         write_step(world.job, step, world_size=2)
@@ -138,7 +138,7 @@ def test_receipts_of_another_world_size_do_not_count(world, trainer):
 # --- leases ---------------------------------------------------------------------------------------------------
 
 
-def test_a_leased_step_stays_while_it_is_read(world, explorer):
+def test_a_leased_step_is_kept_while_it_is_read(world, explorer):
     write_step(world.job, 1)
     world.tick()
     with explorer.lease(1) as leased:
@@ -154,7 +154,7 @@ def test_a_leased_step_stays_while_it_is_read(world, explorer):
     assert world.explorer("e0").loading is None
 
 
-def test_a_step_that_has_gone_is_told_so_that_the_newest_is_taken(world, explorer):
+def test_a_lease_of_a_removed_step_fails_with_a_hint_to_the_newest(world, explorer):
     for step in (1, 2, 3, 4):
         write_step(world.job, step)
         world.tick()
@@ -168,7 +168,7 @@ def test_a_step_that_has_gone_is_told_so_that_the_newest_is_taken(world, explore
         assert leased.version.pair == (1, 4)
 
 
-def test_any_complete_step_can_be_leased_by_an_evaluator(world, explorer):
+def test_any_complete_step_can_be_leased(world, explorer):
     for step in (1, 2):
         write_step(world.job, step)
     world.tick()
@@ -176,7 +176,7 @@ def test_any_complete_step_can_be_leased_by_an_evaluator(world, explorer):
         assert leased.path == f"{world.job.root}/global_step_1/actor"
 
 
-def test_a_step_that_was_written_again_is_not_the_one_that_was_offered(world, explorer):
+def test_a_lease_of_a_rewritten_step_is_refused(world, explorer):
     write_step(world.job, 1)
     world.tick()
     offered = explorer.latest_version()
@@ -186,7 +186,7 @@ def test_a_step_that_was_written_again_is_not_the_one_that_was_offered(world, ex
         pass
 
 
-def test_a_step_by_its_number_is_what_it_is_now_and_not_what_it_was_before_a_rewind(world, trainer):
+def test_a_lease_by_number_after_a_rewind_is_the_current_content(world, trainer):
     trainer.set_model_state_dict(state(1), 1)
     trainer.set_model_state_dict(state(3), 3)
     world.tick()
@@ -201,7 +201,7 @@ def test_a_step_by_its_number_is_what_it_is_now_and_not_what_it_was_before_a_rew
         assert world.trainer().leases == (3,)
 
 
-def test_a_trainer_leases_what_it_adds_files_to(world, trainer):
+def test_a_trainer_can_lease_a_step_and_an_observer_cannot(world, trainer):
     trainer.set_model_state_dict(state(1), 1)
     world.tick()
     with trainer.lease(1):
@@ -242,7 +242,7 @@ def test_a_version_counts_as_applied_only_after_the_load(world, explorer):
     assert world.explorer("e0").applied == (1, 1)
 
 
-def test_a_confirmed_version_decides_what_is_new(world, trainer, explorer):
+def test_newness_is_relative_to_the_confirmed_version(world, trainer, explorer):
     for step in (4, 8):
         write_step(world.job, step)
         world.tick()
@@ -259,7 +259,7 @@ def test_a_confirmed_version_decides_what_is_new(world, trainer, explorer):
         explorer.wait_new_model_state_dict(4, timeout=0.05)
 
 
-def test_what_was_never_offered_is_not_confirmed(explorer):
+def test_a_version_that_was_never_offered_cannot_be_confirmed(explorer):
     with pytest.raises(UsageError):
         explorer.confirm(12)
 
@@ -267,7 +267,7 @@ def test_what_was_never_offered_is_not_confirmed(explorer):
 # --- reading back ---------------------------------------------------------------------------------------------
 
 
-def test_payload_and_version_belong_together_while_versions_come(world, trainer, explorer):
+def test_payload_and_version_match_during_concurrent_publishing(world, trainer, explorer):
     world.run()
     seen, problems = set(), []
 
@@ -288,9 +288,7 @@ def test_payload_and_version_belong_together_while_versions_come(world, trainer,
     assert len(seen) > 2
 
 
-def test_a_version_that_goes_before_it_is_read_is_followed_by_the_newest(
-    world, trainer, explorer, monkeypatch
-):
+def test_a_version_removed_before_the_read_is_replaced_by_the_newest(world, trainer, explorer, monkeypatch):
     looks = []
     for step in (1, 2, 3, 4):
         trainer.set_model_state_dict(state(step), step)
@@ -303,7 +301,7 @@ def test_a_version_that_goes_before_it_is_read_is_followed_by_the_newest(
     assert (values(tensors), version) == (plain(state(4)), 4)
 
 
-def test_damaged_weights_are_not_returned(world, trainer, explorer):
+def test_damaged_weights_are_refused(world, trainer, explorer):
     trainer.set_model_state_dict(state(3), 3)
     world.tick()
     path = f"{world.job.step(3)}/actor/model-00001-of-00001.safetensors"
@@ -315,7 +313,7 @@ def test_damaged_weights_are_not_returned(world, trainer, explorer):
     assert world.explorer("e0").leases == ()
 
 
-def test_weights_that_others_wrote_are_for_an_engine(world, explorer):
+def test_foreign_weights_can_be_leased_but_not_read_as_tensors(world, explorer):
     place = f"{world.root}/global_step_2/actor"
     world.job.disk.make_directory(place)
     world.job.disk.replace(f"{place}/model.safetensors", shard_bytes({"a": (2,)}))
@@ -332,7 +330,7 @@ def test_weights_that_others_wrote_are_for_an_engine(world, explorer):
 # --- vacating -------------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_vacated_and_written_again(world, trainer, explorer):
+def test_a_vacated_step_can_be_written_again(world, trainer, explorer):
     for step in (4, 8):
         trainer.set_model_state_dict(state(step), step)
         world.tick()
@@ -347,7 +345,7 @@ def test_a_step_is_vacated_and_written_again(world, trainer, explorer):
     assert values(explorer.get_model_state_dict()[0]) == plain(state(80))
 
 
-def test_a_step_that_is_kept_is_refused(world):
+def test_vacating_a_pinned_step_is_refused(world):
     trainer = world.open("trainer", poll=0.001)
     for step in (4, 8):
         trainer.set_model_state_dict(state(step), step)
@@ -359,7 +357,7 @@ def test_a_step_that_is_kept_is_refused(world):
         trainer.vacate(8)
 
 
-def test_vacating_ends_without_a_daemon_and_takes_its_request_back(world, trainer):
+def test_vacating_without_a_daemon_times_out_and_removes_its_request(world, trainer):
     trainer.set_model_state_dict(state(4), 4)
     with pytest.raises(TimedOutError) as caught:
         trainer.vacate(4, timeout=0.05)
@@ -371,5 +369,5 @@ def test_vacating_ends_without_a_daemon_and_takes_its_request_back(world, traine
     assert read_requests(world.job) == ()
 
 
-def test_vacating_what_is_not_there_is_done(trainer):
+def test_vacating_a_missing_step_returns_at_once(trainer):
     assert trainer.later("vacate", 99).result(LONG) is None

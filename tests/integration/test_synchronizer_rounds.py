@@ -53,7 +53,7 @@ def offered(control):
     return control.offer_group("127.0.0.1", 4000, META, secret="s")
 
 
-def test_a_round_reaches_who_asks_and_ends_for_all_alike(world, explorer, control, member):
+def test_a_round_reaches_its_asker_and_ends_for_both_sides(world, explorer, control, member):
     came = agreed(control, member)
     assert (came.step, came.attempt, came.members) == (1, "a", {"e0": 1})
     follow = member.later("wait_for_end", came)
@@ -63,7 +63,7 @@ def test_a_round_reaches_who_asks_and_ends_for_all_alike(world, explorer, contro
     assert world.explorer("e0").status is RunningStatus.RUNNING
 
 
-def test_a_failed_round_is_told_and_the_explorer_asks_again(world, trainer, control, member):
+def test_an_explorer_asks_again_after_a_failed_round(world, trainer, control, member):
     came = agreed(control, member)
     follow = member.later("wait_for_end", came)
     control.end_round(came, None)
@@ -74,14 +74,14 @@ def test_a_failed_round_is_told_and_the_explorer_asks_again(world, trainer, cont
     assert again.result(LONG).pair == (1, 1)
 
 
-def test_a_trainer_that_goes_ends_a_round(trainer, control, member):
+def test_a_round_fails_when_the_trainer_closes(trainer, control, member):
     came = agreed(control, member)
     follow = member.later("wait_for_end", came)
     trainer.close()
     assert follow.result(LONG) is False
 
 
-def test_an_agreement_holds_an_explorer_until_its_round_comes(world, trainer, control, member):
+def test_an_agreement_keeps_an_explorer_waiting_for_its_round(world, trainer, control, member):
     call = member.later("wait_for_weights", -1)
     asks = control.agree(2)
     assert asks == {"e0": 1}
@@ -91,7 +91,7 @@ def test_an_agreement_holds_an_explorer_until_its_round_comes(world, trainer, co
     assert call.result(LONG).step == 2
 
 
-def test_only_those_who_take_part_are_members(world, explorer, control, member):
+def test_only_explorers_that_take_part_are_members(world, explorer, control, member):
     world.open("explorer", "plain")
     assert control.members("gloo") == {}
     member.take_part("gloo")
@@ -110,7 +110,7 @@ def test_only_those_who_take_part_are_members(world, explorer, control, member):
     assert control.members("gloo") == {}
 
 
-def test_an_offer_is_for_its_own_user_only_and_leaves_nothing(world, explorer, control):
+def test_an_offer_is_private_and_removed_with_its_group(world, explorer, control):
     for _ in range(2):
         offer = offered(control)
         path = f"{world.job.rendezvous}/weights/{offer.epoch}/offer.json"
@@ -121,7 +121,7 @@ def test_an_offer_is_for_its_own_user_only_and_leaves_nothing(world, explorer, c
     assert offered(control).epoch == 3, "epochs go on"
 
 
-def test_every_member_must_confirm_the_very_bytes(world, explorer, control, member):
+def test_every_member_must_confirm_the_same_digest(world, explorer, control, member):
     other = world.open("explorer", "e1").broadcasts()
     offer, sent = offered(control), rounded(1, "a", {})
     call = control.later("wait_received", sent, offer, "sum", 5.0)
@@ -139,7 +139,7 @@ def test_every_member_must_confirm_the_very_bytes(world, explorer, control, memb
         control.wait_received(sent, offer, "sum", 5.0)
 
 
-def test_a_dead_member_is_not_waited_for(explorer, control, member):
+def test_waiting_for_a_dead_member_fails_at_once(explorer, control, member):
     offer = offered(control)
     explorer.close()
     with pytest.raises(TryAgainError, match="is gone"):
@@ -153,7 +153,7 @@ def ahead(member, step, attempt, generation=1):
     member.set_ahead(rounded(step, attempt, {"e0": 1}, generation))
 
 
-def test_what_was_received_is_confirmed_once_it_is_published(world, trainer, explorer, member):
+def test_received_weights_are_confirmed_once_published(world, trainer, explorer, member):
     publish(world, trainer, 1)
     assert explorer.wait_new_model_state_dict(-1) == 1
     explorer.confirm(1)
@@ -180,7 +180,7 @@ def publish_later(world, trainer, step):
     return writer
 
 
-def test_other_weights_under_the_same_number_are_news(world, trainer, explorer, member):
+def test_other_weights_under_the_same_step_are_a_new_version(world, trainer, explorer, member):
     """The trainer died before its files were whole, and made the step again."""
     ahead(member, 1, "lost")
     publish(world, trainer, 1)
@@ -192,7 +192,7 @@ def test_other_weights_under_the_same_number_are_news(world, trainer, explorer, 
     assert "ahead" not in world.explorer("e0").info
 
 
-def test_an_older_step_that_is_published_late_is_passed_over(world, trainer, member):
+def test_an_older_step_that_is_published_late_is_skipped(world, trainer, member):
     ahead(member, 3, "a")
     publish(world, trainer, 2)
     call = member.later("wait_for_weights", 3)
@@ -201,7 +201,7 @@ def test_an_older_step_that_is_published_late_is_passed_over(world, trainer, mem
     assert call.result(LONG).pair == (1, 4)
 
 
-def test_another_generation_is_always_followed(world, trainer, member):
+def test_a_new_generation_is_always_followed(world, trainer, member):
     publish(world, trainer, 1)
     publish(world, trainer, 2)
     ahead(member, 3, "a")
@@ -211,7 +211,7 @@ def test_another_generation_is_always_followed(world, trainer, member):
     assert member.wait_for_weights(3).pair == (2, 1)
 
 
-def test_a_round_that_failed_is_known_as_such(control, member):
+def test_a_round_that_failed_before_it_opened_has_state_failed(control, member):
     call = member.later("wait_for_weights", -1)
     asks = control.agree(1)
     assert asks == {"e0": 1}

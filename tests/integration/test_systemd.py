@@ -112,7 +112,7 @@ def when(machine, unit, name):
     return int(machine.get(unit, f"{name}TimestampMonotonic"))
 
 
-def test_at_boot_the_daemon_comes_after_its_mount_and_says_that_it_is_ready(machine, record_line):
+def test_at_boot_the_daemon_starts_after_its_mount_and_becomes_ready(machine, record_line):
     machine.until(lambda: machine.get(UNIT, "ActiveState") == "active", UNIT)
     assert machine.show(UNIT, "NRestarts", "Result") == {"NRestarts": "0", "Result": "success"}
     assert machine.show(UNIT, "Type", "NotifyAccess") == {"Type": "notify", "NotifyAccess": "main"}
@@ -123,12 +123,12 @@ def test_at_boot_the_daemon_comes_after_its_mount_and_says_that_it_is_ready(mach
     record_line(f"systemd: the daemon is ready {(ready - began) / 1e3:.0f} ms after its start")
 
 
-def test_systemd_has_nothing_to_complain_of(machine, job):
+def test_systemd_logs_no_warning_about_the_units(machine, job):
     complaints = machine.run("journalctl", "--no-pager", "-o", "cat", "_PID=1", "-p", "warning")
     assert not re.search("syncd.*(Unknown|Failed to parse|ignoring|deprecated)", complaints), complaints
 
 
-def test_status_says_what_is_published_who_follows_and_how_far_behind(machine, job):
+def test_systemctl_status_shows_step_explorers_and_lag(machine, job):
     step = next_step(job)
     publish(machine, job, step)
     wanted = f"step {step} published, 0 explorers, lag 0"
@@ -136,7 +136,7 @@ def test_status_says_what_is_published_who_follows_and_how_far_behind(machine, j
     assert wanted in machine.run("systemctl", "status", "--no-pager", UNIT)
 
 
-def test_the_daemon_runs_as_its_own_user_and_can_write_its_job_alone(machine, job):
+def test_the_daemon_runs_as_its_own_user_and_can_write_only_its_job(machine, job):
     pid = machine.get(UNIT, "MainPID")
     assert machine.run("ps", "-o", "user=", "-p", pid).strip() == "syncd"
     inside = ["nsenter", "-t", pid, "-m", "--"]
@@ -153,13 +153,13 @@ def test_the_daemon_runs_as_its_own_user_and_can_write_its_job_alone(machine, jo
     assert re.search(r"Seccomp:\t2\n", status)
 
 
-def test_metrics_are_served_to_this_host(machine, job):
+def test_metrics_are_served_on_loopback(machine, job):
     publish(machine, job, next_step(job))
     ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics', timeout=20).read().decode())"
     assert "syncd_" in machine.run(PYTHON, "-c", ask)
 
 
-def test_a_daemon_that_stands_still_is_ended_by_the_watchdog_and_the_next_one_goes_on(machine, job):
+def test_the_watchdog_replaces_a_suspended_daemon(machine, job):
     before = machine.show(UNIT, "MainPID", "NRestarts")
     token = latest_token(job)
     machine.run("kill", "-STOP", before["MainPID"])
@@ -171,7 +171,7 @@ def test_a_daemon_that_stands_still_is_ended_by_the_watchdog_and_the_next_one_go
     assert machine.get(UNIT, "MainPID") != before["MainPID"]
 
 
-def test_a_killed_daemon_is_replaced_and_the_next_one_leads_at_once(machine, job):
+def test_a_killed_daemon_is_restarted_and_leads_at_once(machine, job):
     before, token = machine.show(UNIT, "MainPID", "NRestarts"), latest_token(job)
     machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", UNIT)
     publish(machine, job, next_step(job))
@@ -179,7 +179,7 @@ def test_a_killed_daemon_is_replaced_and_the_next_one_leads_at_once(machine, job
     assert int(machine.get(UNIT, "NRestarts")) == int(before["NRestarts"]) + 1
 
 
-def test_a_bad_job_that_goes_wrong_for_a_while_is_tried_again_for_ever(machine, job):
+def test_a_unit_with_a_missing_job_directory_is_restarted_until_it_exists(machine, job):
     """A job directory that is not there: a mount that somebody makes later."""
     unit = "syncd@srv-later.service"
     machine.try_("systemctl", "start", unit)
@@ -191,7 +191,7 @@ def test_a_bad_job_that_goes_wrong_for_a_while_is_tried_again_for_ever(machine, 
     machine.run("systemctl", "stop", unit)
 
 
-def test_reload_reads_the_configuration_again_in_the_same_process(machine, job):
+def test_reload_applies_the_configuration_in_the_same_process(machine, job):
     pid, before = machine.get(UNIT, "MainPID"), len(events(job, "config_reloaded"))
     with_config(machine, "[daemon]\nkeep_last = 7\n")
     machine.run("systemctl", "reload", UNIT)
@@ -200,7 +200,7 @@ def test_reload_reads_the_configuration_again_in_the_same_process(machine, job):
     assert machine.get(UNIT, "MainPID") == pid
 
 
-def test_a_reload_with_a_bad_configuration_is_refused_and_the_daemon_goes_on(machine, job):
+def test_a_reload_with_a_bad_configuration_keeps_the_daemon_running(machine, job):
     pid, refused = machine.get(UNIT, "MainPID"), len(events(job, "config_rejected"))
     with_config(machine, "[daemon]\nkeep_lost = 7\n")
     machine.run("systemctl", "reload", UNIT)
@@ -209,7 +209,7 @@ def test_a_reload_with_a_bad_configuration_is_refused_and_the_daemon_goes_on(mac
     assert machine.get(UNIT, "MainPID") == pid
 
 
-def test_stop_ends_with_0_and_leaves_the_lead(machine, job):
+def test_stop_exits_with_0_and_stops_the_daemon_cleanly(machine, job):
     machine.run("systemctl", "stop", UNIT)
     shown = machine.show(UNIT, "ActiveState", "Result", "ExecMainStatus", "ExecMainCode")
     assert shown == {
@@ -226,7 +226,7 @@ def test_stop_ends_with_0_and_leaves_the_lead(machine, job):
     [("[daemon]\nkeep_last = 0\n", "", "78"), (None, "--nonsense", "2")],
     ids=["configuration", "usage"],
 )
-def test_what_only_a_person_can_mend_is_not_tried_again(machine, job, config, options, code):
+def test_configuration_and_usage_errors_are_not_restarted(machine, job, config, options, code):
     machine.run("systemctl", "stop", UNIT)
     with_config(machine, config)
     kept = Path(machine.path("/etc/syncd/syncd@ckpt-job.env")).read_text()
@@ -245,7 +245,7 @@ def test_what_only_a_person_can_mend_is_not_tried_again(machine, job, config, op
         machine.write("/etc/syncd/syncd@ckpt-job.env", kept)
 
 
-def test_the_mount_goes_after_the_daemon_and_comes_back_with_it(machine, job):
+def test_the_mount_is_stopped_after_the_daemon_and_started_with_it(machine, job):
     machine.run("systemctl", "stop", "ckpt.mount")
     assert machine.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
     assert when(machine, UNIT, "InactiveEnter") <= when(machine, "ckpt.mount", "InactiveEnter")
@@ -254,7 +254,7 @@ def test_the_mount_goes_after_the_daemon_and_comes_back_with_it(machine, job):
     publish(machine, job, next_step(job))
 
 
-def test_another_file_system_that_is_mounted_by_hand_is_what_the_daemon_goes_on_with(machine, job):
+def test_the_daemon_uses_another_file_system_mounted_by_hand(machine, job):
     """Nothing of the sandbox may hold the old one: it would be watched for ever."""
     publish(machine, job, next_step(job))
     machine.run("umount", "/ckpt")
@@ -270,7 +270,7 @@ def test_another_file_system_that_is_mounted_by_hand_is_what_the_daemon_goes_on_
         machine.run("umount", "/ckpt")
 
 
-def test_the_daemon_is_stopped_while_it_stands_still(machine, job):
+def test_a_suspended_daemon_can_be_stopped(machine, job):
     machine.run("kill", "-STOP", machine.get(UNIT, "MainPID"))
     machine.run("systemctl", "stop", UNIT)
     assert machine.get(UNIT, "ActiveState") in {"inactive", "failed"}
@@ -288,7 +288,7 @@ def by_hand(machine):
     machine.run("systemctl", "stop", f"user@{user}.service")
 
 
-def test_without_root_the_user_unit_does_the_same(machine, by_hand):
+def test_the_user_unit_runs_the_daemon_without_root(machine, by_hand):
     unit = "syncd-user@srv-mine.service"
     machine.run("install", "-d", "-o", "syncd", "/srv/mine")
     said = by_hand(PYTHON, "-P", "-m", "syncd", "install-units", "--user")
@@ -308,7 +308,7 @@ def test_without_root_the_user_unit_does_the_same(machine, by_hand):
     assert shown("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
 
 
-def test_a_follower_has_its_settings_and_its_secret_where_there_is_one(machine, job):
+def test_the_follower_unit_passes_its_settings_and_its_secret(machine, job):
     show = """/bin/sh -c 'echo "options: $*; secret: <$(cat $CREDENTIALS_DIRECTORY/hook-token)>"; sleep 600' sh"""
     drop_in = f"[Service]\nExecStart=\nExecStart={show} $SYNCD_FOLLOW_OPTIONS\n"
     machine.write("/etc/systemd/system/syncd-follow@.service.d/show.conf", drop_in)
@@ -335,13 +335,13 @@ def test_a_follower_has_its_settings_and_its_secret_where_there_is_one(machine, 
     machine.run("test", "-e", "/dev/shm/syncd/staged")
 
 
-def test_nothing_of_it_is_left_when_it_is_stopped(machine, job):
+def test_a_stopped_daemon_leaves_no_process(machine, job):
     machine.run("systemctl", "stop", UNIT)
     left = machine.try_("pgrep", "-u", "syncd")
     assert (left.returncode, left.stdout) == (1, "")
 
 
-def test_the_files_come_with_the_wheel(environment, tmp_path):
+def test_the_wheel_installs_unit_files(environment, tmp_path):
     command = [f"{environment}/bin/python", "-P", "-m", "syncd", "install-units", "--dir", str(tmp_path)]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60, env={})
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,7 @@ def analyze(*words, **more):
 
 @needs_systemd
 @pytest.mark.parametrize("name", ["syncd", "syncd-follow", "syncd-follow-e1"])
-def test_systemd_finds_nothing_wrong_with_a_unit_of_the_system(installed, name):
+def test_systemd_analyze_accepts_the_system_units(installed, name):
     shown = installed / "system" / f"{name}@ckpt-job.service"
     shown.symlink_to(installed / "system" / f"{name}@.service")
     assert analyze("verify", "--man=no", shown) == (0, "", "")
@@ -58,7 +58,7 @@ def test_systemd_finds_nothing_wrong_with_a_unit_of_the_system(installed, name):
 
 @needs_systemd
 @pytest.mark.parametrize("name", ["syncd-user", "syncd-follow-user", "syncd-follow-user-e1"])
-def test_systemd_finds_nothing_wrong_with_a_unit_of_a_user(installed, name, tmp_path):
+def test_systemd_analyze_accepts_the_user_units(installed, name, tmp_path):
     shown = installed / "user" / f"{name}@ckpt-job.service"
     shown.symlink_to(installed / "user" / f"{name}@.service")
     environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
@@ -66,14 +66,14 @@ def test_systemd_finds_nothing_wrong_with_a_unit_of_a_user(installed, name, tmp_
 
 
 @needs_systemd
-def test_systemd_would_find_what_is_wrong(tmp_path):
+def test_systemd_analyze_finds_an_invalid_unit(tmp_path):
     (tmp_path / "wrong@.service").write_text("[Service]\nExecStart=/bin/true\nWatchDogSec=3\n")
     assert analyze("verify", "--man=no", tmp_path / "wrong@.service") != (0, "", "")
 
 
 @needs_systemd
 @pytest.mark.parametrize("name", ["syncd", "syncd-follow"])
-def test_the_sandbox_is_as_tight_as_promised(installed, name, record_line):
+def test_the_exposure_of_the_units_is_within_the_documented_limit(installed, name, record_line):
     code, output, errors = analyze(
         "security", "--offline=true", "--json=short", installed / "system" / f"{name}@.service"
     )
@@ -86,7 +86,7 @@ def test_the_sandbox_is_as_tight_as_promised(installed, name, record_line):
     assert float(found[1]) <= MOST_EXPOSED
 
 
-def test_nothing_in_a_unit_pins_the_mount_of_the_job():
+def test_no_unit_setting_pins_the_mount_of_the_job():
     """Each of these makes a mount of its own at or above the job, which a remount by hand does not reach."""
     pins = re.compile(
         r"^(ReadWritePaths|ReadOnlyPaths|BindPaths|BindReadOnlyPaths|ProtectHome|ProtectSystem=strict|PrivateMounts|Root\w+)",
@@ -95,7 +95,7 @@ def test_nothing_in_a_unit_pins_the_mount_of_the_job():
     assert not [path.name for path in UNITS.glob("*.service") if pins.search(path.read_text())]
 
 
-def test_every_unit_stops_on_what_only_a_person_can_mend():
+def test_every_unit_is_not_restarted_after_usage_and_configuration_errors():
     units = list(UNITS.glob("*.service"))
     assert len(units) == 4
     for unit in units:
@@ -106,7 +106,7 @@ def test_every_unit_stops_on_what_only_a_person_can_mend():
 
 
 @pytest.mark.parametrize("name", ["syncd@.service", "syncd-user@.service"])
-def test_the_watchdog_waits_longer_than_the_daemon_between_two_looks(name):
+def test_the_watchdog_interval_is_longer_than_two_takeover_time_outs(name):
     found = re.search(r"^WatchdogSec=(\d+)$", (UNITS / name).read_text(), re.MULTILINE)
     assert found
     # A stand-by takes over long before systemd ends the one that hangs.
@@ -121,7 +121,7 @@ def test_the_units_start_this_installation(installed):
     assert f"\nExecStart={sys.executable} -P -m syncd follow %f $SYNCD_FOLLOW_OPTIONS\n" in follower
 
 
-def test_it_says_what_to_run_next(shell, tmp_path):
+def test_install_units_prints_the_next_commands(shell, tmp_path):
     done = shell("install-units", "--dir", tmp_path)
     assert done.out.endswith(
         "next:\n  systemd-sysusers\n  systemd-tmpfiles --create\n  systemctl daemon-reload\n"
@@ -129,7 +129,7 @@ def test_it_says_what_to_run_next(shell, tmp_path):
     )
 
 
-def test_again_it_changes_nothing(shell, tmp_path):
+def test_install_units_twice_changes_nothing(shell, tmp_path):
     shell("install-units", "--dir", tmp_path)
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
     done = shell("install-units", "--dir", tmp_path)
@@ -138,7 +138,7 @@ def test_again_it_changes_nothing(shell, tmp_path):
     assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == before
 
 
-def test_what_an_earlier_version_wrote_is_replaced(shell, tmp_path):
+def test_units_of_an_earlier_install_are_replaced(shell, tmp_path):
     shell("install-units", "--dir", tmp_path, "--run-as", "alice")
     done = shell("install-units", "--dir", tmp_path, "--run-as", "bob:cluster")
     assert done.code == 0
@@ -149,7 +149,7 @@ def test_what_an_earlier_version_wrote_is_replaced(shell, tmp_path):
     assert "d /dev/shm/syncd  0755 bob cluster -" in (tmp_path / "tmpfiles.d/syncd.conf").read_text()
 
 
-def test_what_somebody_has_changed_stays(shell, tmp_path):
+def test_units_changed_by_hand_are_kept_without_force(shell, tmp_path):
     shell("install-units", "--dir", tmp_path)
     unit, other = (
         tmp_path / "systemd/system/syncd@.service",
@@ -173,7 +173,7 @@ def test_a_dry_run_writes_nothing(shell, tmp_path):
     assert not (tmp_path / "etc").exists()
 
 
-def test_a_users_files_go_below_its_configuration(shell, tmp_path, monkeypatch):
+def test_user_units_are_installed_below_xdg_config_home(shell, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert shell("install-units", "--user").code == 0
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
@@ -185,14 +185,14 @@ def test_a_users_files_go_below_its_configuration(shell, tmp_path, monkeypatch):
     "options",
     [["--user", "--run-as", "alice"], ["--run-as", "a b"], ["--run-as", "alice:"], ["--engine", "../x"]],
 )
-def test_what_cannot_be_is_refused(shell, tmp_path, options):
+def test_invalid_install_options_are_refused(shell, tmp_path, options):
     done = shell("install-units", "--dir", tmp_path / "etc", *options)
     assert done.code == 2, done.out
     assert done.err.startswith("error: ")
     assert not (tmp_path / "etc").exists()
 
 
-def test_where_it_may_not_write_it_says_so(shell, tmp_path):
+def test_an_unwritable_unit_directory_exits_with_74(shell, tmp_path):
     (tmp_path / "systemd").write_text("a file where a directory must be")
     done = shell("install-units", "--dir", tmp_path)
     assert done.code == 74
@@ -208,16 +208,16 @@ def test_where_it_may_not_write_it_says_so(shell, tmp_path):
         ('/opt/"q"\\', '"/opt/\\"q\\"\\\\"'),
     ],
 )
-def test_words_of_a_command_are_quoted(word, expected):
+def test_command_words_are_quoted_for_systemd(word, expected):
     assert quoted(word) == expected
 
 
-def test_a_file_for_packagers_is_valid_as_it_is():
+def test_the_shipped_unit_is_the_rendered_unit_for_packagers():
     text = (UNITS / "syncd@.service").read_text()
     assert rendered(text, UnitRequest(user=False, command=("/usr/bin/syncd",))) == text
 
 
-def test_a_python_that_the_service_cannot_reach_is_told(tmp_path):
+def test_a_python_below_a_private_directory_is_found(tmp_path):
     tmp_path.chmod(0o700)
     found = closed_directory(f"{tmp_path}/bin/python")
     assert found is not None

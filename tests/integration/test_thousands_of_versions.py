@@ -56,7 +56,7 @@ def publish(job, step):
 
 
 @pytest.mark.slow
-def test_two_thousand_versions_need_what_a_thousand_need(tmp_path, record_line):
+def test_resources_do_not_grow_over_two_thousand_versions(tmp_path, record_line):
     with in_memory() as place, contextlib.ExitStack() as stack:
         job = Job.at(f"{place}/job")
         os.mkdir(job.root)

@@ -55,7 +55,7 @@ def lose_directory(job, step):
 
 @pytest.mark.parametrize("args", [[], ["2"]])
 @pytest.mark.parametrize("lose", [lose_bytes, lose_shard])
-def test_a_published_foreign_step_that_has_lost_something_is_damaged(shell, job, lose, args):
+def test_a_published_foreign_step_with_a_missing_file_is_damaged(shell, job, lose, args):
     write_foreign(job, 2)
     publish(job)
     assert shell("verify", job.root, *args).code == 0
@@ -67,7 +67,7 @@ def test_a_published_foreign_step_that_has_lost_something_is_damaged(shell, job,
 
 @pytest.mark.parametrize("args", [[], ["2"]])
 @pytest.mark.parametrize("lose", [lose_bytes, lose_shard, lose_manifest, lose_directory])
-def test_a_published_step_that_has_lost_something_is_damaged(shell, job, lose, args):
+def test_a_published_step_with_a_missing_file_is_damaged(shell, job, lose, args):
     write_step(job, 2, world_size=2)
     publish(job)
     lose(job, 2)
@@ -86,7 +86,7 @@ def test_the_version_before_the_newest_counts_as_published(shell, job):
     assert shell("verify", job.root).code == 0
 
 
-def test_a_step_that_was_never_published_is_not_ready(shell, job):
+def test_an_unpublished_incomplete_step_is_not_ready(shell, job):
     write_foreign(job, 1)
     publish(job)
     for name, content in shards_below("global_step_2/actor/", 2)[:1]:
@@ -95,7 +95,7 @@ def test_a_step_that_was_never_published_is_not_ready(shell, job):
     assert (done.code, "is not complete" in done.err) == (3, True)
 
 
-def test_a_step_that_a_rewind_abandoned_is_not_ready_while_it_is_written_again(shell, job):
+def test_an_abandoned_step_being_rewritten_is_not_ready(shell, job):
     for step in (5, 9):
         write_foreign(job, step)
         publish(job)

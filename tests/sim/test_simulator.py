@@ -27,7 +27,7 @@ def run(first: int, count: int) -> Summary:
 
 
 @pytest.mark.slow
-def test_all_invariants_hold(record_line):
+def test_all_invariants_hold_over_a_fixed_number_of_schedules(record_line):
     summary = run(1, SCHEDULES)
     failed = [
         (REPLAY.format(seed=outcome.seed, deeds=names_of(USUAL)), outcome.failure)
@@ -42,7 +42,7 @@ def test_all_invariants_hold(record_line):
     )
 
 
-def test_schedules_go_through_what_they_are_there_for():
+def test_schedules_cover_every_kind_of_fault():
     counts = run(1, 60).counts
     for what in (
         "crash",
@@ -82,19 +82,19 @@ def test_a_seed_replays_in_another_process():
     assert trace("1") == trace("2")
 
 
-def test_command_line_prints_a_table(capsys):
+def test_the_command_line_prints_a_table(capsys):
     assert main(["--schedules", "3", "--seed", "7"]) == 0
     printed = capsys.readouterr().out
     assert "schedules            3" in printed
     assert "failed               0" in printed
 
 
-def test_command_line_traces(capsys):
+def test_the_command_line_prints_a_trace(capsys):
     main(["--schedules", "1", "--seed", "7", "--trace"])
     assert "daemon0#1" in capsys.readouterr().out
 
 
-def test_command_line_tells_how_to_replay(capsys, monkeypatch):
+def test_the_command_line_shows_how_to_replay_a_failure(capsys, monkeypatch):
     monkeypatch.setattr(schedule, "unsettled", lambda *_: ["this never comes right"])
     monkeypatch.setattr(schedule, "CALM", 1.0)
     assert main(["--schedules", "60", "--seed", "7", "--first-failure"]) == 1

@@ -42,7 +42,7 @@ def assert_caught(*invariants: str, first: int, deeds: frozenset[Deed] = frozens
     pytest.fail(f"not caught in {BOUND} schedules, but {seen}")
 
 
-def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
+def test_publishing_an_incomplete_step_is_caught(monkeypatch):
     def examine(disk, root, number, directory):
         step = original(disk, root, number, directory)
         if step is None:
@@ -56,7 +56,7 @@ def test_publishing_without_looking_whether_a_step_is_complete(monkeypatch):
     assert_caught("I1", first=1)
 
 
-def test_believing_the_marker_blindly(monkeypatch):
+def test_trusting_the_marker_blindly_is_caught(monkeypatch):
     def plan(snapshot, policy):
         step = snapshot.steps.get(snapshot.hint)
         if step is not None and step.state is StepState.FILLING:
@@ -72,13 +72,13 @@ def test_believing_the_marker_blindly(monkeypatch):
     assert_caught("I1", first=31)
 
 
-def test_pruning_without_regard_to_leases(monkeypatch):
+def test_pruning_a_leased_step_is_caught(monkeypatch):
     monkeypatch.setattr(Snapshot, "leases", property(lambda _: {}))
     monkeypatch.setattr(Actor, "_claimed", lambda *_: None)
     assert_caught("I3 a leased step stays", first=6)
 
 
-def test_pruning_the_previous_version(monkeypatch):
+def test_pruning_the_previous_version_is_caught(monkeypatch):
     def decide(snapshot, policy):
         if snapshot.version is not None:
             snapshot = replace(snapshot, version=replace(snapshot.version, previous=None))
@@ -89,7 +89,7 @@ def test_pruning_the_previous_version(monkeypatch):
     assert_caught("I3 the previous version stays", first=7)
 
 
-def test_pruning_what_the_trainer_writes_again(monkeypatch):
+def test_pruning_a_step_that_the_trainer_writes_again_is_caught(monkeypatch):
     """A request to vacate that also means what is written in the place of the step it was made for."""
     monkeypatch.setattr(retention, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
     monkeypatch.setattr(planning, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
@@ -97,18 +97,18 @@ def test_pruning_what_the_trainer_writes_again(monkeypatch):
     assert_caught("I3", "I7", first=321)
 
 
-def test_acting_on_an_old_look(monkeypatch):
+def test_removing_a_step_on_an_outdated_scan_is_caught(monkeypatch):
     """Removing a step without looking once more what it is: it may have become a full checkpoint."""
     monkeypatch.setattr(Actor, "_changed", lambda *_: None)
     assert_caught("I3 a full checkpoint inside its policy stays", "I3 a step being written stays", first=321)
 
 
-def test_leading_without_fencing(monkeypatch):
+def test_leading_without_fencing_is_caught(monkeypatch):
     monkeypatch.setattr(takeover, "fence_below", lambda *_: ())
     assert_caught("I5 a deposed leader does nothing", first=29)
 
 
-def test_a_generation_that_does_not_grow_at_a_rewind(monkeypatch):
+def test_a_rewind_without_a_new_generation_is_caught(monkeypatch):
     def publish(self, given):
         with contextlib.suppress(Exception):
             current = version.read_version(self._job)
@@ -121,7 +121,7 @@ def test_a_generation_that_does_not_grow_at_a_rewind(monkeypatch):
     assert_caught("I2", first=2)
 
 
-def test_sealing_over_a_sealed_step(monkeypatch):
+def test_sealing_over_a_sealed_step_is_caught(monkeypatch):
     """A writer that clears the way for its rename."""
 
     def rename_onto_step(self):
@@ -133,7 +133,7 @@ def test_sealing_over_a_sealed_step(monkeypatch):
     assert_caught("I9 what is sealed does not change", first=13, deeds=frozenset({Deed.ZOMBIE}))
 
 
-def test_removing_an_attempt_that_is_being_written(monkeypatch):
+def test_removing_an_attempt_being_written_is_caught(monkeypatch):
     monkeypatch.setattr(planning, "lost_attempts", lambda snapshot, _: tuple(unsealed(snapshot)))
     assert_caught("I3 an attempt being written stays", first=1)
 
@@ -142,7 +142,7 @@ def unsealed(snapshot):
     return [step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt]
 
 
-def test_following_a_step_that_was_abandoned(monkeypatch):
+def test_following_an_abandoned_step_is_caught(monkeypatch):
     """A trainer's marker that goes back is ignored."""
 
     def against(newest, published, snapshot, policy):
@@ -153,7 +153,7 @@ def test_following_a_step_that_was_abandoned(monkeypatch):
     assert_caught("I7 everything comes right", first=6)
 
 
-def test_names_that_are_not_synced(monkeypatch):
+def test_a_missing_directory_sync_is_caught(monkeypatch):
     def sync_directory(self, path):
         if "global_step_" not in path:
             original(self, path)
@@ -163,7 +163,7 @@ def test_names_that_are_not_synced(monkeypatch):
     assert_caught("I1 a published step is complete", first=5)
 
 
-def test_content_that_is_not_synced(monkeypatch):
+def test_a_missing_file_sync_is_caught(monkeypatch):
     monkeypatch.setattr(SimDisk, "_write", unsynced)
     assert_caught("I1 a published step is complete", first=5)
 
@@ -179,7 +179,7 @@ def unsynced(self, path, data):
         made[0].durable = made[0].data
 
 
-def test_an_attempt_that_writes_where_another_one_is_sealed(monkeypatch):
+def test_writing_shards_into_a_sealed_step_is_caught(monkeypatch):
     """Shards that get their names in the step itself, whoever writes them."""
 
     def write(self, name, data, tensors=0):
@@ -208,7 +208,7 @@ class Anything(str):
     __hash__ = str.__hash__
 
 
-def test_a_reader_that_does_not_compare_digests(monkeypatch):
+def test_a_reader_that_ignores_digests_is_caught(monkeypatch):
     for reader in (explorer, follower):
         monkeypatch.setattr(reader, "digest_bytes", lambda _: Anything())
     assert_caught("I4 confirmed bytes", first=79, deeds=frozenset({Deed.CORRUPT_READS}))
@@ -219,12 +219,12 @@ def by_number_alone(monkeypatch):
     monkeypatch.setattr(takeover, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
 
 
-def test_telling_terms_by_their_number_where_the_state_directory_is_removed(monkeypatch):
+def test_comparing_terms_by_number_after_a_removed_state_is_caught(monkeypatch):
     by_number_alone(monkeypatch)
     assert_caught("I5 a term has one leader", first=10, deeds=frozenset({Deed.STATE_REMOVED}))
 
 
-def test_telling_directories_by_their_inode_where_the_job_is_made_again(monkeypatch):
+def test_comparing_directories_by_inode_in_a_recreated_job_is_caught(monkeypatch):
     by_number_alone(monkeypatch)
     # Before a directory's birth was compared there was no such function, and this was how it was.
     monkeypatch.setattr(scan, "_is_another", lambda *_: False, raising=False)

@@ -201,7 +201,7 @@ class HookContract:
         assert bed.runs(target)
         assert not bed.is_paused()
 
-    def test_a_fresh_engine_runs_what_it_was_started_with(self, bed, hook):
+    def test_a_fresh_engine_runs_its_start_weights(self, bed, hook):
         self.assert_serves(bed, hook, None)
         assert not bed.runs(bed.target((1, 10)))
 
@@ -209,19 +209,19 @@ class HookContract:
         hook.prepare(bed.target((1, 10)))
         self.assert_serves(bed, hook, None)
 
-    def test_what_was_loaded_and_committed_runs(self, bed, hook):
+    def test_a_loaded_and_committed_version_runs(self, bed, hook):
         target = bed.target((1, 10))
         load(hook, target)
         self.assert_serves(bed, hook, target)
 
-    def test_one_version_after_the_other(self, bed, hook):
+    def test_consecutive_versions_replace_each_other(self, bed, hook):
         for step in (10, 12, 15):
             target = bed.target((1, step))
             load(hook, target)
             self.assert_serves(bed, hook, target)
 
     @needs("shards")
-    def test_a_version_in_several_shards(self, bed, hook):
+    def test_a_version_in_several_shards_is_loaded(self, bed, hook):
         target = bed.target((1, 10), shards=3)
         assert len(target.shards) == 3
         load(hook, target)
@@ -229,7 +229,7 @@ class HookContract:
 
     @needs("label before commit")
     @pytest.mark.fault("the version is set before the weights are loaded")
-    def test_the_label_is_the_old_one_until_commit(self, bed, hook, served):
+    def test_the_label_changes_only_with_the_commit(self, bed, hook, served):
         target = bed.target((1, 11))
         hook.prepare(target)
         assert hook.current_version().label == served.label
@@ -238,17 +238,17 @@ class HookContract:
         hook.commit(target)
         assert hook.current_version().label == target.label
 
-    def test_the_same_version_twice(self, bed, hook, served):
+    def test_the_same_version_can_be_loaded_twice(self, bed, hook, served):
         load(hook, served)
         self.assert_serves(bed, hook, served)
 
-    def test_a_lower_step_of_a_new_generation(self, bed, hook, served):
+    def test_a_lower_step_of_a_new_generation_is_loaded(self, bed, hook, served):
         target = bed.target((2, 4))
         load(hook, target)
         self.assert_serves(bed, hook, target)
         assert hook.current_version().pair == (2, 4)
 
-    def test_what_the_engine_holds_is_what_its_versions_hold(self, bed, hook, served):
+    def test_the_hook_s_tensor_list_matches_the_loaded_version(self, bed, hook, served):
         held = hook.tensors()
         if held is None:
             return
@@ -256,7 +256,7 @@ class HookContract:
         assert {name: held[name] for name in served.tensors if name in held} == served.tensors
 
     @needs("fail_load")
-    def test_after_a_failed_load_the_last_good_version_runs(self, bed, hook, served):
+    def test_after_a_failed_load_abort_restores_the_last_good_version(self, bed, hook, served):
         target = bed.target((1, 11))
         hook.prepare(target)
         bed.fail_load(target)
@@ -269,7 +269,7 @@ class HookContract:
         self.assert_serves(bed, hook, following)
 
     @needs("fail_commit")
-    def test_after_a_failed_commit_the_last_good_version_runs(self, bed, hook, served):
+    def test_after_a_failed_commit_abort_restores_the_last_good_version(self, bed, hook, served):
         target = bed.target((1, 11))
         hook.prepare(target)
         hook.load(target)
@@ -282,20 +282,20 @@ class HookContract:
         load(hook, following)
         self.assert_serves(bed, hook, following)
 
-    def test_a_load_that_is_not_committed_can_be_taken_back(self, bed, hook, served):
+    def test_a_load_before_its_commit_can_be_rolled_back(self, bed, hook, served):
         target = bed.target((1, 11))
         hook.prepare(target)
         hook.load(target)
         hook.abort(served)
         self.assert_serves(bed, hook, served)
 
-    def test_a_version_that_was_committed_can_be_taken_back(self, bed, hook, served):
+    def test_a_committed_version_can_be_rolled_back(self, bed, hook, served):
         load(hook, bed.target((1, 11)))
         hook.abort(served)
         self.assert_serves(bed, hook, served)
 
     @needs("fail_load")
-    def test_without_a_last_good_version_a_touched_engine_is_dead_or_honestly_at_its_start(self, bed, hook):
+    def test_a_failed_first_load_leaves_the_start_weights_or_a_dead_engine(self, bed, hook):
         target = bed.target((1, 10))
         hook.prepare(target)
         bed.fail_load(target)
@@ -308,20 +308,20 @@ class HookContract:
             assert isinstance(dead, EngineDeadError)
             assert dead.hint
 
-    def test_an_engine_that_was_not_touched_is_not_dead(self, bed, hook):
+    def test_abort_before_any_load_keeps_the_start_weights(self, bed, hook):
         hook.prepare(bed.target((1, 10)))
         hook.abort(None)
         self.assert_serves(bed, hook, None)
 
     @needs("restart")
-    def test_a_restarted_engine_says_so_and_can_be_loaded(self, bed, hook, served):
+    def test_a_restarted_engine_reports_no_version_and_can_be_loaded(self, bed, hook, served):
         bed.restart()
         self.assert_serves(bed, hook, None)
         load(hook, served)
         self.assert_serves(bed, hook, served)
 
     @needs("pause")
-    def test_an_engine_left_paused_says_so_and_the_next_load_resumes_it(self, bed, hook, served):
+    def test_an_engine_left_paused_reports_it_and_the_next_load_resumes_it(self, bed, hook, served):
         bed.pause()
         assert bed.is_paused()
         assert hook.current_version().paused
@@ -330,13 +330,13 @@ class HookContract:
         self.assert_serves(bed, hook, target)
 
     @needs("pause")
-    def test_an_engine_left_paused_is_brought_back_by_abort(self, bed, hook, served):
+    def test_abort_resumes_an_engine_left_paused(self, bed, hook, served):
         bed.pause()
         hook.abort(served)
         self.assert_serves(bed, hook, served)
 
     @needs("reopen")
-    def test_another_hook_goes_on_where_one_was_killed_between_load_and_commit(self, bed, hook, served):
+    def test_another_hook_continues_after_one_was_killed_before_its_commit(self, bed, hook, served):
         target = bed.target((1, 11))
         hook.prepare(target)
         hook.load(target)
@@ -356,7 +356,7 @@ class HookContract:
         assert not bed.is_paused()
 
     @needs("reopen")
-    def test_the_hook_after_one_that_was_closed_finds_its_version(self, bed, served):
+    def test_a_new_hook_finds_the_version_of_a_closed_one(self, bed, served):
         hook = bed.open()
         target = bed.target((1, 11))
         load(hook, target)
@@ -366,7 +366,7 @@ class HookContract:
 
     @needs("gone")
     @pytest.mark.slow
-    def test_an_engine_that_is_gone_is_unreachable_within_the_time_out(self, bed, hook, served):
+    def test_an_engine_that_is_down_is_unreachable_within_the_time_out(self, bed, hook, served):
         self.assert_unreachable(bed, hook, served, bed.gone)
 
     @needs("hung")
@@ -387,7 +387,7 @@ class HookContract:
         load(hook, target)
         self.assert_serves(bed, hook, target)
 
-    def test_a_kind_that_it_cannot_load_is_refused_before_the_engine_is_touched(self, bed, hook):
+    def test_an_unsupported_kind_is_refused_before_the_engine_is_touched(self, bed, hook):
         good = bed.target((1, 10))
         (other, *_) = sorted({"weights", "delta", "lora"} - hook.kinds)
         version = dataclasses.replace(good.version, kind=other)
@@ -395,7 +395,7 @@ class HookContract:
             hook.prepare(dataclasses.replace(good, version=version))
         self.assert_serves(bed, hook, None)
 
-    def test_a_directory_that_is_not_there_is_refused_before_the_engine_is_touched(self, bed, hook):
+    def test_a_missing_directory_is_refused_before_the_engine_is_touched(self, bed, hook):
         good = bed.target((1, 10))
         missing = f"{good.path}-not-there"
         with pytest.raises(RefusedError) as refusal:
@@ -404,7 +404,7 @@ class HookContract:
         self.assert_serves(bed, hook, None)
 
     @needs(TOKEN)
-    def test_no_error_tells_the_token(self, bed, hook):
+    def test_no_error_message_contains_the_token(self, bed, hook):
         errors = [bounded(lambda: hook.prepare(dataclasses.replace(bed.target((1, 9)), path="/not/there")))]
         target = bed.target((1, 10))
         if "fail_load" not in bed.cannot:
@@ -420,5 +420,5 @@ class HookContract:
         assert not any(bed.token in shown(error) for error in found)
         assert bed.token not in repr(hook)
 
-    def test_labels_are_pairs(self, bed, hook, served):
+    def test_the_label_names_generation_step_and_digest(self, bed, hook, served):
         assert hook.current_version().label == engine_label(served.version.pair, served.version.digest)

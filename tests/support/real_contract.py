@@ -57,7 +57,9 @@ def with_an_unknown_tensor(tensors):
 class TakesWeights:
     """What a real engine must show of weights that come from the hook's memory. Beds and jobs are those below."""
 
-    def test_weights_from_memory_run_as_those_from_files_do(self, bed, monkeypatch, record_line):
+    def test_pushed_weights_give_the_log_probs_of_the_model_for_any_bucket_size(
+        self, bed, monkeypatch, record_line
+    ):
         """Repeated and new prompts, with one bucket and with many; nobody but the hook calls it a version."""
         hook, other, seconds = bed.open(), bed.open(), []
         for number, bucket in enumerate([delivery.BUCKET, 100_000, 1], 1):
@@ -75,7 +77,7 @@ class TakesWeights:
         told = ", ".join(f"{1e3 * one:.0f}" for one in seconds)
         record_line(f"{bed.engine}: ms of a take with 1, 6 and 27 buckets: {told}")
 
-    def test_versions_from_memory_while_clients_stream(self, bed):
+    def test_eight_pushed_versions_complete_all_streaming_requests(self, bed):
         hook, clients = bed.open(), Clients(bed.stream, 4)
         for number in range(1, 9):
             hook.load_tensors(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
@@ -84,7 +86,7 @@ class TakesWeights:
         assert hook.current_version() == Running("1.8+attempt")
 
     @pytest.mark.parametrize("at", [1, 6, 15])
-    def test_an_update_that_breaks_off_leaves_an_engine_that_files_bring_back(self, bed, monkeypatch, at):
+    def test_a_failed_push_leaves_the_engine_paused_until_files_are_loaded(self, bed, monkeypatch, at):
         hook, good = bed.open(), bed.target((1, 1))
         load(hook, good)
         monkeypatch.setattr(delivery, "BUCKET", 100_000)
@@ -106,9 +108,7 @@ class TakesWeights:
         hook.load_tensors("1.3+attempt", small_qwen.model_of(1003).state_dict())
         assert bed.distance(1003) < CLOSE
 
-    def test_a_hook_that_is_killed_in_the_midst_leaves_an_engine_that_the_next_one_loads(
-        self, bed, start_directory
-    ):
+    def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(self, bed, start_directory):
         program = f"{ROOT}/tests/explorer/broadcast/programs/hand.py"
         argv = [sys.executable, program, bed.hook_name, bed.process.address, start_directory, "5"]
         env = {**os.environ, "PYTHONPATH": ROOT}
@@ -120,9 +120,7 @@ class TakesWeights:
         hook.load_tensors("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.distance(1002) < CLOSE
 
-    def test_an_engine_that_is_killed_in_the_midst_is_loaded_from_files_when_it_is_back(
-        self, bed, monkeypatch
-    ):
+    def test_an_engine_killed_during_a_push_loads_files_after_its_restart(self, bed, monkeypatch):
         hook, send, left = bed.open(), ProcessGroup.broadcast, [5]
 
         def deadly(self, tensor, deadline):
@@ -170,7 +168,7 @@ class RealEngineContract(HookContract):
         yield job
         job.close()
 
-    def test_twenty_versions_while_clients_stream(self, bed, job, record_line):
+    def test_twenty_versions_complete_all_streaming_requests(self, bed, job, record_line):
         timings, distances = [], []
         clients = Clients(bed.stream)
         with job.follower(bed.open()) as follower:
@@ -229,9 +227,7 @@ class RealEngineContract(HookContract):
             assert bed.pauses() == pauses
             assert bed.distance(0 if first else seed_of((1, 1))) < CLOSE
 
-    def test_a_follower_killed_between_pause_and_resume_is_succeeded_by_one_that_brings_the_engine_back(
-        self, bed, job
-    ):
+    def test_the_next_follower_resumes_an_engine_whose_follower_was_killed(self, bed, job):
         answered, begun = [], threading.Event()
         client = threading.Thread(target=lambda: answered.append(bed.stream([7] * 20, 400, begun=begun)))
         job.publish(1)
@@ -247,7 +243,7 @@ class RealEngineContract(HookContract):
         client.join(LIMIT)
         assert answered == [400]
 
-    def test_a_restarted_engine_comes_to_the_newest_version_before_it_takes_work(self, bed, job, tmp_path):
+    def test_a_restarted_engine_gets_the_newest_version_before_it_is_ready(self, bed, job, tmp_path):
         ready = tmp_path / "ready"
         job.publish(1)
         with job.follower(bed.open(), ready_file=str(ready)) as follower:

@@ -50,8 +50,8 @@ class VllmRealBed(RealBed):
     engine, hook_name, pause_path = "vLLM", "vllm", "/pause"
     cannot: ClassVar = {
         "fail_commit": "nothing makes real vLLM fail there at will",
-        "gone": "a start takes a minute: test_a_restarted_engine_comes_to_the_newest_version has it",
-        "restart": "a start takes a minute: test_a_restarted_engine_comes_to_the_newest_version has it",
+        "gone": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
+        "restart": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
     }
 
     def __enter__(self):

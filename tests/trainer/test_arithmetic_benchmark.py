@@ -41,7 +41,7 @@ def missed(found):
     return [target.what for target in targets(found) if not target.met]
 
 
-def test_all_targets_are_met_by_runs_that_learn_alike():
+def test_runs_that_learn_alike_meet_all_targets():
     assert missed(seeds(0.02, -0.01, 0.0)) == []
 
 
@@ -55,24 +55,24 @@ def test_all_targets_are_met_by_runs_that_learn_alike():
         (seeds(0.0, ages=(0.0, 0.0)), "mean age"),
     ],
 )
-def test_a_target_that_is_not_met_is_named(found, what):
+def test_a_missed_target_is_named(found, what):
     (target,) = missed(found)
     assert what in target
     assert report(found, 128).count("MISSED") == 1
 
 
-def test_one_seed_that_does_not_learn_is_enough():
+def test_one_seed_that_does_not_learn_misses_the_target():
     found = seeds(0.0, 0.0)
     found[3] = {ON_POLICY: run_of(0.5, 0.55), ASYNC: run_of(0.5, 0.55, 1.0)}
     assert missed(found) == ["least rise of the reward, on-policy"]
 
 
-def test_noise_is_two_standard_errors_where_that_is_more():
+def test_noise_is_two_standard_errors_with_a_floor():
     assert noise_of([0.1]) == noise_of([0.0, 0.01, 0.0]) == 0.05
     assert noise_of([-0.1, 0.0, 0.1]) == pytest.approx(2 * 0.1 / 3**0.5)
 
 
-def test_figures_of_a_run_come_from_metrics_and_explorers(tmp_path):
+def test_figures_of_a_run_come_from_metrics_and_explorer_files(tmp_path):
     steps = [
         {
             "step": step,
@@ -96,12 +96,12 @@ def test_figures_of_a_run_come_from_metrics_and_explorers(tmp_path):
         figures_of(tmp_path, paths, 4)
 
 
-def test_curves_are_drawn(tmp_path):
+def test_curves_are_drawn_as_png(tmp_path):
     draw(seeds(0.0, 0.01), tmp_path / "new" / "curves.png")
     assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_its_files_and_commands_are_ones_that_trainer_and_explorers_take(tmp_path, monkeypatch):
+def test_generated_files_and_commands_are_accepted_by_trainer_and_explorer(tmp_path, monkeypatch):
     run, imitation = learning.Run(tmp_path, seed=2, steps=STEPS), tmp_path / "model"
     (tmp_path / "staged.toml").write_text(tomli_w.dumps(run.staged(tmp_path)))
     (tmp_path / "free.toml").write_text(tomli_w.dumps(run.free(tmp_path, imitation)))

@@ -134,7 +134,9 @@ def largest_error(model, experiences):
     return worst
 
 
-def test_on_policy_one_batch_for_each_version_made_by_it(world, explore, directory, tmp_path):
+def test_on_policy_writes_one_batch_for_each_version_made_by_that_version(
+    world, explore, directory, tmp_path
+):
     trainer = world.open("trainer", "trainer")
     process = explore("e0", "--ahead", 0, "--evaluate", tmp_path / "accuracy.jsonl")
     models = {0: AutoModelForCausalLM.from_pretrained(directory).eval()}
@@ -160,7 +162,7 @@ def test_on_policy_one_batch_for_each_version_made_by_it(world, explore, directo
     assert all(0 <= line["accuracy"] <= 1 for line in lines)
 
 
-def test_all_together_stop_at_the_bound_and_each_on_sigterm(world, explore):
+def test_explorers_together_stop_at_the_bound_and_exit_on_sigterm(world, explore):
     world.open("trainer", "trainer")
     early = explore("e0", "--ahead", 2)
     groups = [batch(world, "e0", number) for number in (1, 2, 3)]
@@ -184,7 +186,7 @@ def test_all_together_stop_at_the_bound_and_each_on_sigterm(world, explore):
     assert world.explorer("e0").status is RunningStatus.STOPPED
 
 
-def test_explorers_share_what_may_be_written():
+def test_the_allowance_is_shared_between_explorers():
     start = Allowance(step=4, written=10, batches=2, ahead=1)
     assert start.covers(4, 13)
     assert not start.covers(4, 14)
@@ -192,7 +194,7 @@ def test_explorers_share_what_may_be_written():
     assert not start.covers(5, 16)
 
 
-def test_a_trainer_that_never_comes_is_an_error(world):
+def test_a_trainer_that_never_comes_times_out(world):
     explorer = world.open("explorer", "e0")
     with pytest.raises(TimedOutError, match="no trainer"):
         for _ in _while_trained(explorer, 0.01):

@@ -39,14 +39,14 @@ def model(made):
     return AutoModelForCausalLM.from_pretrained(made / "model").eval()
 
 
-def test_splits_share_no_problem_and_lose_none():
+def test_train_and_test_splits_are_disjoint_and_complete():
     train, test = problems("train"), problems("test")
     assert not set(train) & set(test)
     assert len(train) + len(test) == LIMIT**2
     assert LIMIT**2 / 20 < len(test) < LIMIT**2 / 5
 
 
-def test_tasks_follow_from_seed_and_split():
+def test_tasks_are_determined_by_seed_and_split():
     first, again, other = (list(islice(tasks(seed, "train"), 50)) for seed in (1, 1, 2))
     assert first == again != other
     assert {problem.split for problem in first} == {"train"}
@@ -56,16 +56,16 @@ def test_tasks_follow_from_seed_and_split():
 @pytest.mark.parametrize(
     ("response", "score"), [("25", 1.0), ("24", 0.0), ("", 0.0), ("025", 0.0), ("25 ", 0.0), ("٢٥", 0.0)]
 )
-def test_reward_is_for_the_exact_answer(response, score):
+def test_the_reward_is_one_for_the_exact_answer_only(response, score):
     assert reward("7+18=", response) == score
 
 
-def test_reward_refuses_what_is_no_prompt():
+def test_the_reward_refuses_a_malformed_prompt():
     with pytest.raises(ValueError, match="not a prompt"):
         reward("7*18=", "126")
 
 
-def test_demonstrations_are_as_sloppy_as_they_should_be(tmp_path):
+def test_demonstrations_are_wrong_at_the_configured_rate(tmp_path):
     make_sft_data(tmp_path / "sloppy", 3, 2000)
     make_sft_data(tmp_path / "right", 3, 100, sloppiness=0.0)
     rows = [json.loads(line) for line in (tmp_path / "sloppy").read_text().splitlines()]
@@ -81,7 +81,7 @@ def _problem(prompt):
     return Problem(int(left), int(right))
 
 
-def test_make_writes_model_tokenizer_and_demonstrations(made, model):
+def test_make_writes_model_tasks_and_demonstrations(made, model):
     assert len((made / "sft.jsonl").read_text().splitlines()) == 50
     trained, held_out = (
         [json.loads(line) for line in (made / name).read_text().splitlines()]
@@ -95,7 +95,7 @@ def test_make_writes_model_tokenizer_and_demonstrations(made, model):
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def test_a_seed_makes_the_same_files_and_another_one_others(made, tmp_path):
+def test_equal_seeds_make_equal_files_and_other_seeds_others(made, tmp_path):
     for seed in (5, 6):
         make_model(tmp_path / str(seed), seed)
         make_sft_data(tmp_path / str(seed) / "sft.jsonl", seed, 50)
@@ -104,7 +104,7 @@ def test_a_seed_makes_the_same_files_and_another_one_others(made, tmp_path):
         assert (tmp_path / "6" / ours).read_bytes() != (made / theirs).read_bytes()
 
 
-def test_tokenizer_is_one_token_a_character_both_ways(tokenizer):
+def test_the_tokenizer_maps_each_character_to_one_token_and_back(tokenizer):
     tokens = tokenizer("17+25=")["input_ids"]
     assert len(tokens) == 6
     assert tokenizer.decode(tokens) == "17+25="
@@ -114,7 +114,7 @@ def test_tokenizer_is_one_token_a_character_both_ways(tokenizer):
     assert padded["attention_mask"] == [[0, 0, 1, 1, 1, 1], [1] * 6]
 
 
-def test_log_probs_of_rollouts_are_those_of_a_pass_over_each_alone(model, tokenizer):
+def test_rollout_log_probs_match_a_forward_pass_over_each_alone(model, tokenizer):
     torch.manual_seed(0)
     rollouts = roll_out(model, tokenizer, [Problem(3, 4), Problem(13, 4), Problem(13, 14)] * 8)
     for rollout in rollouts:
@@ -127,7 +127,7 @@ def test_log_probs_of_rollouts_are_those_of_a_pass_over_each_alone(model, tokeni
     assert {len(rollout.response) for rollout in rollouts} > {MAX_RESPONSE}
 
 
-def test_rollouts_stop_at_the_end_and_draw_anew_each_time(model, tokenizer):
+def test_rollouts_stop_at_the_end_token_and_are_sampled_independently(model, tokenizer):
     torch.manual_seed(1)
     rollouts = roll_out(model, tokenizer, [Problem(3, 4)] * 64)
     for rollout in rollouts:
@@ -153,7 +153,7 @@ class _Knows:
         return type("Made", (), {"sequences": torch.cat((input_ids, rows), 1), "logits": logits})
 
 
-def test_rewards_are_those_of_the_answers(model, tokenizer):
+def test_rollout_rewards_match_the_answers(model, tokenizer):
     knows = _Knows(model, tokenizer, ["7", "16", "17"])
     rollouts = roll_out(knows, tokenizer, [Problem(3, 4), Problem(13, 4), Problem(13, 4)])
     assert [rollout.reward for rollout in rollouts] == [1.0, 0.0, 1.0]

@@ -35,7 +35,7 @@ def poured(plan, state, dtype=None):
 
 @pytest.mark.parametrize("bucket", [16, 32, 48, 100, 160, 4096])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_every_tensor_comes_out_as_it_went_in(bucket, dtype):
+def test_every_tensor_is_packed_at_its_slot_in_the_right_dtype(bucket, dtype):
     plan = planned(STATE, bucket, dtype)
     memory = poured(plan, STATE, dtype)
     assert memory.numel() == plan.total
@@ -56,7 +56,7 @@ def test_every_tensor_comes_out_as_it_went_in(bucket, dtype):
         lambda state: state.update(b=torch.zeros(7, dtype=torch.uint8)),
     ],
 )
-def test_an_export_that_has_changed_is_noticed(change):
+def test_a_changed_export_is_refused(change):
     changed = dict(STATE)
     change(changed)
     with pytest.raises(CorruptDataError, match="the export has changed at tensor"):

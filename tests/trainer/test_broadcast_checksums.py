@@ -41,12 +41,12 @@ def by_hand(buckets):
 
 
 @pytest.mark.parametrize("sizes", [[8], [16, 24], [4096, 4096, 13], [7], [1]])
-def test_it_is_the_sum_that_is_documented(sizes):
+def test_the_word_checksum_matches_the_documented_formula(sizes):
     buckets = [content(size, seed) for seed, size in enumerate(sizes)]
     assert summed(buckets) == by_hand(buckets)
 
 
-def test_main_memory_is_checked_by_xxh3():
+def test_main_memory_is_checked_by_xxh3_and_devices_by_words():
     assert isinstance(make_checksum(CPU), ByteChecksum)
     assert isinstance(make_checksum(torch.device("meta")), WordChecksum)
     assert summed([content(64)], ByteChecksum).startswith("xxh3_128:")
@@ -54,7 +54,7 @@ def test_main_memory_is_checked_by_xxh3():
 
 @pytest.mark.parametrize("made", [ByteChecksum, words])
 @pytest.mark.parametrize("place", [0, 1, 4095, 8 * MIB, 9 * MIB - 1, 9 * MIB + 4])
-def test_every_changed_bit_is_seen(made, place):
+def test_every_flipped_bit_changes_the_checksum(made, place):
     buckets = [content(9 * MIB), content(13, 1)]
     before = summed(buckets, made)
     where, offset = divmod(place, 9 * MIB)
@@ -63,13 +63,13 @@ def test_every_changed_bit_is_seen(made, place):
 
 
 @pytest.mark.parametrize("made", [ByteChecksum, words])
-def test_order_counts(made):
+def test_the_checksum_depends_on_order(made):
     first, second = content(4096, 1), content(4096, 2)
     assert summed([first, second], made) != summed([second, first], made)
     turned = first.view(torch.int64).flip(0).view(torch.uint8)
     assert summed([turned], made) != summed([first], made)
 
 
-def test_where_a_bucket_lies_does_not_count():
+def test_the_checksum_is_independent_of_a_bucket_s_address():
     memory = content(4096)
     assert summed([memory[3:1003]]) == summed([memory[3:1003].clone()])

@@ -35,12 +35,12 @@ def is_refused(content, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("value", [0.0, 1.0, -448.0, 3e38, *BAD])
-def test_a_device_refuses_what_main_memory_refuses(dtype, value):
+def test_a_device_refuses_the_same_values_as_main_memory(dtype, value):
     found = content(dtype, [1.0, value, -1.0])
     assert bool(is_finite(found, dtype)) is not is_refused(found, dtype)
 
 
-def test_what_a_device_has_found_is_told_at_the_end_by_name():
+def test_non_finite_values_on_a_device_are_reported_at_the_end_by_name():
     looked = DeviceFiniteCheck()
     for name, values in (("a", [1.0]), ("b", [float("inf")]), ("c", [float("nan")])):
         looked.check(name, content(torch.float32, values).as_subclass(OnDevice), torch.float32)
@@ -50,7 +50,7 @@ def test_what_a_device_has_found_is_told_at_the_end_by_name():
     looked.require()
 
 
-def test_main_memory_is_looked_at_on_the_way():
+def test_non_finite_values_in_main_memory_are_refused_at_once():
     with pytest.raises(NonFiniteError, match="'a'"):
         DeviceFiniteCheck().check("a", content(torch.float32, [float("nan")]), torch.float32)
 
@@ -65,7 +65,7 @@ def planned():
     return plan_buckets([spec[:3] for spec in walk.specs], 32)
 
 
-def test_buckets_are_allocated_once_and_anew_after_a_failure():
+def test_buckets_are_reused_and_reallocated_after_a_failure():
     packer, plan = Packer(check_finite=True), planned()
     places = [{bucket.data_ptr() for bucket in packer.buckets(plan, walked(), CPU)} for _ in range(2)]
     assert len(places[0]) == 2
@@ -77,7 +77,7 @@ def test_buckets_are_allocated_once_and_anew_after_a_failure():
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_it_refuses_what_is_not_finite_only_if_told(check):
+def test_non_finite_values_are_refused_only_if_checked(check):
     packer = Packer(check_finite=check)
     buckets = packer.buckets(planned(), walked(float("nan")), CPU)
     if check:

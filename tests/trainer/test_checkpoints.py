@@ -51,21 +51,21 @@ def job(tmp_path):
     return Job.at(tmp_path)
 
 
-def test_a_checkpoint_is_what_a_run_goes_on_from(job):
+def test_the_newest_full_checkpoint_is_what_a_run_resumes_from(job):
     save(job, 2)
     save(job, 4)
     assert full_checkpoints(job) == [2, 4]
     assert find_state(job) == state_at(4) == read_state(job, 4)
 
 
-def test_an_empty_job_starts_afresh(job):
+def test_a_job_without_a_full_checkpoint_starts_fresh(job):
     assert find_state(job) == FRESH
     write_step(job, 3)
     assert find_state(job) == FRESH, "a sync step is no checkpoint"
 
 
 @pytest.mark.parametrize("lives", range(5))
-def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_counts(job, lives):
+def test_killed_at_any_point_a_save_leaves_the_old_or_the_new_checkpoint(job, lives):
     save(job, 2)
     mortal = Job(job.root, job.state, Mortal(lives))
     write_step(job, 4)
@@ -84,7 +84,7 @@ def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_counts(job, liv
     assert has_huggingface(job, 4)
 
 
-def test_a_huggingface_directory_stands_for_itself(job):
+def test_a_huggingface_directory_is_complete_without_the_actor_s_shard(job):
     save(job, 2, as_hf=True)
     actor = f"{job.step(2)}/actor"
     names = {entry.name for entry in os.scandir(f"{actor}/huggingface")}
@@ -97,7 +97,7 @@ def test_a_huggingface_directory_stands_for_itself(job):
     assert not [name for name in os.listdir(actor) if "huggingface." in name]
 
 
-def test_where_links_do_not_work_files_are_copied(job, monkeypatch):
+def test_files_are_copied_if_hard_links_are_not_permitted(job, monkeypatch):
     def refuse(source, target):
         raise PermissionError(1, "no links here", target)
 
@@ -111,7 +111,7 @@ def test_where_links_do_not_work_files_are_copied(job, monkeypatch):
 
 
 @pytest.mark.fault("a truncated meta file silently restarts training at step 0")
-def test_a_damaged_checkpoint_is_passed_over(job):
+def test_a_damaged_checkpoint_is_skipped_and_none_left_is_an_error(job):
     save(job, 2)
     save(job, 4)
     os.truncate(f"{job.step(4)}/actor/model-00001-of-00001.safetensors", 10)
@@ -123,21 +123,21 @@ def test_a_damaged_checkpoint_is_passed_over(job):
         assert "continue_from_checkpoint" in caught.value.hint
 
 
-def test_a_checkpoint_above_the_tracker_was_gone_back_from(job):
+def test_a_checkpoint_newer_than_the_tracker_is_ignored(job):
     save(job, 2)
     save(job, 4)
     job.disk.replace(job.tracker, b"2")
     assert find_state(job) == state_at(2)
 
 
-def test_a_lost_tracker_is_no_loss(job):
+def test_a_missing_tracker_falls_back_to_the_newest_checkpoint(job):
     save(job, 2)
     save(job, 4)
     os.unlink(job.tracker)
     assert find_state(job) == state_at(4)
 
 
-def test_what_an_earlier_save_left_is_removed(job):
+def test_leftovers_of_an_earlier_save_are_removed(job):
     write_step(job, 3)
     directory = begin_training(job, 3, "a")
     with open(f"{directory}/rank_7.pt", "wb"):
@@ -159,7 +159,7 @@ def test_a_rank_of_an_earlier_start_cannot_write_into_a_checkpoint(job):
     assert read_state(job, 3) == state_at(3)
 
 
-def test_a_trainer_that_was_replaced_marks_no_checkpoint(job, tmp_path):
+def test_a_replaced_trainer_cannot_complete_a_checkpoint(job, tmp_path):
     fence = tmp_path / "fence"
     write_step(job, 3)
     begin_training(job, 3, "a")

@@ -38,7 +38,7 @@ def changes(directory):
         return json.load(record)["changes"]
 
 
-def test_a_change_without_the_option_is_refused_and_the_hint_has_the_option(file):
+def test_a_change_without_allow_change_is_refused_with_a_hint(file):
     enter_job_dir(load_config(file))
     later = load_config(file, [f"--{LR}", "2e-6", "--algorithm.clip_ratio", "0.3", "--job.seed", "1"])
     with pytest.raises(ConfigError) as caught:
@@ -48,7 +48,7 @@ def test_a_change_without_the_option_is_refused_and_the_hint_has_the_option(file
     assert "--allow-change job.seed" not in caught.value.hint
 
 
-def test_a_change_that_is_allowed_is_kept_and_recorded(file):
+def test_an_allowed_change_is_applied_and_recorded(file):
     directory = enter_job_dir(load_config(file)).job.dir
     Path(directory, "latest_checkpointed_iteration.txt").write_text("12")
     later = load_config(file, [f"--{LR}", "2e-6"])
@@ -83,7 +83,7 @@ def test_a_damaged_record_is_not_overwritten(file):
 
 
 @pytest.mark.parametrize("key", sorted(UNSOUND))
-def test_what_would_be_unsound_is_refused_with_the_reason(key):
+def test_a_change_that_would_be_unsound_is_refused_with_the_reason(key):
     assert KEYS.all[key].fixed
     with pytest.raises(UsageError) as caught:
         check_allowed([key])
@@ -97,17 +97,17 @@ def test_what_would_be_unsound_is_refused_with_the_reason(key):
         ("sync.offset", "may change anyway"),
     ],
 )
-def test_the_option_takes_exact_names_of_fixed_keys(file, capsys, key, says):
+def test_allow_change_accepts_exact_names_of_fixed_keys_only(file, capsys, key, says):
     assert trainer(["train", file, "--allow-change", key]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_the_size_of_micro_batches_may_change_without_being_asked(file):
+def test_the_micro_batch_size_may_change_without_allow_change(file):
     enter_job_dir(load_config(file))
     assert enter_job_dir(load_config(file, ["--engine.micro_batch_size", "4"])).engine.micro_batch_size == 4
 
 
-def test_a_dry_run_tells_changes_from_contradictions(file, capsys):
+def test_a_dry_run_distinguishes_changes_from_contradictions(file, capsys):
     enter_job_dir(load_config(file))
     more = [f"--{LR}", "2e-6", "--job.seed", "1", "--allow-change", LR, "--dry-run"]
     trainer(["train", file, *more])  # there is no model, which it says last
@@ -125,7 +125,7 @@ def trained(config):
     return made.engine, [record["actor/lr"] for _, record in shown.records]
 
 
-def test_a_changed_learning_rate_is_in_force_after_the_resume(tmp_path):
+def test_a_changed_learning_rate_applies_after_the_resume(tmp_path):
     write_experiences(tmp_path, 6)
     assert trained(small_config(tmp_path, trainer={"total_steps": 2}))[1] == [0.01, 0.01]
     optimizer = {"lr": 0.003, "weight_decay": 0.1, "betas": [0.8, 0.99]}
@@ -136,7 +136,7 @@ def test_a_changed_learning_rate_is_in_force_after_the_resume(tmp_path):
     assert (group["weight_decay"], group["betas"]) == (0.1, (0.8, 0.99))
 
 
-def test_ranks_that_others_start_let_the_same_keys_change(file):
+def test_allow_change_works_on_ranks_that_torchrun_starts(file):
     directory = enter_job_dir(load_config(file)).job.dir
     later = load_config(file, [f"--{LR}", "2e-6"])
     place = RankEnv(0, 0, 1, 1, "127.0.0.1", 1, "torchrun")
@@ -144,7 +144,7 @@ def test_ranks_that_others_start_let_the_same_keys_change(file):
     assert [one["new"] for one in changes(directory)] == [2e-6]
 
 
-def test_stages_let_the_same_keys_change(tmp_path):
+def test_allow_change_works_with_stages(tmp_path):
     path = tmp_path / "stages.toml"
     path.write_text('[job]\ndir = "job"\n[model]\npath = "model"\n[[stages]]\nname = "a"\n')
     run_stages(load_stages(str(path)), lambda config: enter_job_dir(config) and 75, print)

@@ -44,7 +44,7 @@ def refused(path, *overrides):
     return f"{caught.value} | {caught.value.hint}"
 
 
-def test_a_file_and_defaults(write, tmp_path):
+def test_a_file_is_completed_by_defaults(write, tmp_path):
     config = load_config(write("[sync]\ninterval = 3"))
     assert (config.sync.interval, config.sync.method, config.data.groups) == (3, SyncMethod.CHECKPOINT, 8)
     assert config.job.dir == f"{tmp_path}/job"
@@ -80,7 +80,7 @@ def test_a_file_and_defaults(write, tmp_path):
         (["--daemon.max_bytes", "500GiB"], "daemon", {"max_bytes": "500GiB"}),
     ],
 )
-def test_the_command_line_stands_above_the_file(write, arguments, key, value):
+def test_the_command_line_overrides_the_file(write, arguments, key, value):
     found = load_config(write("[sync]\ninterval = 3\n[data]\nmax_age = 2"), arguments)
     for part in key.split("."):
         found = getattr(found, part)
@@ -89,12 +89,12 @@ def test_the_command_line_stands_above_the_file(write, arguments, key, value):
 
 
 @pytest.mark.parametrize("arguments", [["x"], ["-x", "1"], ["--sync.interval"], ["--sync..interval", "1"]])
-def test_what_is_no_option_is_a_usage_error(write, arguments):
+def test_a_malformed_option_is_a_usage_error(write, arguments):
     with pytest.raises(UsageError):
         load_config(write(), arguments)
 
 
-def test_an_option_does_not_swallow_the_next_one(write):
+def test_an_option_without_a_value_does_not_consume_the_next_option(write):
     with pytest.raises(UsageError, match=r"--trainer\.start_daemon has no value"):
         load_config(write(), ["--trainer.start_daemon", "--sync.interval", "2"])
 
@@ -117,12 +117,12 @@ def test_an_option_does_not_swallow_the_next_one(write):
         ("xyzzy", None),
     ],
 )
-def test_the_nearest_key_is_found_wherever_it_is(unknown, meant):
+def test_the_closest_key_is_found_in_any_section(unknown, meant):
     assert KEYS.nearest(unknown) == meant
 
 
 @given(st.sampled_from([name for name in KEYS.all if len(name) > 10]), st.data())
-def test_one_wrong_letter_finds_the_key(key, data):
+def test_a_key_with_one_wrong_letter_is_found(key, data):
     at = data.draw(st.integers(key.rfind(".") + 1, len(key) - 1))
     unknown = f"{key[:at]}~{key[at + 1 :]}"
     found = KEYS.nearest(unknown)
@@ -134,13 +134,13 @@ def closeness(one, other):
     return difflib.SequenceMatcher(None, other, one).ratio()
 
 
-def test_an_unknown_key_names_itself_the_file_and_the_nearest(write):
+def test_an_unknown_key_is_reported_with_its_file_and_the_closest_key(write):
     path = write("[sync]\nintervall = 2")
     said = refused(path)
     assert said == f"unknown key sync.intervall: {path} | did you mean sync.interval?"
 
 
-def test_an_unknown_key_of_the_command_line_says_so(write):
+def test_an_unknown_key_of_the_command_line_is_reported_as_such(write):
     said = refused(write(), "--sync_interval", "2")
     assert said == "unknown key sync_interval: the command line | did you mean sync.interval?"
 
@@ -168,7 +168,7 @@ def test_an_unknown_key_of_the_command_line_says_so(write):
         ("[trainer]\nname = 'a/b'", "trainer.name = 'a/b' cannot be a file name"),
     ],
 )
-def test_a_wrong_value_says_what_is_taken(write, table, said):
+def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
     path = write(table)
     assert said in refused(path)
     assert path in refused(path)
@@ -246,7 +246,7 @@ def test_a_wrong_value_says_what_is_taken(write, table, said):
         (["--job.dir", ""], "job.dir is empty"),
     ],
 )
-def test_keys_that_do_not_go_together(write, arguments, said):
+def test_contradicting_keys_are_refused(write, arguments, said):
     assert said in refused(write(), *arguments)
 
 
@@ -264,7 +264,7 @@ def test_keys_that_do_not_go_together(write, arguments, said):
         ["--engine.name", "other", "--engine.strategy", "own", "--algorithm.name", "own"],
     ],
 )
-def test_keys_that_do(write, arguments):
+def test_compatible_keys_are_accepted(write, arguments):
     load_config(write(), arguments)
 
 
@@ -283,14 +283,14 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_name_sets_what_its_publication_says(write, name):
+def test_an_algorithm_name_sets_the_defaults_of_its_publication(write, name):
     found = load_config(write(), ["--algorithm.name", name]).algorithm
     below, above, mode, options = PUBLISHED[name]
     assert clip_bounds(found) == (None if below is None else (below, above))
     assert (found.loss_agg_mode, found.options) == (mode, options)
 
 
-def test_what_a_user_gives_stands_above_the_publication(write):
+def test_explicit_settings_override_the_defaults_of_the_publication(write):
     gspo = ["--algorithm.name", "gspo"]
     own = load_config(
         write(), [*gspo, "--algorithm.clip_ratio", "0.2", "--algorithm.loss_agg_mode", "token-mean"]
@@ -304,12 +304,12 @@ def test_what_a_user_gives_stands_above_the_publication(write):
     assert options == {"policy_loss": {"ppo_kl_coef": 1.0, "kl_cov_ratio": 0.002}}
 
 
-def test_warmup_that_leaves_no_cosine(write):
+def test_a_warmup_as_long_as_the_cosine_schedule_is_refused(write):
     more = "[algorithm.optimizer]\nschedule = 'cosine'\nschedule_steps = 5\nwarmup_steps = 5"
     assert "leaves nothing of" in refused(write(more))
 
 
-def test_all_problems_are_in_one_error(write):
+def test_all_problems_are_reported_in_one_error(write):
     more = "[sync]\ninterval = 0\nmetod = 1\n[data]\ngroups = 'x'\n[nope]\na = 1"
     said = refused(write(more, least="[model]\npath = 'm'"), "--sync.offset", "-1")
     assert said.startswith("6 problems with the configuration:\n")
@@ -325,33 +325,33 @@ def test_all_problems_are_in_one_error(write):
         assert part in said
 
 
-def test_problems_between_keys_name_the_place_of_their_key(write):
+def test_problems_between_keys_name_where_each_key_was_set(write):
     said = refused(write("[data]\nmax_waiting = 3"), "--algorithm.mini_batches", "3")
     assert "(data.groups x data.group_size): " in said
     assert "algorithm.mini_batches = 3: the command line" in said
 
 
-def test_sections_that_are_missing_name_their_keys(write):
+def test_missing_sections_are_reported_by_their_required_keys(write):
     said = refused(write(least=""))
     assert "job.dir is missing" in said
     assert "model.path is missing" in said
 
 
-def test_a_section_that_is_no_table(write):
+def test_a_section_that_is_not_a_table_is_refused(write):
     assert refused(write(), "--sync", "3") == "sync = 3 is not a table: the command line | None"
 
 
 @pytest.mark.parametrize(
     ("content", "said"), [(b"[job", "not TOML"), (b"\xff\xfe", "not TOML"), (None, "cannot be read")]
 )
-def test_a_file_that_is_none(tmp_path, content, said):
+def test_a_file_that_is_not_toml_or_cannot_be_read_is_refused(tmp_path, content, said):
     path = tmp_path / "file.toml"
     if content is not None:
         path.write_bytes(content)
     assert said in refused(str(path))
 
 
-def test_paths_of_the_file_are_relative_to_it_and_of_the_command_line_to_here(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_file_or_to_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "files").mkdir()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -367,13 +367,13 @@ def test_paths_of_the_file_are_relative_to_it_and_of_the_command_line_to_here(tm
     assert config.job.source == str(path)
 
 
-def test_a_variable_that_is_not_set(write, monkeypatch):
+def test_an_unset_environment_variable_is_reported(write, monkeypatch):
     monkeypatch.delenv("NOT_SET", raising=False)
     said = refused(write(), "--model.path", "${NOT_SET}/model")
     assert "names ${NOT_SET}, which is not set: the command line" in said
 
 
-def test_a_configuration_is_frozen(write):
+def test_a_configuration_is_immutable(write):
     config = load_config(write())
     with pytest.raises(ValidationError):
         config.sync.interval = 2

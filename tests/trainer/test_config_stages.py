@@ -80,7 +80,7 @@ def refused(path, *overrides):
     return str(caught.value)
 
 
-def test_stages_run_in_order_each_in_its_directory_from_what_the_one_before_left(write, tmp_path):
+def test_stages_run_in_order_each_from_the_model_of_the_one_before(write, tmp_path):
     code, training, said = go(write(), overrides=["--data.groups", "2"])
     assert (code, training.names) == (0, ["sft", "grpo", "last"])
     sft, grpo, last = training.ran
@@ -98,7 +98,7 @@ def test_stages_run_in_order_each_in_its_directory_from_what_the_one_before_left
     assert last.job.source == f"{tmp_path}/stages.toml"
 
 
-def test_stages_that_are_done_are_not_run_again(write):
+def test_completed_stages_are_not_run_again(write):
     go(write())
     code, training, said = go(write())
     assert (code, training.names) == (0, [])
@@ -106,7 +106,7 @@ def test_stages_that_are_done_are_not_run_again(write):
 
 
 @pytest.mark.parametrize("exit_code", [75, 1, 74])
-def test_a_stage_that_fails_ends_with_its_code_and_is_gone_on_with(write, exit_code):
+def test_a_failed_stage_returns_its_exit_code_and_resumes_on_the_next_start(write, exit_code):
     code, training, _ = go(write(), 0, exit_code)
     assert (code, training.names) == (exit_code, ["sft", "grpo"])
     code, training, _ = go(write())
@@ -122,20 +122,20 @@ def test_an_exception_leaves_the_stage_to_the_next_start(write):
     assert go(write())[1].names == ["sft", "grpo", "last"]
 
 
-def test_a_stage_goes_on_with_the_model_it_began_with(write, tmp_path):
+def test_a_stage_resumes_with_the_model_that_it_started_with(write, tmp_path):
     go(write(), 0, 75)
     leave_checkpoint(f"{tmp_path}/jobs/sft", 9)
     _, training, _ = go(write())
     assert training.ran[0].model.path == f"{tmp_path}/jobs/sft/global_step_7/actor/huggingface"
 
 
-def test_a_checkpoint_without_a_hugging_face_directory_is_taken_as_it_is(tmp_path):
+def test_a_checkpoint_without_a_huggingface_directory_is_used_as_it_is(tmp_path):
     leave_checkpoint(tmp_path, 3, whole=False)
     assert newest_model(str(tmp_path)) == f"{tmp_path}/global_step_3/actor"
 
 
 @pytest.mark.parametrize("tracker", [None, "x", "4"])
-def test_a_stage_without_a_full_checkpoint_cannot_be_followed(tmp_path, tracker):
+def test_the_next_stage_is_refused_without_a_full_checkpoint(tmp_path, tracker):
     if tracker is not None:
         (tmp_path / TRACKER).write_text(tracker)
     with pytest.raises(StorageError, match="no full checkpoint") as caught:
@@ -143,7 +143,7 @@ def test_a_stage_without_a_full_checkpoint_cannot_be_followed(tmp_path, tracker)
     assert "model.path" in caught.value.hint
 
 
-def test_a_contradiction_of_any_stage_is_said_before_one_runs(write, tmp_path):
+def test_a_contradiction_in_any_stage_is_reported_before_one_runs(write, tmp_path):
     go(write(), 0, 75)
     with pytest.raises(ConfigError) as caught:
         go(write(), overrides=["--algorithm.clip_ratio", "0.3"])
@@ -153,19 +153,19 @@ def test_a_contradiction_of_any_stage_is_said_before_one_runs(write, tmp_path):
     ]
 
 
-def test_the_first_model_is_fixed_once_its_stage_is_done(write):
+def test_the_first_stage_s_model_is_fixed_once_that_stage_is_done(write):
     go(write(), 0, 75)
     with pytest.raises(ConfigError, match=r"model\.path: "):
         go(write(), overrides=["--model.path", "another"])
 
 
-def test_the_command_lines_model_is_that_of_the_first_stage(write, tmp_path):
+def test_model_path_on_the_command_line_applies_to_the_first_stage_only(write, tmp_path):
     _, training, _ = go(write(), overrides=["--model.path", "/another"])
     assert training.ran[0].model.path == "/another"
     assert training.ran[1].model.path.startswith(f"{tmp_path}/jobs/sft/")
 
 
-def test_the_preview_of_stages_is_what_runs(write, tmp_path):
+def test_the_preview_of_stages_matches_what_runs(write, tmp_path):
     go(write(), 0, 75)
     seen = {
         stage.name: (stage.config.model.path, found) for stage, found in preview_stages(load_stages(write()))
@@ -179,7 +179,7 @@ def previewed_by_name(path, *overrides):
     return [(stage.name, found) for stage, found in preview_stages(load_stages(path, overrides))]
 
 
-def test_done_stages_must_stay_the_first_ones(write):
+def test_completed_stages_must_stay_first(write):
     go(write(), 0, 75)
     with pytest.raises(ConfigError, match="are not the first of new, sft"):
         go(write(FILE.replace("[[stages]]", '[[stages]]\nname = "new"\n[[stages]]', 1)))
@@ -190,7 +190,7 @@ def test_stages_may_be_added_at_the_end(write):
     assert go(write(f'{FILE}\n[[stages]]\nname = "more"\n'))[1].names == ["more"]
 
 
-def test_anew_starts_all_of_them_in_a_new_directory(write, tmp_path):
+def test_a_fresh_start_runs_all_stages_in_a_new_directory(write, tmp_path):
     anew = ["--trainer.continue_from_checkpoint", "false"]
     go(write(), 0, 75, overrides=anew)
     _, training, _ = go(write(), overrides=anew)
@@ -198,7 +198,7 @@ def test_anew_starts_all_of_them_in_a_new_directory(write, tmp_path):
     assert {os.path.dirname(config.job.dir) for config in training.ran} == {f"{tmp_path}/jobs-2"}
 
 
-def test_a_state_directory_is_divided_too(write, tmp_path):
+def test_each_stage_has_its_own_state_directory(write, tmp_path):
     _, training, _ = go(write(), overrides=["--job.state_dir", "/state"])
     assert [config.job.state_dir for config in training.ran] == ["/state/sft", "/state/grpo", "/state/last"]
 
@@ -223,12 +223,12 @@ def test_a_state_directory_is_divided_too(write, tmp_path):
         (FILE.replace("sync.interval = 2", "data.max_waiting = 2"), "data.max_waiting = 2 is less than"),
     ],
 )
-def test_what_is_wrong_with_any_stage_is_said_before_one_runs(write, tmp_path, text, said):
+def test_an_error_in_any_stage_is_reported_before_one_runs(write, tmp_path, text, said):
     assert said in refused(write(text))
     assert not (tmp_path / "jobs").exists()
 
 
-def test_problems_name_their_stage_and_common_ones_are_said_once(write):
+def test_errors_name_their_stage_and_common_errors_appear_once(write):
     text = FILE.replace("interval = 4", "interval = 0", 1).replace("sync.interval = 2", "sync.offset = -1")
     said = refused(write(text))
     assert said.count("sync.interval = 0") == 1
@@ -236,21 +236,21 @@ def test_problems_name_their_stage_and_common_ones_are_said_once(write):
     assert "stages.toml, stage 'grpo'" in said
 
 
-def test_stages_cannot_be_given_on_the_command_line(write):
+def test_stages_on_the_command_line_are_refused(write):
     assert "stages are given in the file" in refused(write(), "--stages", "[]")
     with pytest.raises(UsageError):
         load_stages(write(), ["nonsense"])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"done": 3, "models": {}}', '{"done": []}'])
-def test_a_damaged_record_is_not_taken_for_none(write, tmp_path, text):
+def test_a_damaged_stage_record_is_an_error(write, tmp_path, text):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "stages.json").write_text(text)
     with pytest.raises(CorruptDataError):
         go(write())
 
 
-def test_the_record_says_what_is_done(write, tmp_path):
+def test_the_stage_record_lists_completed_stages_and_started_models(write, tmp_path):
     go(write(), 0, 75)
     record = json.loads((tmp_path / "jobs" / "stages.json").read_text())
     assert record["done"] == ["sft"]

@@ -64,7 +64,7 @@ def nothing_is_left(out):
 
 
 class TestStep:
-    def test_copy_is_the_same_bytes_and_stands_for_itself(self, job, out):
+    def test_an_exported_copy_has_the_same_bytes_and_survives_removal_of_the_job(self, job, out):
         before = load(job, 7)
         export(job.root, 7, out)
         names = set(os.listdir(out))
@@ -81,7 +81,7 @@ class TestStep:
         assert all(torch.equal(model.state_dict()[name], weight) for name, weight in before.items())
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-    def test_cast(self, job, out, dtype):
+    def test_an_export_casts_floats_to_the_given_dtype(self, job, out, dtype):
         export(job.root, 7, out, dtype)
         model, wanted = loaded(out), getattr(torch, dtype)
         assert model.dtype == wanted
@@ -89,7 +89,7 @@ class TestStep:
             assert torch.equal(model.state_dict()[name], weight.to(wanted)), name
         assert content(f"{out}/tokenizer.json") == TOKENIZER
 
-    def test_several_files(self, job, out, monkeypatch):
+    def test_a_large_export_is_split_into_shards_with_an_index(self, job, out, monkeypatch):
         monkeypatch.setattr(target, "SHARD_LIMIT", 20_000)
         export(job.root, 7, out, "float32")
         shards = sorted(name for name in os.listdir(out) if name.endswith(".safetensors"))
@@ -102,7 +102,7 @@ class TestStep:
             assert sum(one.nbytes for one in found.values()) <= 20_000
         assert loaded(out).dtype == torch.float32
 
-    def test_empty_directory_is_taken(self, job, out):
+    def test_an_empty_output_directory_is_used(self, job, out):
         os.makedirs(out)
         export(job.root, 7, out)
         loaded(out)
@@ -110,7 +110,7 @@ class TestStep:
 
 class TestHuggingFaceDirectoryOfVerl:
     @pytest.mark.parametrize("place", ["actor/huggingface", "actor"])
-    def test_is_exported(self, tmp_path, out, place):
+    def test_a_step_written_by_save_pretrained_is_exported(self, tmp_path, out, place):
         directory = tmp_path / "job" / "global_step_2" / place
         tiny().save_pretrained(directory)
         (directory / "additional").mkdir()
@@ -123,7 +123,7 @@ class TestHuggingFaceDirectoryOfVerl:
         assert content(f"{out}/additional/template.jinja") == b"{{ messages }}"
         assert not {".hidden", "link"} & set(os.listdir(out))
 
-    def test_tensor_in_two_files(self, tmp_path, out):
+    def test_a_tensor_in_two_files_is_refused(self, tmp_path, out):
         directory = tmp_path / "job" / "global_step_2" / "actor"
         tiny().save_pretrained(directory)
         save_file({"model.norm.weight": torch.ones(32)}, directory / "more.safetensors")
@@ -133,7 +133,7 @@ class TestHuggingFaceDirectoryOfVerl:
 
 class TestRefused:
     @pytest.mark.parametrize("kind", ["file", "directory"])
-    def test_out_is_never_replaced(self, job, tmp_path, kind):
+    def test_an_existing_output_is_never_replaced(self, job, tmp_path, kind):
         out = tmp_path / "mine"
         kept = out / "kept" if kind == "directory" else out
         kept.parent.mkdir(exist_ok=True)
@@ -142,24 +142,24 @@ class TestRefused:
             export(job.root, 7, str(out))
         assert kept.read_text() == "kept"
 
-    def test_out_inside_of_the_step(self, job):
+    def test_an_output_inside_the_step_is_refused(self, job):
         with pytest.raises(UsageError, match="nothing is added"):
             export(job.root, 7, f"{job.step(7)}/export")
 
-    def test_dtype_that_there_is_not(self, job, out):
+    def test_an_unsupported_dtype_is_refused(self, job, out):
         with pytest.raises(UsageError, match="int8"):
             export(job.root, 7, out, "int8")
 
-    def test_no_such_step(self, job, out):
+    def test_a_missing_step_is_refused_with_the_steps_that_exist(self, job, out):
         with pytest.raises(UsageError, match="no step 8") as caught:
             export(job.root, 8, out)
         assert "7" in caught.value.hint
 
-    def test_no_such_job(self, tmp_path, out):
+    def test_a_missing_job_is_refused(self, tmp_path, out):
         with pytest.raises(JobMissingError):
             export(str(tmp_path / "none"), 7, out)
 
-    def test_step_that_is_being_written(self, job, out):
+    def test_an_incomplete_step_is_refused(self, job, out):
         writer = StepWriter(job, 9, 2, "b")
         writer.begin()
         writer.write("actor/model-00001-of-00002.safetensors", b"half")
@@ -167,7 +167,7 @@ class TestRefused:
             export(job.root, 9, out)
 
     @pytest.mark.parametrize("dtype", [None, "float32"])
-    def test_damaged_bytes_are_not_passed_on(self, job, out, dtype):
+    def test_damaged_bytes_are_refused_and_leave_no_output(self, job, out, dtype):
         with open(f"{job.step(7)}/actor/model-00001-of-00001.safetensors", "r+b") as file:
             file.seek(-100, os.SEEK_END)
             file.write(b"\x01")
@@ -175,12 +175,12 @@ class TestRefused:
             export(job.root, 7, out, dtype)
         assert nothing_is_left(out)
 
-    def test_missing_shard(self, job, out):
+    def test_a_missing_shard_is_refused(self, job, out):
         os.unlink(f"{job.step(7)}/actor/model-00001-of-00001.safetensors")
         with pytest.raises(CorruptDataError, match="missing"):
             export(job.root, 7, out)
 
-    def test_weights_without_config(self, tmp_path, out):
+    def test_weights_without_a_config_are_refused(self, tmp_path, out):
         job = new_job(tmp_path / "bare")
         saver = StepSaver(job, 0, 1)
         saver.save(1, "a", [("w", torch.ones(3))])
@@ -190,7 +190,9 @@ class TestRefused:
 
     @pytest.mark.parametrize("dtype", [None, "float32"])
     @pytest.mark.parametrize("gone", ["step", "shard"])
-    def test_step_that_is_removed_meanwhile(self, job, out, monkeypatch, dtype, gone):
+    def test_a_step_removed_during_the_export_leaves_no_output_and_hints_at_pin(
+        self, job, out, monkeypatch, dtype, gone
+    ):
         find = run.find_source
 
         def find_and_remove(*arguments, **options):
@@ -205,13 +207,13 @@ class TestRefused:
         assert "syncd pin" in caught.value.hint
         assert nothing_is_left(out)
 
-    def test_place_that_cannot_be(self, job, tmp_path):
+    def test_an_impossible_output_path_is_a_storage_error(self, job, tmp_path):
         (tmp_path / "file").write_text("x")
         with pytest.raises(StorageError):
             export(job.root, 7, str(tmp_path / "file" / "out"))
 
     @pytest.mark.parametrize("dtype", [None, "float32"])
-    def test_disk_that_takes_no_more_leaves_nothing(self, job, out, dtype):
+    def test_a_full_disk_is_a_storage_error_and_leaves_no_output(self, job, out, dtype):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))
         try:
@@ -224,7 +226,7 @@ class TestRefused:
 
 
 class TestSplit:
-    def test_files_keep_order_and_limit(self):
+    def test_tensors_are_split_in_order_within_the_shard_limit(self):
         specs = [
             TensorSpec(str(number), "U8", (size,), size) for number, size in enumerate([4, 5, 1, 20, 3, 3, 4])
         ]

@@ -76,7 +76,7 @@ def names_in(directory):
 class TestVerl:
     @pytest.mark.parametrize("tie", [False, True], ids=["apart", "tied"])
     @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
-    def test_directory_of_verl(self, saved, tmp_path, tie, dtype):
+    def test_a_verl_checkpoint_exports_as_one_model_with_the_right_ties(self, saved, tmp_path, tie, dtype):
         export(str(saved / ("tied" if tie else "apart")), 3, str(tmp_path / "out"), dtype)
         model = loaded(tmp_path / "out")
         assert_equal(model, tiny(tie), torch.bfloat16 if dtype == "bfloat16" else torch.float32)
@@ -84,7 +84,7 @@ class TestVerl:
         weights = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         assert (weights[0].data_ptr() == weights[1].data_ptr()) is tie
 
-    def test_full_precision_comes_from_the_training_state(self, saved, tmp_path):
+    def test_a_float32_export_reads_the_training_state(self, saved, tmp_path):
         job = new_job(tmp_path / "job")
         checkpoint(job, saved)
         export(job.root, 3, str(tmp_path / "full"), "float32")
@@ -92,14 +92,14 @@ class TestVerl:
         export(job.root, 3, str(tmp_path / "as-is"))
         assert_equal(loaded(tmp_path / "as-is"), tiny(), torch.bfloat16)
 
-    def test_training_state_that_is_not_complete_is_not_taken(self, saved, tmp_path):
+    def test_a_float32_export_of_a_step_without_full_checkpoint_is_refused(self, saved, tmp_path):
         job = new_job(tmp_path / "job")
         checkpoint(job, saved)
         os.unlink(f"{job.step(3)}/.full_checkpoint")
         with pytest.raises(NotReadyError, match="full checkpoint"):
             export(job.root, 3, str(tmp_path / "out"), "float32")
 
-    def test_tensors_that_lost_their_tie_are_tied_again(self, saved, tmp_path):
+    def test_tied_tensors_saved_separately_are_tied_again(self, saved, tmp_path):
         job = shutil.copytree(saved / "tied", tmp_path / "job")
         for rank in range(2):
             change(job, rank, lambda found: {name: value.clone() for name, value in found.items()})
@@ -128,46 +128,46 @@ class _Foreign:
 
 
 class TestRefused:
-    def test_file_of_a_rank_is_missing(self, foreign, tmp_path):
+    def test_a_missing_file_of_a_rank_is_refused(self, foreign, tmp_path):
         os.unlink(foreign / STEP / "actor" / "model_world_size_2_rank_1.pt")
         with pytest.raises(NotReadyError, match="1 of 2"):
             export(str(foreign), 3, str(tmp_path / "out"))
 
-    def test_file_of_a_rank_is_torn(self, foreign, tmp_path):
+    def test_a_truncated_file_of_a_rank_is_refused(self, foreign, tmp_path):
         os.truncate(foreign / STEP / "actor" / "model_world_size_2_rank_1.pt", 5000)
         with pytest.raises(CorruptDataError, match="not a whole file"):
             export(str(foreign), 3, str(tmp_path / "out"))
 
-    def test_ranks_of_two_runs(self, foreign, tmp_path):
+    def test_files_of_two_world_sizes_are_refused(self, foreign, tmp_path):
         directory = foreign / STEP / "actor"
         shutil.copy(directory / "model_world_size_2_rank_1.pt", directory / "model_world_size_4_rank_1.pt")
         with pytest.raises(CorruptDataError, match="2, 4"):
             export(str(foreign), 3, str(tmp_path / "out"))
 
-    def test_other_tensors(self, foreign, tmp_path):
+    def test_files_of_ranks_with_different_tensors_are_refused(self, foreign, tmp_path):
         change(foreign, 1, lambda found: dict(list(found.items())[1:]))
         with pytest.raises(CorruptDataError, match="not those of rank 0"):
             export(str(foreign), 3, str(tmp_path / "out"))
 
-    def test_both_files_of_one_rank(self, foreign, tmp_path):
+    def test_two_files_of_the_same_rank_are_refused(self, foreign, tmp_path):
         directory = foreign / STEP / "actor"
         shutil.copy(directory / "model_world_size_2_rank_0.pt", directory / "model_world_size_2_rank_1.pt")
         with pytest.raises(CorruptDataError, match="rank 1 has"):
             export(str(foreign), 3, str(tmp_path / "out"))
 
-    def test_adapters(self, foreign, tmp_path):
+    def test_lora_adapters_are_refused(self, foreign, tmp_path):
         for rank in range(2):
             change(foreign, rank, lambda found: {f"base.{name}.lora_A": one for name, one in found.items()})
         with pytest.raises(ConfigError, match="adapters"):
             export(str(foreign), 3, str(tmp_path / "out"))
 
-    def test_code_is_not_run(self, foreign, tmp_path):
+    def test_a_file_that_would_run_code_is_refused(self, foreign, tmp_path):
         change(foreign, 1, lambda found: {**found, "extra": _Foreign()})
         with pytest.raises(ConfigError, match="running code") as caught:
             export(str(foreign), 3, str(tmp_path / "out"))
         assert "verl.model_merger" in caught.value.hint
 
-    def test_buffers_that_differ(self, foreign, tmp_path):
+    def test_buffers_that_differ_between_ranks_are_refused_and_leave_no_output(self, foreign, tmp_path):
         for rank in range(2):
             change(foreign, rank, lambda found, rank=rank: {**found, "buffer": torch.ones(3) * rank})
         with pytest.raises(CorruptDataError, match="'buffer'"):
@@ -178,23 +178,23 @@ class TestRefused:
 
 class TestSteps:
     @pytest.mark.parametrize("step", range(len(KINDS_OF_SAVE)))
-    def test_sharded_module_is_saved_whole(self, saved, step):
+    def test_an_fsdp_sharded_module_is_saved_whole(self, saved, step):
         job, (_, dtype) = Job.at(saved / "steps"), KINDS_OF_SAVE[step]
         assert load(job, step).keys() == tiny().state_dict().keys()
         path = f"{job.step(step)}/actor"
         assert_equal(loaded_as(path, dtype), tiny(), dtype)
 
-    def test_last_one_is_whole_and_announced(self, saved):
+    def test_the_last_saved_step_is_whole_with_tensors_from_both_ranks(self, saved):
         manifest = whole(Job.at(saved / "steps"), len(KINDS_OF_SAVE) - 1)
         assert [record.tensors > 0 for record in manifest.shards] == [True, True]
 
-    def test_modes_write_the_same(self, saved):
+    def test_stream_and_background_mode_write_equal_tensors(self, saved):
         job = Job.at(saved / "steps")
         for step, twin in ((0, 2), (1, 3)):
             one, other = load(job, step), load(job, twin)
             assert all(torch.equal(one[name], other[name]) for name in one)
 
-    def test_tensors_that_a_rank_has_no_part_of_are_not_taken_for_tied(self, saved):
+    def test_tensors_without_local_shards_are_not_taken_for_tied(self, saved):
         found = load(Job.at(saved / "narrow"), 0)
         assert found.keys() == {"one.weight", "one.bias", "other.weight", "other.bias", "tied.bias"}
 
@@ -207,7 +207,7 @@ class TestRegion:
     """Where a rank's part belongs, against how torch itself cuts."""
 
     @pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 8, 9])
-    def test_uneven_shards(self, rows):
+    def test_regions_of_uneven_shards_match_torch_chunk(self, rows):
         whole_one, mesh = torch.arange(rows * 2).reshape(rows, 2), torch.arange(4)
         pieces = list(whole_one.chunk(4)) if rows else []
         for rank in range(4):
@@ -215,17 +215,17 @@ class TestRegion:
             expected = pieces[rank] if rank < len(pieces) else whole_one[:0]
             assert torch.equal(whole_one[region], expected)
 
-    def test_replicas_of_shards(self):
+    def test_replicas_of_a_shard_have_equal_regions(self):
         mesh = torch.arange(4).reshape(2, 2)
         found = [region_of((6, 4), mesh, [Replicate(), Shard(1)], rank) for rank in range(4)]
         assert found[0] == found[2] == (slice(0, 6), slice(0, 2))
         assert found[1] == found[3] == (slice(0, 6), slice(2, 4))
 
-    def test_one_dimension_cut_twice(self):
+    def test_a_dimension_sharded_twice_has_nested_regions(self):
         mesh = torch.arange(4).reshape(2, 2)
         found = [region_of((7,), mesh, [Shard(0), Shard(0)], rank)[0] for rank in range(4)]
         assert found == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
 
-    def test_sums_are_refused(self):
+    def test_partial_sums_are_refused(self):
         with pytest.raises(ValueError, match="not made whole"):
             region_of((4,), torch.arange(2), [Partial()], 0)

@@ -65,7 +65,7 @@ def odd_tensors():
 
 
 class TestContract:
-    def test_step_is_whole_and_equal(self, job, mode, way):
+    def test_a_saved_step_is_whole_and_has_equal_tensors(self, job, mode, way):
         tensors = odd_tensors()
         saver = StepSaver(job, 0, 1, mode=mode, dtype=None, write_mode=way)
         save(saver, 3, tensors)
@@ -78,7 +78,7 @@ class TestContract:
             assert torch.equal(found[name], tensor), name
         saver.close()
 
-    def test_modes_and_ways_write_the_same_bytes(self, job):
+    def test_all_modes_write_the_same_bytes(self, job):
         digests = set()
         for step, (mode, way) in enumerate(itertools.product(MODES, [find_write_mode(job.root), BUFFERED])):
             torch.manual_seed(0)
@@ -86,14 +86,14 @@ class TestContract:
             digests.add(whole(job, step).shards[0].digest)
         assert len(digests) == 1
 
-    def test_cast_is_what_torch_casts(self, job, mode):
+    def test_the_cast_matches_torch_and_leaves_integers_alone(self, job, mode):
         weight, whole_number = torch.randn(33, 5), torch.arange(4)
         save(StepSaver(job, 0, 1, mode=mode), 0, [("w", weight), ("n", whole_number)])
         found = load(job, 0)
         assert torch.equal(found["w"], weight.to(torch.bfloat16))
         assert torch.equal(found["n"], whole_number)
 
-    def test_mode_of_files_follows_the_umask(self, job, mode, way):
+    def test_file_permissions_follow_the_umask(self, job, mode, way):
         before = os.umask(0o027)
         try:
             save(StepSaver(job, 0, 1, mode=mode, write_mode=way), 0, [("w", torch.ones(4))])
@@ -106,7 +106,7 @@ class TestContract:
 
     @pytest.mark.parametrize("kind", ["qwen2", "llama"])
     @pytest.mark.parametrize("tie", [False, True])
-    def test_directory_loads_as_it_is(self, job, mode, kind, tie):
+    def test_transformers_loads_a_saved_directory_as_it_is(self, job, mode, kind, tie):
         transformers = pytest.importorskip("transformers", reason="needs transformers")
         model = tiny(tie, kind)
         save(StepSaver(job, 0, 1, mode=mode), 1, model.state_dict().items(), config_of(model))
@@ -118,7 +118,7 @@ class TestContract:
         assert (log_probs(loaded) - log_probs(model)).abs().max() < 0.05
         assert ("lm_head.weight" in index_of(job, 1)["weight_map"]) is not tie
 
-    def test_index_names_every_tensor_and_all_bytes(self, job, mode):
+    def test_the_index_names_every_tensor_and_the_total_size(self, job, mode):
         save(
             StepSaver(job, 0, 1, mode=mode, tied=["again"]),
             0,
@@ -128,7 +128,7 @@ class TestContract:
         assert index["weight_map"] == {"w": "model-00001-of-00001.safetensors"}
         assert index["metadata"]["total_size"] == 16
 
-    def test_saves_follow_each_other(self, job, mode):
+    def test_consecutive_saves_write_their_own_weights(self, job, mode):
         saver = StepSaver(job, 0, 1, mode=mode)
         for step in range(4):
             save(saver, step, [("w", torch.full((1000, 10), float(step)))])
@@ -151,15 +151,15 @@ class TestExport:
             "w2": 2,
         }
 
-    def test_background_takes_a_walk_that_cannot_be_repeated(self, job):
+    def test_background_mode_accepts_a_one_shot_iterator(self, job):
         save(StepSaver(job, 0, 1), 0, iter([("w", torch.ones(4))]))
         whole(job, 0)
 
-    def test_stream_says_what_it_needs(self, job):
+    def test_stream_mode_refuses_a_one_shot_iterator(self, job):
         with pytest.raises(UsageError, match="walked twice"):
             StepSaver(job, 0, 1, mode="stream").save(0, "a", iter([("w", torch.ones(4))]))
 
-    def test_stream_notices_another_model(self, job):
+    def test_stream_mode_refuses_a_changed_model_and_then_recovers(self, job):
         saver = StepSaver(job, 0, 1, mode="stream")
         save(saver, 0, [("w", torch.ones(4))])
         with pytest.raises(UsageError, match="changed"):
@@ -173,13 +173,13 @@ class TestExport:
         [[], [("w", torch.ones(2)), ("w", torch.ones(2))], [("__metadata__", torch.ones(2))]],
         ids=["none", "twice", "reserved"],
     )
-    def test_exports_without_meaning_are_refused(self, job, mode, tensors):
+    def test_empty_duplicate_and_reserved_tensor_names_are_refused(self, job, mode, tensors):
         with pytest.raises(UsageError):
             save(StepSaver(job, 0, 1, mode=mode), 0, tensors)
         assert absent(job, 0)
 
     @pytest.mark.fault("the final save rewrites an advertised step in place")
-    def test_sealed_step_is_never_written_again(self, job, mode):
+    def test_a_sealed_step_is_never_rewritten(self, job, mode):
         saver = StepSaver(job, 0, 1, mode=mode)
         save(saver, 0, [("w", torch.ones(4))])
         before = whole(job, 0)
@@ -200,7 +200,7 @@ class TestFailure:
         assert absent(job, 0)
         assert not temporaries(job, 0)
 
-    def test_largest_finite_values_pass(self, job, mode):
+    def test_the_largest_finite_values_are_accepted(self, job, mode):
         for step, dtype in enumerate([torch.bfloat16, torch.float16, torch.float32, torch.float64]):
             limits = torch.finfo(dtype)
             save(
@@ -210,11 +210,11 @@ class TestFailure:
             )
             whole(job, step)
 
-    def test_check_can_be_left_out(self, job, mode):
+    def test_the_finite_check_can_be_switched_off(self, job, mode):
         save(StepSaver(job, 0, 1, mode=mode, check_finite=False), 0, [("w", torch.tensor([float("nan")]))])
         whole(job, 0)
 
-    def test_full_disk_leaves_no_step(self, job, mode, monkeypatch):
+    def test_a_full_disk_leaves_no_step_and_the_next_save_succeeds(self, job, mode, monkeypatch):
         _fail_writes(monkeypatch, errno.ENOSPC)
         saver = StepSaver(job, 0, 1, mode=mode, write_mode=BUFFERED)
         with pytest.raises(StorageError, match="No space left"):
@@ -225,7 +225,7 @@ class TestFailure:
         save(saver, 0, [("w", torch.ones(4096))])
         whole(job, 0)
 
-    def test_error_surfaces_at_the_next_save(self, job, monkeypatch):
+    def test_a_background_error_is_raised_by_the_next_save(self, job, monkeypatch):
         _fail_writes(monkeypatch, errno.EIO)
         saver = StepSaver(job, 0, 1, write_mode=BUFFERED)
         saver.save(0, "a", [("w", torch.ones(4))])
@@ -236,7 +236,7 @@ class TestFailure:
         assert absent(job, 0)
         whole(job, 1)
 
-    def test_job_that_is_not_there_is_not_made(self, tmp_path, mode):
+    def test_a_missing_job_directory_is_not_created(self, tmp_path, mode):
         job = new_job(tmp_path / "job")
         os.rmdir(job.root)
         with pytest.raises(StorageError):
@@ -244,7 +244,7 @@ class TestFailure:
         assert not os.path.exists(job.root)
 
     @pytest.mark.fault("a failed background save hangs everybody")
-    def test_other_ranks_notice(self, job, mode, monkeypatch):
+    def test_a_failed_rank_fails_the_save_on_all_ranks(self, job, mode, monkeypatch):
         tensors = [("a", torch.ones(64)), ("b", torch.full((64,), float("nan")))]
         savers = [StepSaver(job, rank, 2, mode=mode, timeout=60) for rank in range(2)]
         errors = _together(savers, tensors)
@@ -254,13 +254,13 @@ class TestFailure:
         assert "'b'" in str(errors[0])
         assert absent(job, 0)
 
-    def test_silence_of_another_rank_is_bounded(self, job, mode):
+    def test_a_silent_rank_times_out_the_save(self, job, mode):
         saver = StepSaver(job, 0, 2, mode=mode, timeout=0.2)
         with pytest.raises(TimedOutError, match="all ranks"):
             save(saver, 0, [("a", torch.ones(4)), ("b", torch.ones(4))])
         assert absent(job, 0)
 
-    def test_rank_that_fails_walks_on(self, job, mode):
+    def test_a_failing_rank_still_iterates_the_whole_export(self, job, mode):
         walked = []
 
         def export():
@@ -300,7 +300,7 @@ def _together(savers, tensors):
 
 
 class TestBackground:
-    def test_training_goes_on_while_the_step_is_written(self, job, monkeypatch):
+    def test_training_continues_while_a_step_is_written(self, job, monkeypatch):
         events, gate = [], threading.Event()
         write = NewFile.write
 
@@ -322,7 +322,7 @@ class TestBackground:
         assert "write" in events
         assert load(job, 0)["w"].unique().item() == 1
 
-    def test_arena_is_kept(self, job):
+    def test_the_pinned_buffer_is_reused_between_saves(self, job):
         saver = StepSaver(job, 0, 1)
         tensors = [(f"w{number}", torch.ones(300_000)) for number in range(8)]
         save(saver, 0, tensors)
@@ -333,7 +333,7 @@ class TestBackground:
         assert capacity - 8 * 300_000 * 2 < 4096
 
     @pytest.mark.parametrize("device", ["cpu", "meta"])
-    def test_prepared_memory_serves_the_first_save(self, job, device):
+    def test_prepared_memory_is_used_by_the_first_save(self, job, device):
         tensors = [(f"w{number}", torch.randn(300_001)) for number in range(8)]
         saver = StepSaver(job, 0, 1)
         saver.prepare([(name, tensor.to(device)) for name, tensor in tensors])
@@ -344,7 +344,7 @@ class TestBackground:
         assert torch.equal(load(job, 0)["w7"], tensors[7][1].to(torch.bfloat16))
         saver.close()
 
-    def test_prepared_share_is_that_of_the_rank(self, job):
+    def test_prepared_memory_is_as_large_as_the_rank_s_share(self, job):
         savers = [StepSaver(job, rank, 2) for rank in range(2)]
         for saver, size in zip(savers, (40_960, 8192), strict=True):
             saver.prepare(
@@ -353,14 +353,14 @@ class TestBackground:
             assert saver._kept_buffer().capacity == size
             saver.close()
 
-    def test_more_than_was_prepared_is_saved_too(self, job):
+    def test_a_save_larger_than_prepared_succeeds(self, job):
         saver = StepSaver(job, 0, 1)
         saver.prepare([("w", torch.empty(10, device="meta"))])
         weight = torch.randn(100_000)
         save(saver, 0, [("w", weight)])
         assert torch.equal(load(job, 0)["w"], weight.to(torch.bfloat16))
 
-    def test_preparing_is_done_once_and_before(self, job, mode):
+    def test_prepare_is_refused_a_second_time_and_after_a_save(self, job, mode):
         saver = StepSaver(job, 0, 1, mode=mode)
         saver.prepare([("w", torch.ones(4))])
         with pytest.raises(UsageError, match="before the first save"):
@@ -370,7 +370,7 @@ class TestBackground:
             saver.prepare([("w", torch.ones(4))])
         whole(job, 0)
 
-    def test_memory_does_not_grow(self, job, mode):
+    def test_resident_memory_does_not_grow_over_saves(self, job, mode):
         saver, tensors = StepSaver(job, 0, 1, mode=mode), [("w", torch.ones(8 << 20))]
         for step in range(2):
             save(saver, step, tensors)
@@ -406,27 +406,27 @@ class TestCopies:
     @pytest.mark.parametrize("lasts", [True, False])
     @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("shape", [(1 << 21,), (1237, 1013), (1 << 19, 3), (3,)])
-    def test_two_threads_copy_what_one_does(self, helper, shape, source, lasts):
+    def test_two_threads_copy_the_same_as_one(self, helper, shape, source, lasts):
         tensors = [torch.randn(shape).to(source) for _ in range(9)]
         targets = [torch.empty(shape, dtype=torch.bfloat16) for _ in tensors]
         copy_all(helper, targets, tensors, lasts=lasts)
         assert all(torch.equal(a, b.to(torch.bfloat16)) for a, b in zip(targets, tensors, strict=True))
 
-    def test_what_is_not_contiguous_is_copied_by_value(self, helper):
+    def test_a_non_contiguous_tensor_is_copied_by_value(self, helper):
         tensor = torch.randn(1300, 1400).t()
         target = torch.empty(tensor.shape)
         with TensorCopies(helper) as copies:
             copies.add(target, tensor)
         assert torch.equal(target, tensor)
 
-    def test_what_does_not_last_is_copied_at_once(self, helper):
+    def test_a_reused_source_tensor_is_copied_at_once(self, helper):
         tensor, targets = torch.empty(1 << 20), [torch.empty(1 << 20) for _ in range(5)]
         with TensorCopies(helper) as copies:
             for number, target in enumerate(targets):
                 copies.add(target, tensor.fill_(number))
         assert [target.unique().tolist() for target in targets] == [[float(number)] for number in range(5)]
 
-    def test_an_error_of_the_helper_is_raised_and_nothing_is_under_way_after_it(self, helper):
+    def test_an_error_of_the_copy_thread_is_raised_and_leaves_no_copy_running(self, helper):
         tensors = [torch.randn(1 << 20) for _ in range(3)]
         targets = [torch.empty(1 << 20) for _ in range(2)]
         wrong = torch.empty(1 << 20, dtype=torch.float64)[::2]  # half as many: the helper cannot copy into it
@@ -436,7 +436,7 @@ class TestCopies:
 
 
 class TestProbe:
-    def test_refused_way_is_passed_over(self, tmp_path, monkeypatch):
+    def test_a_file_system_without_direct_io_uses_another_write_mode(self, tmp_path, monkeypatch):
         real = os.open
 
         def refuse(path, flags, *more, **options):
@@ -448,5 +448,5 @@ class TestProbe:
         assert find_write_mode(str(tmp_path)) in (UNCACHED, BUFFERED)
         assert not os.listdir(tmp_path)
 
-    def test_last_way_is_taken_where_none_can_be_tried(self, tmp_path):
+    def test_buffered_mode_is_used_if_no_mode_can_be_probed(self, tmp_path):
         assert find_write_mode(str(tmp_path / "missing")) is BUFFERED

@@ -177,7 +177,7 @@ def finish(job):
     return job
 
 
-def test_killed_at_any_moment_a_run_ends_where_an_undisturbed_one_does(place, straight, record_line):
+def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(place, straight, record_line):
     killed = new_job(place, "killed")
     draw, done, resumed = random.Random(SEED), 0, []
     while done < KILLS:
@@ -203,7 +203,7 @@ def test_killed_at_any_moment_a_run_ends_where_an_undisturbed_one_does(place, st
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_asked_to_stop_a_run_saves_and_ends_with_75_and_goes_on(place, straight, number):
+def test_a_stopped_run_saves_exits_with_75_and_resumes(place, straight, number):
     stopped = new_job(place, f"stopped-{number}")
     process = start(stopped)
     assert wait_for_work(stopped, process, 2)

@@ -32,7 +32,7 @@ def leads(job, pid):
     return token > 0 and read_leader(job, token).process.pid == pid
 
 
-def test_publishes_the_last_step_and_ends_with_the_run(tmp_path):
+def test_the_daemon_publishes_the_last_step_and_exits_with_the_run(tmp_path):
     config = configured(tmp_path / "job")
     job, daemon = Job.at(config.job.dir), start_daemon(config)
     pid = daemon.pid
@@ -45,7 +45,7 @@ def test_publishes_the_last_step_and_ends_with_the_run(tmp_path):
     assert daemon.pid is None
 
 
-def test_killed_daemon_is_started_again_and_another_leader_is_left_alone(tmp_path):
+def test_a_killed_daemon_is_restarted_and_another_leader_is_left_alone(tmp_path):
     config = configured(tmp_path / "job")
     job, daemon = Job.at(config.job.dir), start_daemon(config)
     other = None
@@ -63,7 +63,7 @@ def test_killed_daemon_is_started_again_and_another_leader_is_left_alone(tmp_pat
             other.close()
 
 
-def test_daemon_that_cannot_start_is_given_up_and_said(tmp_path, capsys):
+def test_a_daemon_that_cannot_start_is_given_up_and_reported(tmp_path, capsys):
     config = configured(tmp_path / "job", daemon={"log_level": "info"})
     (tmp_path / "job/config.toml").write_text("[daemon]\nkeep_lost = 1\n")
     daemon = start_daemon(config)
@@ -75,7 +75,7 @@ def test_daemon_that_cannot_start_is_given_up_and_said(tmp_path, capsys):
     daemon.close()
 
 
-def test_nothing_is_made_where_the_job_is_not_mounted(tmp_path):
+def test_no_job_directory_is_created_if_it_is_not_mounted(tmp_path):
     config = configured(tmp_path / "job")
     os.rmdir(tmp_path / "job")
     daemon = start_daemon(config)
@@ -84,7 +84,7 @@ def test_nothing_is_made_where_the_job_is_not_mounted(tmp_path):
     daemon.close()
 
 
-def test_trainer_that_is_killed_leaves_no_daemon(tmp_path):
+def test_a_killed_trainer_leaves_no_daemon(tmp_path):
     config = configured(tmp_path / "job")
     program = (
         "import sys, time; from trainer.launch.daemon import start_daemon\n"
@@ -102,7 +102,7 @@ def test_trainer_that_is_killed_leaves_no_daemon(tmp_path):
     until(lambda: not alive(pid))
 
 
-def test_options_follow_the_configuration(tmp_path):
+def test_daemon_options_follow_the_configuration(tmp_path):
     trainer = {"max_checkpoints_to_keep": 3}
     assert options(configured(tmp_path, trainer=trainer)) == ["--keep-full", "3", "--log-level", "warning"]
     given = {"keep_full": 1, "log_level": "debug"}

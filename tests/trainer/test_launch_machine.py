@@ -18,12 +18,12 @@ from trainer.launch.machine import count_gpus, count_ranks, settings
         (0, "0", 0),
     ],
 )
-def test_gpus_that_cuda_would_show(monkeypatch, listed, visible, count):
+def test_gpus_are_counted_as_cuda_visible_devices_says(monkeypatch, listed, visible, count):
     monkeypatch.setattr(machine, "_listed_gpus", lambda: listed)
     assert count_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == count
 
 
-def test_gpus_are_listed_by_the_driver_s_own_tool(monkeypatch, tmp_path):
+def test_gpus_are_listed_by_nvidia_smi(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: X (UUID: a)'; echo '  MIG 1g: b'; echo 'GPU 1: X (UUID: c)'\n")
     tool.chmod(0o755)
@@ -31,7 +31,7 @@ def test_gpus_are_listed_by_the_driver_s_own_tool(monkeypatch, tmp_path):
     assert count_gpus({}) == 2
 
 
-def test_ranks(monkeypatch):
+def test_the_rank_count_follows_the_setting_and_the_gpus(monkeypatch):
     monkeypatch.setattr(machine, "_listed_gpus", lambda: 8)
     assert [count_ranks("auto", "auto", {}), count_ranks("auto", "cpu", {}), count_ranks(3, "cpu", {})] == [
         8,
@@ -42,7 +42,7 @@ def test_ranks(monkeypatch):
     assert count_ranks("auto", "auto", {}) == 1
 
 
-def test_settings_leave_the_user_s_alone(monkeypatch):
+def test_rank_environment_keeps_the_user_s_settings(monkeypatch):
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
     found = settings(4, {})
     assert found["OMP_NUM_THREADS"] == "2"

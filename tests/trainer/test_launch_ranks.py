@@ -27,17 +27,17 @@ def check(launch, world_size, origin):
     return ranks
 
 
-def test_alone_starts_its_ranks(tmp_path):
+def test_the_trainer_alone_starts_its_ranks(tmp_path):
     ranks = check(Launch(tmp_path, "--nproc", "2"), 2, "trainer")
     assert [rank["place"]["local_rank"] for rank in ranks] == [0, 1]
     assert all("x86_non_temporal_threshold=0x80000" in rank["tunables"] for rank in ranks)
 
 
-def test_one_rank_has_a_process_group_as_well(tmp_path):
+def test_a_single_rank_has_a_process_group(tmp_path):
     check(Launch(tmp_path), 1, "trainer")
 
 
-def test_torchrun(tmp_path):
+def test_ranks_started_by_torchrun_agree_on_the_job(tmp_path):
     before = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     check(Launch(tmp_path, before=before), 2, "torchrun")
 
@@ -51,7 +51,7 @@ def slurm():
 
 @pytest.mark.beds
 @pytest.mark.group("mounts")
-def test_srun(slurm, tmp_path):
+def test_ranks_started_by_srun_agree_on_the_job(slurm, tmp_path):
     ranks = check(Launch(tmp_path, before=[slurm, "srun", "-N2", "-n3", sys.executable]), 3, "slurm")
     assert [rank["place"]["local_rank"] for rank in ranks] == [0, 1, 0]
     assert [rank["place"]["local_world_size"] for rank in ranks] == [2, 2, 1]
@@ -60,7 +60,7 @@ def test_srun(slurm, tmp_path):
 
 @pytest.mark.beds
 @pytest.mark.group("mounts")
-def test_slurm_warning_ends_a_batch_job_with_75_and_it_is_queued_again(slurm, tmp_path):
+def test_a_slurm_warning_exits_with_75_and_requeues_the_batch_job(slurm, tmp_path):
     """USR2 reaches the ranks of a step through their starter; the script asks for another start."""
     (tmp_path / "job.sh").write_text(
         "#!/bin/bash\n"

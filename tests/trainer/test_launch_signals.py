@@ -17,7 +17,7 @@ def gone(pids):
     until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_rank_that_is_killed_ends_the_others_and_is_named(tmp_path):
+def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
     launch = Launch(tmp_path, "--nproc", "2", "--rank", "wait_for_stop")
     ranks = launch.up(2)
     os.kill(ranks[1]["pid"], KILL)
@@ -27,7 +27,7 @@ def test_rank_that_is_killed_ends_the_others_and_is_named(tmp_path):
     gone([rank["pid"] for rank in ranks])
 
 
-def test_rank_that_fails_ends_the_others_with_its_code(tmp_path):
+def test_a_failed_rank_ends_the_others_with_its_exit_code(tmp_path):
     code, output, errors = Launch(tmp_path, "--nproc", "2", "--rank", "fail").ended()
     assert code == 1
     assert "[rank 1] error: the disk is on fire\n[rank 1] hint: call somebody\n" in errors
@@ -36,7 +36,7 @@ def test_rank_that_fails_ends_the_others_with_its_code(tmp_path):
 
 
 @pytest.mark.parametrize("number", [TERM, USR2, INT], ids=lambda number: number.name)
-def test_request_to_stop_reaches_every_rank(tmp_path, number):
+def test_a_stop_signal_reaches_every_rank(tmp_path, number):
     launch = Launch(tmp_path, "--nproc", "2", "--rank", "wait_for_stop")
     launch.up(2)
     launch.send(number)
@@ -46,7 +46,7 @@ def test_request_to_stop_reaches_every_rank(tmp_path, number):
 
 
 @pytest.mark.parametrize(("number", "expected"), [(TERM, 75), (INT, 130)], ids=["TERM", "INT"])
-def test_request_before_anything_is_trained_ends_at_once(tmp_path, number, expected):
+def test_a_stop_signal_before_training_ends_the_ranks_at_once(tmp_path, number, expected):
     launch = Launch(tmp_path, "--nproc", "2", "--rank", "begin")
     ranks = launch.up(2)
     launch.send(number)
@@ -54,7 +54,7 @@ def test_request_before_anything_is_trained_ends_at_once(tmp_path, number, expec
     gone([rank["pid"] for rank in ranks])
 
 
-def test_third_interrupt_kills_ranks_that_hang(tmp_path):
+def test_a_third_interrupt_kills_hanging_ranks(tmp_path):
     launch = Launch(tmp_path, "--nproc", "2", "--rank", "hang")
     ranks = launch.up(2)
     sent = 0
@@ -67,7 +67,7 @@ def test_third_interrupt_kills_ranks_that_hang(tmp_path):
     assert sent >= 3
 
 
-def test_nobody_outlives_the_starter(tmp_path):
+def test_no_rank_outlives_the_supervisor(tmp_path):
     launch = Launch(tmp_path, "--nproc", "2", "--rank", "hang")
     ranks = launch.up(2)
     launch.process.kill()
@@ -92,7 +92,7 @@ def test_ctrl_c_on_a_terminal_arrives_once(tmp_path):
     os.close(leader)
 
 
-def test_flood_of_another_rank_comes_out_whole(tmp_path):
+def test_large_output_of_another_rank_is_relayed_completely(tmp_path):
     code, output, errors = Launch(tmp_path, "--nproc", "2", "--rank", "flood").ended()
     assert (code, output) == (0, "rank 0 has the terminal\n")
     lines = errors.splitlines()
@@ -102,7 +102,7 @@ def test_flood_of_another_rank_comes_out_whole(tmp_path):
 
 
 class TestStopSignals:
-    def test_flag_is_set_and_handlers_come_back(self):
+    def test_stop_signals_are_recorded_and_handlers_are_restored(self):
         before = [signal.getsignal(number) for number in (TERM, INT, USR2)]
         for number in (TERM, USR2, INT):
             with StopSignals() as stop:
@@ -111,7 +111,7 @@ class TestStopSignals:
                 assert stop.requested == number
         assert [signal.getsignal(number) for number in (TERM, INT, USR2)] == before
 
-    def test_second_interrupt_is_one(self):
+    def test_a_second_interrupt_raises_keyboard_interrupt(self):
         with StopSignals() as stop:
             os.kill(os.getpid(), TERM)
             os.kill(os.getpid(), INT)

@@ -98,7 +98,7 @@ def job(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_announced_is_there_and_what_is_due_is_kept(job):
+def test_published_steps_are_on_disk_and_retention_keeps_what_is_due(job):
     """Sync 1, save 2, keep 2, 6 steps: 4 and 6 are saves, 5 the newest sync step; the version before 6 stays, too."""
     config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
     with daemon(job, "--keep-last", "1", "--keep-full", "2"), trainer(config) as (made, shown):
@@ -155,7 +155,7 @@ def watching(job, seen):
         thread.join()
 
 
-def test_going_on_is_exactly_going_straight_through(tmp_path):
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path):
     states = {}
     for name, totals in {"straight": [5], "twice": [2, 5]}.items():
         job = tmp_path / name
@@ -168,7 +168,7 @@ def test_going_on_is_exactly_going_straight_through(tmp_path):
     assert same(states["straight"], states["twice"])
 
 
-def test_a_signal_saves_and_asks_to_be_started_again(job):
+def test_a_signal_saves_a_checkpoint_and_exits_with_75(job):
     config = small_config(job, trainer={"total_steps": 6})
     with trainer(config) as (made, _):
         made.train_step(made.rank0.strategy.sample(0, generation=1))
@@ -180,7 +180,7 @@ def test_a_signal_saves_and_asks_to_be_started_again(job):
     assert next(step for step, _ in shown.records) == 2
 
 
-def test_a_full_disk_is_survived_and_the_next_sync_goes_out(job, monkeypatch):
+def test_a_full_disk_is_survived_and_the_next_sync_succeeds(job, monkeypatch):
     fail_at(monkeypatch, {2, 3})
     code, shown = run(small_config(job, trainer={"total_steps": 5}))
     assert code == 0
@@ -189,7 +189,7 @@ def test_a_full_disk_is_survived_and_the_next_sync_goes_out(job, monkeypatch):
     assert max(record.get("sync/failures", 0.0) for record in figures.values()) == 2.0
 
 
-def test_a_full_checkpoint_that_fails_is_tried_again_at_the_next_interval(job, monkeypatch):
+def test_a_failed_full_checkpoint_is_retried_at_the_next_interval(job, monkeypatch):
     fail_at(monkeypatch, {2})
     code, _ = run(small_config(job, trainer={"total_steps": 5, "save_interval": 2}))
     assert code == 0
@@ -217,7 +217,7 @@ def fail_at(monkeypatch, steps):
     monkeypatch.setattr(StepWriter, "place", full)
 
 
-def test_weights_that_are_no_numbers_end_the_run_at_once(job):
+def test_non_finite_weights_end_the_run_at_once(job):
     config = small_config(job, trainer={"total_steps": 6})
     with trainer(config) as (made, _):
         with torch.no_grad():
@@ -229,7 +229,7 @@ def test_weights_that_are_no_numbers_end_the_run_at_once(job):
 
 
 @pytest.mark.slow
-def test_explorers_are_led_back_to_the_checkpoint(job):
+def test_explorers_roll_back_to_the_checkpoint_after_a_resume(job):
     """Killed at step 5 after a checkpoint at 2: the marker goes back, and 3 and later are written again."""
     config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
     with daemon(job, "--keep-last", "3"):
@@ -250,7 +250,7 @@ def test_explorers_are_led_back_to_the_checkpoint(job):
 
 
 @pytest.mark.slow
-def test_a_run_that_begins_again_without_a_checkpoint_leads_explorers_back_to_the_base(job):
+def test_a_restart_without_a_checkpoint_rolls_explorers_back_to_the_base(job):
     with daemon(job, "--keep-last", "3"):
         write_by_hand(job, 1)
         write_by_hand(job, 2)
@@ -272,7 +272,7 @@ def published(job):
         return version.pair if version else None
 
 
-def test_explorers_that_decide_are_served_and_told_when_there_is_nothing(job):
+def test_asking_explorers_get_new_steps_and_learn_when_there_is_none(job):
     config = small_config(job, sync={"style": "explorer_driven"}, trainer={"total_steps": 30})
     steps = []
     with daemon(job), trainer(config) as (made, _):
@@ -299,7 +299,7 @@ def more(job, explorer):
             writer.write([rollout(step, group, number) for group in range(2) for number in range(2)])
 
 
-def test_a_broadcast_group_is_formed_and_closed_by_the_names_of_the_seeds(job):
+def test_a_broadcast_group_is_set_up_and_torn_down_by_both_sides(job):
     with Synchronizer.open(job, "explorer", "e0") as explorer, trainer(small_config(job)) as (made, _):
         assert made.get_weight_sync_info() is None
         joining = threading.Thread(target=explorer.coordinate_weight_sync_setup, args=[60.0])
@@ -312,7 +312,7 @@ def test_a_broadcast_group_is_formed_and_closed_by_the_names_of_the_seeds(job):
         assert made.get_weight_sync_info() is explorer.get_weight_sync_info() is None
 
 
-def test_a_broadcast_group_of_another_size_name_or_nobody_is_refused(job):
+def test_a_broadcast_group_with_a_wrong_name_size_or_no_peer_is_refused(job):
     with Synchronizer.open(job, "explorer", "e0"), trainer(small_config(job)) as (made, _):
         with pytest.raises(UsageError, match="no group is called 'other'"):
             made.setup_weight_sync_group("127.0.0.1", 4000, 2, "other", 60.0)
@@ -340,7 +340,7 @@ def test_the_run_ends_when_all_explorers_have_left(job):
     assert steps_in(job)[-1] == 12
 
 
-def test_a_run_without_samples_ends_in_time_with_what_it_has(job):
+def test_a_run_without_samples_times_out_and_saves_a_full_checkpoint(job):
     config = small_config(job, data={"wait_timeout": 0.5}, trainer={"total_steps": None})
     with trainer(config) as (made, _), pytest.raises(TimedOutError, match="no whole batch") as caught:
         made.train()
@@ -348,7 +348,7 @@ def test_a_run_without_samples_ends_in_time_with_what_it_has(job):
     assert os.path.exists(f"{job}/global_step_12/.full_checkpoint")
 
 
-def test_consumed_batches_go_once_a_checkpoint_covers_them(job):
+def test_consumed_batches_are_deleted_once_a_checkpoint_covers_them(job):
     config = small_config(job, data={"consumed": "delete"}, trainer={"total_steps": 4, "save_interval": 2})
     with trainer(config) as (made, _):
         assert made.train() == 0

@@ -96,7 +96,7 @@ def train(config):
                 made.shutdown()
 
 
-def test_training_goes_on_while_there_is_no_room_and_the_weights_come_later(job, monkeypatch):
+def test_training_continues_without_disk_space_and_syncs_later(job, monkeypatch):
     filled(monkeypatch, job, first=3, last=5)
     code, shown = train(small_config(job, trainer={"total_steps": 8}, sync={"max_failures": 4}))
     assert code == 0
@@ -113,7 +113,7 @@ def test_training_goes_on_while_there_is_no_room_and_the_weights_come_later(job,
         assert damaged_files(LocalDisk(), path, read_manifest(LocalDisk(), path)) == []
 
 
-def test_no_room_for_good_ends_the_run_with_what_was_good(job, end, monkeypatch):
+def test_a_disk_that_stays_full_ends_the_run_with_the_good_steps(job, end, monkeypatch):
     filled(monkeypatch, job, first=3, last=99)
     with pytest.raises(StorageError, match=SAID[end]):
         train(small_config(job, trainer={"total_steps": 9}, sync={"max_failures": 2}))

@@ -56,7 +56,7 @@ def explorer(job):
         yield
 
 
-def test_with_nobody_there_only_full_checkpoints_are_written(tmp_path):
+def test_without_explorers_only_full_checkpoints_are_written(tmp_path):
     assert run(configured(tmp_path / "job")) == 0
     assert steps(tmp_path / "job") == full(tmp_path / "job") == [3, 6]
 
@@ -68,20 +68,20 @@ def test_each_step_is_published_while_an_explorer_lives(tmp_path):
     assert steps(tmp_path / "job") == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_interval_that_was_given_still_counts_while_an_explorer_lives(tmp_path):
+def test_an_explicit_interval_applies_while_an_explorer_lives(tmp_path):
     config = configured(tmp_path / "job", interval=2)
     with explorer(config.job.dir):
         assert run(config) == 0
     assert steps(tmp_path / "job") == [2, 3, 4, 6]
 
 
-def test_publishing_for_readers_without_a_presence_can_be_asked_for(tmp_path):
+def test_sync_unwatched_publish_publishes_without_explorers(tmp_path):
     assert run(configured(tmp_path / "job", unwatched="publish")) == 0
     assert steps(tmp_path / "job") == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [6]), (2, [4, 6])])
-def test_a_finished_job_keeps_as_many_full_checkpoints_as_asked_and_no_trash(tmp_path, keep, left):
+def test_a_finished_job_keeps_max_checkpoints_to_keep_and_no_trash(tmp_path, keep, left):
     trainer = {"save_interval": 2, "max_checkpoints_to_keep": keep}
     config = configured(tmp_path / "job", trainer=trainer)
     daemon = start_daemon(config)
@@ -100,7 +100,7 @@ def trash(job):
     ]
 
 
-def test_a_daemon_that_somebody_else_runs_is_left_to_it(tmp_path, monkeypatch):
+def test_a_daemon_that_another_process_runs_is_not_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "EVERY", 0.05)
     config = configured(tmp_path / "job", trainer={"save_interval": 2, "max_checkpoints_to_keep": 1})
     leading, other = start_daemon(config), None
@@ -115,7 +115,7 @@ def test_a_daemon_that_somebody_else_runs_is_left_to_it(tmp_path, monkeypatch):
         leading.close()
 
 
-def test_what_cannot_be_tidied_is_said_with_what_to_run(tmp_path, monkeypatch, capsys):
+def test_a_failed_cleanup_is_reported_with_the_command_to_run(tmp_path, monkeypatch, capsys):
     config = configured(tmp_path / "job")
     daemon = start_daemon(config)
     assert run(config) == 0
@@ -126,7 +126,7 @@ def test_what_cannot_be_tidied_is_said_with_what_to_run(tmp_path, monkeypatch, c
     assert "syncd prune" in said
 
 
-def test_the_end_of_a_job_is_left_for_explorers_and_taken_back_by_a_later_start(tmp_path):
+def test_the_end_of_a_job_is_recorded_and_removed_by_a_later_start(tmp_path):
     config = configured(tmp_path, trainer={"total_steps": None, "save_interval": 0}, unwatched="skip")
     config = config.model_copy(update={"data": config.data.model_copy(update={"epochs": 1})})
     assert run(config) == 0

@@ -72,7 +72,7 @@ def held(memory, job, step):
     return True
 
 
-def test_a_copy_has_the_digests_of_the_step(job, memory, saver):
+def test_an_in_memory_copy_has_the_digests_of_the_step(job, memory, saver):
     told = []
     for step in (1, 2):
         assert save(saver, memory, step, told) == ""
@@ -86,7 +86,7 @@ def test_a_copy_has_the_digests_of_the_step(job, memory, saver):
     assert told == []
 
 
-def test_the_newest_two_stay_and_none_that_is_read_goes(job, memory, saver):
+def test_the_newest_two_copies_and_those_in_use_are_kept(job, memory, saver):
     for step in (1, 2, 3):
         save(saver, memory, step, [])
     assert [held(memory, job, step) for step in (1, 2, 3)] == [False, True, True]
@@ -99,7 +99,7 @@ def test_the_newest_two_stay_and_none_that_is_read_goes(job, memory, saver):
     assert [held(memory, job, step) for step in (2, 4, 5, 6)] == [False, False, True, True]
 
 
-def test_bytes_are_bounded_and_what_does_not_fit_goes_through_files(job, shm, saver):
+def test_a_copy_beyond_the_memory_limit_falls_back_to_files(job, shm, saver):
     """There is room for one copy: the one before goes for it, unless it is read."""
     memory = MemoryCopies(job, shm, limit=SIZE + SLACK)
     assert memory.open() == ""
@@ -115,7 +115,7 @@ def test_bytes_are_bounded_and_what_does_not_fit_goes_through_files(job, shm, sa
     assert os.listdir(shm) == []
 
 
-def test_a_place_that_is_not_in_memory_is_refused(job, tmp_path):
+def test_a_directory_that_is_not_in_memory_is_refused(job, tmp_path):
     if is_memory(str(tmp_path)):
         pytest.skip("temporary files are in memory here")
     assert "is not in memory" in MemoryCopies(job, str(tmp_path)).open()
@@ -139,7 +139,7 @@ def little(tmp_path):
     subprocess.run(["umount", place], check=True, timeout=30)
 
 
-def test_a_full_memory_leaves_the_step_to_files(job, little, saver):
+def test_a_full_memory_file_system_falls_back_to_files(job, little, saver):
     """Once by what is asked before, once by the file system itself, in the midst of a save."""
     memory, told = MemoryCopies(job, little, limit=1 << 30), []
     assert memory.open() == ""
@@ -157,7 +157,7 @@ def test_a_full_memory_leaves_the_step_to_files(job, little, saver):
     assert os.listdir(little) == []
 
 
-def test_a_copy_that_breaks_in_the_midst_of_a_save_is_no_copy(job, memory, saver, monkeypatch):
+def test_a_write_error_discards_the_copy_and_keeps_the_step(job, memory, saver, monkeypatch):
     told = []
     monkeypatch.setattr("syncd.transports.memory.save.NewFile.write", failing)
     assert save(saver, memory, 1, told) == ""
@@ -178,7 +178,7 @@ def failing(self, piece, offset):
         piece, offset = piece[done:], offset + done
 
 
-def test_two_ranks_make_one_copy(job, memory):
+def test_two_ranks_write_one_copy(job, memory):
     savers = [StepSaver(job, rank, 2, dtype=None, timeout=60) for rank in range(2)]
     assert memory.make_room(1, "save-1", SIZE) == ""
     for saver in savers:
@@ -191,7 +191,7 @@ def test_two_ranks_make_one_copy(job, memory):
     assert held(memory, job, 1)
 
 
-def test_one_trainer_at_a_time_has_the_place(job, memory, shm):
+def test_a_second_trainer_cannot_open_the_copies(job, memory, shm):
     second = MemoryCopies(job, shm)
     second._clock = Hurried()
     assert "another trainer holds" in second.open()
@@ -211,7 +211,7 @@ class Hurried:
         self.at += seconds
 
 
-def test_a_start_clears_what_a_killed_one_has_left(job, shm, saver):
+def test_a_start_removes_the_copies_of_a_killed_trainer_unless_in_use(job, shm, saver):
     killed = MemoryCopies(job, shm)
     assert killed.open() == ""
     save(saver, killed, 1, [])
@@ -239,7 +239,7 @@ raise SystemExit(int(len(__import__("os").listdir(sys.argv[2]))))
 """
 
 
-def test_a_trainer_that_ends_by_an_error_keeps_no_memory(job, shm):
+def test_a_trainer_that_ends_with_an_error_leaves_no_copies(job, shm):
     command = [sys.executable, "-c", ENDS, job.root, shm]
     assert subprocess.run(command, env=environment(), timeout=100, check=False).returncode == 1
     assert os.listdir(shm) == []
@@ -268,13 +268,13 @@ PLENTY = FreeMemory(HOST, None, free=50 * GIB)
         (FreeMemory(HOST, MemoryLeft(3 * GIB, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, ""),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(room, size, used, limit, said):
+def test_a_copy_that_does_not_fit_is_refused_with_the_reason(room, size, used, limit, said):
     found = refusal(room, size, used, limit)
     assert found.startswith(said)
     assert bool(found) == bool(said)
 
 
-def test_what_there_is_is_read_of_this_machine(shm):
+def test_free_memory_is_read_from_this_machine(shm):
     found = read_free_memory(shm)
     assert 0 < found.host.left <= found.host.total
     assert found.free > 0
@@ -282,7 +282,7 @@ def test_what_there_is_is_read_of_this_machine(shm):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_tightest_control_group_counts(tmp_path, monkeypatch, version):
+def test_the_memory_left_is_read_from_every_limited_control_group(tmp_path, monkeypatch, version):
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         2: ("memory.max", "memory.current", "inactive_file"),

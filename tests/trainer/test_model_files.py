@@ -38,12 +38,12 @@ def refused(file):
     return f"{caught.value} | {caught.value.hint}"
 
 
-def test_a_whole_model_is_taken(write, tmp_path):
+def test_a_complete_model_is_accepted(write, tmp_path):
     leave_model(tmp_path / "model")
     check_model(load_config(write()))
 
 
-def test_shards_with_their_index_are_taken_and_a_missing_one_is_named(write, tmp_path):
+def test_indexed_shards_are_accepted_and_a_missing_one_is_named(write, tmp_path):
     leave_model(tmp_path / "model", shards=["a", "b", "c"])
     check_model(load_config(write()))
     (tmp_path / "model/model-00002-of-00003.safetensors").unlink()
@@ -58,7 +58,7 @@ def test_shards_with_their_index_are_taken_and_a_missing_one_is_named(write, tmp
         ("tokenizer.json", "has no tokenizer, and explorers load it from the steps: tokenizer.json (or"),
     ],
 )
-def test_what_is_missing_is_named(write, tmp_path, lost, said):
+def test_a_missing_file_is_named(write, tmp_path, lost, said):
     leave_model(tmp_path / "model")
     (tmp_path / "model" / lost).unlink()
     found = refused(write())
@@ -67,7 +67,7 @@ def test_what_is_missing_is_named(write, tmp_path, lost, said):
     assert "hf download" in found
 
 
-def test_a_config_that_does_not_parse_is_said_with_its_place(write, tmp_path):
+def test_a_malformed_config_or_index_is_reported(write, tmp_path):
     leave_model(tmp_path / "model")
     (tmp_path / "model/config.json").write_text("{")
     assert "not a model directory" in refused(write())
@@ -79,7 +79,7 @@ def test_a_config_that_does_not_parse_is_said_with_its_place(write, tmp_path):
     assert "not an index of weights" in refused(write())
 
 
-def test_a_pointer_of_git_lfs_is_no_file_of_weights(write, tmp_path):
+def test_a_git_lfs_pointer_is_refused_as_weights(write, tmp_path):
     leave_model(tmp_path / "model")
     (tmp_path / "model/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "a pointer of git-lfs: 43 bytes" in refused(write())
@@ -88,7 +88,7 @@ def test_a_pointer_of_git_lfs_is_no_file_of_weights(write, tmp_path):
 @pytest.mark.parametrize(
     "names", [["tokenizer.model"], ["vocab.json", "merges.txt"], ["vocab.txt"], ["qwen.tiktoken"]]
 )
-def test_any_tokenizer_will_do(write, tmp_path, names):
+def test_any_kind_of_tokenizer_file_is_accepted(write, tmp_path, names):
     leave_model(tmp_path / "model", tokenizer=False)
     for name in names:
         (tmp_path / "model" / name).touch()
@@ -100,7 +100,7 @@ SFT = '[algorithm]\nname = "sft"\n[data]\nsft_path = "rows.{kind}"\n'
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize("row", [{"tokens": [1, 2], "prompt_length": 1}, {"prompt": "a", "response": "b"}])
-def test_sft_needs_a_tokenizer_for_texts_only(write, tmp_path, kind, row):
+def test_sft_needs_a_tokenizer_only_for_text_rows(write, tmp_path, kind, row):
     leave_model(tmp_path / "model", tokenizer=False)
     if kind == "jsonl":
         (tmp_path / "rows.jsonl").write_text(f"\n{json.dumps(row)}\n")
@@ -115,17 +115,17 @@ def test_sft_needs_a_tokenizer_for_texts_only(write, tmp_path, kind, row):
         assert "are texts: tokenizer.json" in refused(file)
 
 
-def test_a_data_set_that_is_not_there_is_said_at_once(write, tmp_path):
+def test_a_missing_sft_file_is_a_storage_error(write, tmp_path):
     leave_model(tmp_path / "model", tokenizer=False)
     with pytest.raises(StorageError):
         check_model(load_config(write(SFT.format(kind="jsonl"))))
 
 
-def test_another_engine_looks_at_its_model_itself(write):
+def test_the_model_of_another_engine_is_not_checked(write):
     check_model(load_config(write('[engine]\nname = "other"\n')))
 
 
-def test_the_hub_s_cache_is_pointed_at_where_it_has_the_model(write, tmp_path, monkeypatch):
+def test_a_model_in_the_hub_cache_is_suggested(write, tmp_path, monkeypatch):
     snapshot = tmp_path / "hub/models--org--name/snapshots/abc"
     leave_model(snapshot)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -147,7 +147,7 @@ print(code, sorted(heavy))
 
 @pytest.mark.parametrize("verb", ["train", "stages"])
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_it_is_said_before_torch_is_imported_and_before_anything_is_made(write, tmp_path, verb, dry):
+def test_a_missing_model_is_reported_before_torch_is_imported(write, tmp_path, verb, dry):
     file = write('[[stages]]\nname = "a"\n' if verb == "stages" else "")
     command = [sys.executable, "-c", PROGRAM, verb, file, *dry]
     ended = subprocess.run(
@@ -159,7 +159,7 @@ def test_it_is_said_before_torch_is_imported_and_before_anything_is_made(write, 
     assert os.listdir(tmp_path) == ["file.toml"]
 
 
-def test_a_stage_that_is_done_needs_its_model_no_more(write, tmp_path, monkeypatch):
+def test_a_completed_stage_does_not_need_its_model(write, tmp_path, monkeypatch):
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     file = write('[[stages]]\nname = "a"\n')

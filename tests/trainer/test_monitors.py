@@ -141,7 +141,7 @@ def quiet_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_keeps_what_it_is_given_through_a_restart(kind, job, quiet_environment):
+def test_each_monitor_keeps_its_records_through_a_restart(kind, job, quiet_environment):
     # Not imported before the monitor does: trackio reads its directory then.
     if kind != "jsonl" and find_spec(kind) is None:
         pytest.skip(f"{kind} is not installed")
@@ -160,7 +160,7 @@ def test_each_kind_keeps_what_it_is_given_through_a_restart(kind, job, quiet_env
     assert "<b>yes</b>" in rollouts.replace("\\u003c", "<").replace("\\u003e", ">")
 
 
-def test_tensorboard_forgets_what_a_resume_repeats(job):
+def test_tensorboard_drops_the_steps_that_a_resume_repeats(job):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for resumed_from, steps in ((0, (1, 2, 3)), (1, (2,))):
@@ -174,14 +174,14 @@ def test_tensorboard_forgets_what_a_resume_repeats(job):
 # --- what the configuration may say ---------------------------------------------------------
 
 
-def test_an_unknown_kind_names_the_nearest_and_those_there_are(job):
+def test_an_unknown_monitor_is_refused_with_the_closest_name(job):
     with pytest.raises(ConfigError, match="no monitor is called 'wanbd'") as caught:
         Monitors.open(config_of(job, "wanbd"), 0)
     assert caught.value.exit_code == 78
     assert "did you mean 'wandb'? there are mlflow, tensorboard, trackio, wandb" in caught.value.hint
 
 
-def test_a_kind_without_its_package_says_what_to_install(job, monkeypatch):
+def test_a_monitor_without_its_package_hints_at_what_to_install(job, monkeypatch):
     absent = EntryPoint("wandb", "trainer.monitors.no_such_package", "trainer.monitors")
     monkeypatch.setattr(plugins, "entry_points", lambda group: [absent])
     with pytest.raises(ConfigError) as caught:
@@ -197,7 +197,7 @@ def test_a_kind_without_its_package_says_what_to_install(job, monkeypatch):
         ({"tensorbord": {}}, "no monitor is called 'tensorbord'"),
     ],
 )
-def test_options_that_mean_nothing_are_errors_at_the_start(job, options, said):
+def test_unknown_monitor_options_are_refused_at_the_start(job, options, said):
     with pytest.raises(ConfigError, match=said) as caught:
         Monitors.open(config_of(job, "tensorboard", options=options), 0)
     assert "did you mean" in (caught.value.hint or "did you mean")
@@ -246,7 +246,7 @@ def until(holds):
         time.sleep(0.01)
 
 
-def test_a_monitor_that_raises_is_said_once_counted_and_switched_off(job, open_odd):
+def test_a_monitor_that_keeps_raising_is_reported_once_and_disabled(job, open_odd):
     class Raises(Odd):
         tried = 0
 
@@ -265,7 +265,7 @@ def test_a_monitor_that_raises_is_said_once_counted_and_switched_off(job, open_o
     assert steps_in(job) == list(range(20))
 
 
-def test_failures_that_are_not_in_a_row_leave_it_on_and_reach_the_figures(job, open_odd):
+def test_isolated_monitor_failures_are_counted_and_do_not_disable_it(job, open_odd):
     class Flaky(Odd):
         seen = 0
 
@@ -281,7 +281,7 @@ def test_failures_that_are_not_in_a_row_leave_it_on_and_reach_the_figures(job, o
     assert Flaky.seen == 10 == monitors.metrics()[FAILURES]
 
 
-def test_a_monitor_that_hangs_stops_neither_the_loop_nor_its_end(job, open_odd):
+def test_a_hanging_monitor_blocks_neither_the_loop_nor_the_exit(job, open_odd):
     forever = threading.Event()
 
     class Hangs(Odd):
@@ -304,7 +304,7 @@ def test_a_monitor_that_hangs_stops_neither_the_loop_nor_its_end(job, open_odd):
     assert steps_in(job) == list(range(300))
 
 
-def test_a_monitor_that_hangs_while_it_is_made_lets_the_run_start(job, open_odd, monkeypatch):
+def test_a_monitor_that_hangs_while_opening_does_not_delay_the_start(job, open_odd, monkeypatch):
     forever = threading.Event()
     monkeypatch.setattr(several, "START", 0.05)
     monitors = open_odd(lambda run: forever.wait() and Odd(run))
@@ -314,7 +314,7 @@ def test_a_monitor_that_hangs_while_it_is_made_lets_the_run_start(job, open_odd,
     forever.set()
 
 
-def test_a_monitor_that_cannot_be_made_is_tried_again(job, open_odd):
+def test_a_monitor_that_failed_to_open_is_retried(job, open_odd):
     made = []
 
     def second_time(run):
@@ -331,14 +331,14 @@ def test_a_monitor_that_cannot_be_made_is_tried_again(job, open_odd):
     assert monitors.metrics()[FAILURES] == 1
 
 
-def test_what_is_no_number_is_left_out_and_stops_nothing(job, open_odd):
+def test_values_that_are_not_numbers_are_dropped(job, open_odd):
     monitors = open_odd(Odd)
     monitors.log({"reward/mean": 1.0, "note": "text", "none": None}, 1)
     monitors.close(LONG)
     assert set(read_history(str(job / "metrics.jsonl")).steps[1]) == {"reward/mean", FAILURES, DROPPED}
 
 
-def test_a_job_directory_that_cannot_be_written_stops_nothing(job):
+def test_an_unwritable_metrics_file_does_not_stop_the_run(job):
     (job / "metrics.jsonl").mkdir()
     with capture_logs() as logs, opened(config_of(job)) as monitors:
         monitors.log({"reward/mean": 1.0}, 1)
@@ -346,7 +346,7 @@ def test_a_job_directory_that_cannot_be_written_stops_nothing(job):
     assert logs[0]["monitor"] == "jsonl"
 
 
-def test_the_run_that_monitors_are_told_of(job, open_odd):
+def test_monitors_are_given_directory_project_name_and_plain_config(job, open_odd):
     runs = []
     open_odd(lambda run: runs.append(run) or Odd(run)).close(LONG)
     (run,) = runs
@@ -361,7 +361,7 @@ def jsonl_of(job, **more):
     return Jsonl(MonitoredRun(str(job), "p", "", "n", {}, {}), **more)
 
 
-def test_not_finite_is_null_with_its_name_in_strict_json(job):
+def test_non_finite_metrics_are_null_and_listed_in_strict_json(job):
     jsonl_of(job).log({"a": math.nan, "b": 1.5, "c": -math.inf}, 3)
 
     def refuse(name):
@@ -376,7 +376,7 @@ def test_not_finite_is_null_with_its_name_in_strict_json(job):
     assert line["time"].endswith("Z")
 
 
-def test_a_torn_last_line_costs_itself_alone(job):
+def test_a_torn_last_line_loses_only_itself(job):
     jsonl_of(job).log({"a": 1.0}, 1)
     with open(job / "metrics.jsonl", "a") as file:
         file.write('{"step":2,"ti')
@@ -386,7 +386,7 @@ def test_a_torn_last_line_costs_itself_alone(job):
     assert history.ignored == 1
 
 
-def test_a_resume_takes_back_later_steps_when_read_and_no_byte_when_written(job):
+def test_after_a_resume_the_reader_drops_superseded_steps_and_the_file_keeps_them(job):
     for steps in ((1, 2, 3, 4, 5), (3,), (4,)):
         for step in steps:
             jsonl_of(job).log({"a": step + len(steps) / 10}, step)
@@ -394,7 +394,7 @@ def test_a_resume_takes_back_later_steps_when_read_and_no_byte_when_written(job)
     assert read_history(str(job / "metrics.jsonl")).series("a") == ([1, 2, 3, 4], [1.5, 2.5, 3.1, 4.1])
 
 
-def test_foreign_lines_are_counted_and_passed_over(job):
+def test_malformed_lines_are_counted_and_skipped(job):
     jsonl_of(job).log({"a": 1.0}, 1)
     with open(job / "metrics.jsonl", "ab") as file:
         file.write(
@@ -406,7 +406,7 @@ def test_foreign_lines_are_counted_and_passed_over(job):
     assert (history.steps, history.ignored) == ({1: {"a": 1.0}, 2: {"c": 2.0}}, 5)
 
 
-def test_rollouts_are_rotated_and_bounded(job):
+def test_rollout_files_are_rotated_and_bounded(job):
     monitor = jsonl_of(job, max_rollouts=400)
     for step in range(20):
         monitor.log_rollouts([ROLLOUT], step)
@@ -416,7 +416,7 @@ def test_rollouts_are_rotated_and_bounded(job):
     assert (last["step"], last["rollout"]["response"]) == (19, ROLLOUT.response)
 
 
-def test_the_id_of_a_job_stays_and_a_damaged_one_is_made_anew(job):
+def test_the_job_id_is_stable_and_replaced_if_damaged(job):
     first = job_identity(str(job))
     assert job_identity(str(job)) == first
     (job / "monitors/id").write_text("")
@@ -425,7 +425,7 @@ def test_the_id_of_a_job_stays_and_a_damaged_one_is_made_anew(job):
     assert job_identity(str(job)) == again
 
 
-def test_what_the_loop_imports_needs_no_torch():
+def test_monitor_and_reporting_modules_import_neither_torch_nor_matplotlib():
     ours = (
         "monitors.several",
         "monitors.tensorboard",

@@ -55,14 +55,14 @@ def texts(figure):
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_the_suffix_decides_what_is_written(new_job, tmp_path, suffix, start):
+def test_the_suffix_sets_the_format_of_the_picture(new_job, tmp_path, suffix, start):
     out = f"{tmp_path}/picture.{suffix}"
     assert plot(new_job("job", (1, FULL), (2, FULL)), out) == out
     with open(out, "rb") as file:
         assert file.read(len(start)) == start
 
 
-def test_every_panel_shows_its_figures(new_job):
+def test_every_panel_shows_its_metrics(new_job):
     figure = draw([new_job("job", (1, FULL), (2, FULL | {"reward/mean": 0.7}))])
     assert curves(figure, "Reward") == [[(1, 0.5), (2, 0.7)]]
     assert curves(figure, "Loss") == [[(1, 0.1), (2, 0.1)]]
@@ -74,19 +74,19 @@ def test_every_panel_shows_its_figures(new_job):
     assert texts(figure) == []
 
 
-def test_after_a_resume_the_curve_is_the_one_of_the_run_that_counts(new_job):
+def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
     lines = [(step, {"reward/mean": 0.0}) for step in (1, 2, 3, 4)]
     lines += [(step, {"reward/mean": 1.0}) for step in (2, 3)]
     assert curves(draw([new_job("job", *lines)]), "Reward") == [[(1, 0.0), (2, 1.0), (3, 1.0)]]
 
 
-def test_sft_has_a_loss_and_says_that_the_rest_was_not_recorded(new_job):
+def test_an_sft_plot_has_a_loss_and_marks_other_panels_as_not_recorded(new_job):
     figure = draw([new_job("job", (1, {"sft/loss": 2.0}), (2, {"sft/loss": 1.0}))])
     assert curves(figure, "Loss") == [[(1, 2.0), (2, 1.0)]]
     assert texts(figure) == ["not recorded"] * 4
 
 
-def test_a_gap_is_a_gap_and_nothing_but_gaps_is_nothing(new_job):
+def test_non_finite_values_are_gaps_and_a_curve_of_gaps_is_omitted(new_job):
     figure = draw(
         [new_job("job", (1, {"sft/loss": 2.0, "reward/mean": math.nan}), (2, {"sft/loss": math.inf}))]
     )
@@ -96,21 +96,21 @@ def test_a_gap_is_a_gap_and_nothing_but_gaps_is_nothing(new_job):
     assert curves(figure, "Reward") == []
 
 
-def test_lines_that_cannot_be_read_are_counted_in_the_picture(new_job):
+def test_unreadable_lines_are_counted_in_the_picture(new_job):
     job = new_job("job", (1, FULL))
     with open(f"{job}/metrics.jsonl", "a") as file:
         file.write('[1]\n{"step":2,"metr')
     assert texts(draw([job])) == ["lines of metrics.jsonl that could not be read: 2"]
 
 
-def test_long_curves_get_their_moving_mean(new_job):
+def test_long_curves_have_a_moving_average(new_job):
     job = new_job("job", *((step, {"reward/mean": float(step % 2)}) for step in range(200)))
     raw, mean = curves(draw([job]), "Reward")
     assert {value for _, value in raw} == {0.0, 1.0}
     assert all(0.4 < value < 0.6 for _, value in mean)
 
 
-def test_several_jobs_are_told_apart_by_colour_and_name(new_job):
+def test_several_jobs_differ_in_colour_and_legend(new_job):
     figure = draw([new_job(name, (1, FULL), (2, FULL)) for name in ("seed-1", "seed-2", "_$3")])
     colours = [line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())]
     assert len(set(colours)) == 3
@@ -118,12 +118,12 @@ def test_several_jobs_are_told_apart_by_colour_and_name(new_job):
     assert not figure.axes[0].collections
 
 
-def test_jobs_of_one_name_are_told_apart_by_their_paths(new_job):
+def test_jobs_of_the_same_name_are_labelled_by_path(new_job):
     jobs = [new_job("a/job", (1, FULL)), new_job("b/job", (1, FULL))]
     assert [text.get_text() for text in draw(jobs).legends[0].get_texts()] == jobs
 
 
-def test_errors_say_what_to_do(new_job, tmp_path, monkeypatch):
+def test_plot_errors_have_exit_codes_and_hints(new_job, tmp_path, monkeypatch):
     empty, job = new_job("empty"), new_job("job", (1, FULL))
     with pytest.raises(NotReadyError, match="no metrics yet") as caught:
         plot([job, empty], f"{tmp_path}/out.png")

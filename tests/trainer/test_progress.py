@@ -73,7 +73,7 @@ def on_terminal(*arguments):
     return process.returncode, found.decode(), out.decode()
 
 
-def test_on_a_terminal_log_lines_scroll_whole_above_the_last_figures():
+def test_on_a_terminal_log_lines_scroll_above_the_progress_display():
     code, written, out = on_terminal("auto", "30")
     assert (code, out) == (0, "")
     assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1  # the cursor comes back
@@ -92,7 +92,7 @@ def test_on_a_terminal_log_lines_scroll_whole_above_the_last_figures():
     assert rest == [*wanted, "resting", "[info     ] after the display"]
 
 
-def test_in_a_pipe_there_are_lines_on_stdout_and_only_the_log_on_stderr():
+def test_in_a_pipe_progress_goes_to_stdout_and_the_log_to_stderr():
     done = subprocess.run(
         [sys.executable, PROGRAM, "auto", "4"], check=True, capture_output=True, text=True, timeout=60
     )
@@ -105,7 +105,7 @@ def test_in_a_pipe_there_are_lines_on_stdout_and_only_the_log_on_stderr():
     assert all(line.startswith("{") for line in done.stderr.splitlines())
 
 
-def test_a_reader_who_goes_away_does_not_end_the_run():
+def test_a_closed_stdout_pipe_does_not_end_the_run():
     with subprocess.Popen(
         [sys.executable, PROGRAM, "plain", "20"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -145,14 +145,14 @@ def steps_of(lines):
     return [int(re.match(r"step=(\d+)", line).group(1)) for line in lines]
 
 
-def test_lines_come_every_few_seconds(shown):
+def test_plain_progress_lines_are_limited_to_one_every_few_seconds(shown):
     _, _, at = shown
     for second in range(1, 14):
         lines = at(second, 10 + second, reward__mean=0.5)
     assert steps_of(lines) == [11, 16, 21]
 
 
-def test_a_sync_and_a_save_get_a_line_of_their_own(shown):
+def test_a_sync_and_a_save_each_print_a_line(shown):
     _, _, at = shown
     at(1, 11, sync__step=10.0, save__step=0.0)
     assert steps_of(at(2, 12, sync__step=12.0)) == [11, 12]
@@ -160,7 +160,7 @@ def test_a_sync_and_a_save_get_a_line_of_their_own(shown):
     assert steps_of(at(4, 14, save__step=14.0)) == [11, 12, 14]
 
 
-def test_the_last_step_is_written_at_the_end_if_it_was_not(shown):
+def test_closing_prints_the_last_step_if_it_was_not_printed(shown):
     progress, stream, at = shown
     at(1, 11, reward__mean=0.1)
     at(2, 12, reward__mean=0.2)
@@ -170,7 +170,7 @@ def test_the_last_step_is_written_at_the_end_if_it_was_not(shown):
     assert steps_of(stream.getvalue().splitlines()) == [11, 12]
 
 
-def test_a_closed_stream_is_given_up(shown):
+def test_writing_to_a_closed_stream_raises_nothing(shown):
     progress, stream, _ = shown
     stream.close()
     progress.update({"reward/mean": 1.0}, 11)
@@ -178,14 +178,14 @@ def test_a_closed_stream_is_given_up(shown):
     progress.close()
 
 
-def test_nothing_is_shown_of_what_is_not_known():
+def test_unknown_metrics_are_not_shown():
     figures = RunFigures(None, 0, 0.0)
     figures.take({"sft/loss": 1.5}, 1, 2.0)
     assert head(figures) == [("step", "1")]
     assert groups(figures) == [[("loss", "1.5")]]
 
 
-def test_a_metric_that_is_missing_keeps_its_value_and_steps_do_not_go_back():
+def test_a_missing_metric_keeps_its_last_value():
     figures = RunFigures(10, 0, 0.0)
     figures.take({"reward/mean": 0.5, "train/tokens": 300.0}, 2, 4.0)
     figures.take({"experience/waiting": 3.0}, 2, 9.0)
@@ -204,10 +204,10 @@ def test_a_metric_that_is_missing_keeps_its_value_and_steps_do_not_go_back():
         (59.96, "1:00"),
     ],
 )
-def test_durations(seconds, text):
+def test_durations_are_shortened(seconds, text):
     assert span(seconds) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(950, "950"), (12_345, "12.3k"), (4.56e6, "4.56M"), (7e9, "7G")])
-def test_counts(value, text):
+def test_counts_are_shortened(value, text):
     assert short(value) == text

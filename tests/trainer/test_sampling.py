@@ -54,12 +54,12 @@ def drawn(strategy, steps):
     return found
 
 
-def test_whole_groups_first_in_first_out(job):
+def test_the_fifo_strategy_draws_whole_groups_in_order(job):
     strategy = make_strategy(small_config(job), Job.at(job))
     assert [groups for groups, _ in drawn(strategy, 20)] == [[f"{n}-0", f"{n}-1"] for n in range(12)]
 
 
-def test_replay_draws_a_share_of_each_batch_from_what_was_used(job):
+def test_replay_draws_a_share_of_each_batch_from_used_groups(job):
     config = small_config(job, data={"groups": 4, "replay": {"capacity": 8, "share": 0.5}})
     found = [groups for groups, _ in drawn(make_strategy(config, Job.at(job)), 20)]
     assert len(found[0]) == 4
@@ -70,7 +70,7 @@ def test_replay_draws_a_share_of_each_batch_from_what_was_used(job):
         used |= set(groups)
 
 
-def test_a_bound_on_age_drops_what_is_older(job):
+def test_max_age_drops_older_experiences(job):
     config = small_config(job, data={"max_age": 3}, sync={"interval": 2})
     strategy = make_strategy(config, Job.at(job))
     assert strategy.sample(6, generation=1) is not None, "three versions of two steps"
@@ -78,14 +78,14 @@ def test_a_bound_on_age_drops_what_is_older(job):
     assert strategy.metrics()["experience/dropped_stale"] > 0
 
 
-def test_examples_are_mixed_in_at_a_ratio(job):
+def test_sft_examples_are_mixed_in_at_sft_ratio(job):
     config = small_config(job, data={"sft_path": examples(job), "sft_ratio": 0.5})
     (groups, learnt), *_ = drawn(make_strategy(config, Job.at(job)), 1)
     assert len(groups) == 2
     assert len(learnt) == 4, "as many as experiences"
 
 
-def test_sft_takes_examples_only_and_ends_after_its_epochs(job):
+def test_sft_draws_examples_only_and_ends_after_its_epochs(job):
     config = small_config(
         job, algorithm={"name": "sft"}, data={"sft_path": examples(job), "epochs": 2, "group_size": 2}
     )
@@ -98,7 +98,7 @@ def test_sft_takes_examples_only_and_ends_after_its_epochs(job):
 
 
 @pytest.mark.parametrize("data", [{}, {"replay": {"capacity": 8}}, {"sft_ratio": 0.25}, {"sft": True}])
-def test_a_strategy_goes_on_from_its_state(job, data):
+def test_a_strategy_resumes_from_its_state(job, data):
     data = dict(data)
     sections = {"algorithm": {"name": "sft"}} if data.pop("sft", False) else {}
     config = small_config(job, data={"groups": 4, "sft_path": examples(job), **data}, **sections)
@@ -121,7 +121,7 @@ def test_a_strategy_goes_on_from_its_state(job, data):
         ),
     ],
 )
-def test_rows_become_tokens(model, row, expected):
+def test_sft_rows_are_encoded_to_tokens(model, row, expected):
     assert Encoder(model, trust=False)(row) == expected
 
 
@@ -155,7 +155,7 @@ def chat_model(path, kind):
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 @pytest.mark.parametrize("content", ["de", "de\n", "d\ne"])
-def test_a_turn_is_learnt_up_to_its_end_and_no_further(tmp_path, kind, content):
+def test_only_the_last_turn_up_to_its_end_token_is_learnt(tmp_path, kind, content):
     import transformers
 
     path = chat_model(tmp_path, kind)
@@ -183,7 +183,7 @@ def stored(path, rows):
     return {"sft_path": str(file), "max_length": 8, "groups": 1, "group_size": 1, "epochs": 2}
 
 
-def test_rows_whose_prompt_reaches_max_length_are_skipped_and_counted(job, capsys):
+def test_sft_rows_with_too_long_prompts_are_skipped_and_counted(job, capsys):
     config = small_config(job, algorithm={"name": "sft"}, data=stored(job, ROWS))
     strategy = make_strategy(config, Job.at(job))
     said = capsys.readouterr()
@@ -202,7 +202,7 @@ def test_rows_whose_prompt_reaches_max_length_are_skipped_and_counted(job, capsy
     assert [resumed.sample(step, generation=1) for step in range(1, 6)] == rest
 
 
-def test_a_data_set_without_room_for_any_response_is_refused(job):
+def test_an_sft_file_without_room_for_any_response_is_refused(job):
     config = small_config(job, algorithm={"name": "sft"}, data=stored(job, [(8, 2), (40, 5)]))
     with pytest.raises(
         ConfigError, match=r"data\.max_length = 8: the shortest prompt has 8 tokens"
@@ -211,7 +211,7 @@ def test_a_data_set_without_room_for_any_response_is_refused(job):
     assert refused.value.hint == "--data.max_length 80"
 
 
-def test_texts_need_a_tokenizer(job):
+def test_text_rows_without_a_tokenizer_are_refused(job):
     (job / "texts.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
     config = small_config(
         job, algorithm={"name": "sft"}, data={"sft_path": str(job / "texts.jsonl")}, model={"path": str(job)}
@@ -220,7 +220,7 @@ def test_texts_need_a_tokenizer(job):
         make_strategy(config, Job.at(job))
 
 
-def test_a_row_that_is_no_example_is_named(job):
+def test_a_malformed_sft_row_is_named(job):
     (job / "rows.jsonl").write_text('{"tokens": [1, 2], "prompt_length": 1}\n{"question": "?"}\n')
     config = small_config(job, algorithm={"name": "sft"}, data={"sft_path": str(job / "rows.jsonl")})
     with pytest.raises(ConfigError, match="row 2"):
@@ -228,7 +228,7 @@ def test_a_row_that_is_no_example_is_named(job):
 
 
 @pytest.mark.parametrize("sections", [{"algorithm": {"name": "sft"}}, {"data": {"sft_ratio": 0.5}}])
-def test_a_data_set_that_the_model_cannot_take_is_refused_with_the_row(job, sections):
+def test_an_sft_file_with_unknown_tokens_is_refused_naming_the_row(job, sections):
     data = {"sft_path": examples(job), **sections.get("data", {})}
     strategy = make_strategy(
         small_config(job, data=data, algorithm=sections.get("algorithm", {})), Job.at(job)

@@ -68,9 +68,7 @@ def in_bed(bed, place, script, limit=480, **environment):
 
 
 @pytest.mark.only_with(SYNCD_SLURM="1")
-def test_a_trainer_that_is_warned_drained_and_requeued_ends_where_an_undisturbed_one_does(
-    bed, tmp_path, record_line
-):
+def test_a_requeued_trainer_ends_with_the_state_of_an_undisturbed_run(bed, tmp_path, record_line):
     straight, disturbed = finish(new_job(tmp_path, "straight")), new_job(tmp_path, "job")
     config = (tmp_path / "straight.toml").read_text().replace(str(straight), "/elsewhere")
     config = config.replace("pause = 0.08", "pause = 0.5")  # time to be disturbed in
@@ -143,7 +141,7 @@ def stubs(tmp_path):
     return f"{place}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 
 
-def test_explorers_of_an_array_come_and_go(bed, tmp_path, stubs):
+def test_explorers_of_a_job_array_join_and_leave(bed, tmp_path, stubs):
     in_bed(
         bed,
         tmp_path,
@@ -168,7 +166,7 @@ wait_for 60 job_is 1 'JobState=COMPLETED'
     ]
 
 
-def test_explorers_stay_for_a_trainer_that_is_queued_again(bed, tmp_path, stubs):
+def test_explorers_restart_while_the_trainer_is_queued_and_end_once_it_is_gone(bed, tmp_path, stubs):
     in_bed(
         bed,
         tmp_path,
@@ -186,7 +184,7 @@ wait_for 60 job_is 2 JobState=COMPLETED
 
 
 @pytest.mark.only_with(SYNCD_SLURM="1")
-def test_trainer_and_explorers_of_one_heterogeneous_job_are_requeued_together(bed, tmp_path, stubs):
+def test_a_heterogeneous_job_requeues_trainer_and_explorers_together(bed, tmp_path, stubs):
     said = in_bed(
         bed,
         tmp_path,
@@ -220,7 +218,7 @@ cat *.out
 
 
 @pytest.mark.parametrize("name", ["trainer", "explorers", "together"])
-def test_a_file_is_what_bash_and_sbatch_can_read(name):
+def test_each_sbatch_file_is_valid_bash_and_reports_missing_arguments(name):
     path = FILES / f"{name}.sbatch"
     assert subprocess.run(["bash", "-n", path], check=False, capture_output=True).stderr == b""
     assert path.read_text().startswith("#!/bin/bash\n# ")

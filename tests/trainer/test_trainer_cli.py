@@ -84,7 +84,7 @@ HEAVY = "torch,verl,ray,transformers,pyarrow,numpy,safetensors"
         (["train", "FILE", "--nope", "1"], HEAVY),
     ],
 )
-def test_nothing_heavy_is_imported_before_it_is_needed(file, arguments, heavy):
+def test_heavy_modules_are_imported_only_when_needed(file, arguments, heavy):
     arguments = [file if part == "FILE" else part for part in arguments]
     command = [sys.executable, "-c", LIGHT, heavy, *arguments]
     ended = subprocess.run(
@@ -94,7 +94,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(file, arguments, heavy):
     assert ended.stderr.splitlines()[-1] == expected
 
 
-def test_as_a_module(file):
+def test_python_m_trainer_reports_errors_like_the_command(file):
     command = [sys.executable, "-m", "trainer", "train", file, "--sync.interval", "0"]
     ended = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=60, env=environment()
@@ -103,7 +103,7 @@ def test_as_a_module(file):
     assert ended.stderr == ("error: sync.interval = 0 is not a whole number at least 1: the command line\n")
 
 
-def test_a_dry_run_prints_the_resolved_file_and_touches_nothing(shell, file, tmp_path):
+def test_a_dry_run_prints_the_resolved_file_and_changes_nothing(shell, file, tmp_path):
     code, out, err = shell(
         "train", file, "--dry-run", "--sync.interval", "3", "--algorithm.entropy_coeff", "-1e-3"
     )
@@ -114,7 +114,7 @@ def test_a_dry_run_prints_the_resolved_file_and_touches_nothing(shell, file, tmp
     assert sorted(os.listdir(tmp_path)) == ["file.toml", "model"]
 
 
-def test_a_dry_run_says_what_contradicts(shell, file, tmp_path, module):
+def test_a_dry_run_reports_contradictions(shell, file, tmp_path, module):
     enter_job_dir(load_config(file))
     code, _, err = shell("train", file, "--data.groups=4", "--dry-run")
     assert code == 0
@@ -126,20 +126,20 @@ def test_a_dry_run_says_what_contradicts(shell, file, tmp_path, module):
 
 
 @pytest.mark.parametrize("code", [0, 75, 3])
-def test_train_ends_as_the_trainer_ends(shell, file, module, code):
+def test_train_exits_with_the_trainer_s_exit_code(shell, file, module, code):
     calls = module("trainer.launch.train", "train", code)
     assert shell("train", file, "--nproc", "2", "--sync.interval=3")[0] == code
     ((config, nproc),) = calls
     assert (config.sync.interval, nproc) == (3, 2)
 
 
-def test_train_without_options_leaves_the_ranks_to_the_file(shell, file, module):
+def test_train_without_nproc_uses_the_number_of_ranks_of_the_file(shell, file, module):
     calls = module("trainer.launch.train", "train", 0)
     shell("train", file)
     assert calls[0][1] is None
 
 
-def test_a_file_with_stages_is_for_the_other_verb(shell, file):
+def test_train_refuses_a_file_with_stages_and_hints_at_trainer_stages(shell, file):
     with open(file, "a", encoding="utf-8") as config:
         config.write('[[stages]]\nname = "a"\n')
     code, _, err = shell("train", file)
@@ -154,7 +154,7 @@ def stages(file):
     return file
 
 
-def test_stages_train_one_after_the_other(shell, stages, module, tmp_path, monkeypatch):
+def test_the_stages_command_trains_each_stage(shell, stages, module, tmp_path, monkeypatch):
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     calls = module("trainer.launch.train", "train", 75)
@@ -165,13 +165,13 @@ def test_stages_train_one_after_the_other(shell, stages, module, tmp_path, monke
     assert (config.job.dir, nproc) == (f"{tmp_path}/job/a", 2)
 
 
-def test_a_dry_run_of_stages_prints_each(shell, stages, tmp_path):
+def test_a_dry_run_of_stages_prints_each_configuration(shell, stages, tmp_path):
     code, out, err = shell("stages", stages, "--dry-run")
     assert (code, out.startswith("# stage a\n"), err) == (0, True, f"job directory: {tmp_path}/job/a\n")
     assert not (tmp_path / "job").exists()
 
 
-def test_a_dry_run_of_stages_does_not_invent_a_model(shell, stages, tmp_path):
+def test_a_dry_run_of_stages_shows_a_placeholder_for_a_later_model(shell, stages, tmp_path):
     with open(stages, "a", encoding="utf-8") as config:
         config.write('[[stages]]\nname = "b"\n')
     code, out, err = shell("stages", stages, "--dry-run", "--trainer.continue_from_checkpoint", "false")
@@ -182,14 +182,14 @@ def test_a_dry_run_of_stages_does_not_invent_a_model(shell, stages, tmp_path):
     assert "contradiction" not in err
 
 
-def test_stages_are_not_started_by_each_rank(shell, stages, monkeypatch):
+def test_the_stages_command_refuses_to_run_as_a_rank(shell, stages, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     code, _, err = shell("stages", stages)
     assert code == 2
     assert "RANK is set" in err
 
 
-def test_plot_and_export_call_their_modules(shell, module):
+def test_plot_and_export_pass_their_arguments_on(shell, module):
     plots, exports = module("trainer.reporting.plot", "plot", "x.png"), module("trainer.export", "export")
     assert shell("plot", "/job")[:2] == (0, "x.png\n")
     assert shell("plot", "/job", "-o", "y.png")[0] == 0
@@ -207,7 +207,7 @@ def test_plot_and_export_call_their_modules(shell, module):
         (KeyError("a"), 1, "error: a bug in trainer"),
     ],
 )
-def test_errors_are_one_line_and_a_code(shell, module, error, code, said):
+def test_errors_are_one_line_with_an_exit_code(shell, module, error, code, said):
     module("trainer.reporting.plot", "plot", error)
     ended, out, err = shell("plot", "/job")
     assert (ended, out) == (code, "")
@@ -226,15 +226,15 @@ def test_errors_are_one_line_and_a_code(shell, module, error, code, said):
         ["export", "j", "-1", "o"],
     ],
 )
-def test_usage(shell, arguments):
+def test_usage_errors_exit_with_2(shell, arguments):
     assert shell(*arguments)[0] == 2
 
 
-def test_a_verb_that_is_misspelt(shell):
+def test_a_misspelt_command_gets_a_suggestion(shell):
     assert "did you mean 'train'" in shell("tarin")[2]
 
 
-def test_every_verb_has_help(shell):
+def test_every_command_has_help(shell):
     for verb in VERBS:
         code, out, _ = shell(verb, "--help")
         assert code == 0
@@ -242,7 +242,7 @@ def test_every_verb_has_help(shell):
     assert all(verb in shell("--help")[1] for verb in VERBS)
 
 
-def test_config_prints(shell):
+def test_the_config_command_prints_schema_docs_and_algorithms(shell):
     assert json.loads(shell("config", "schema")[1])["title"] == "JobConfig"
     assert shell("config", "docs")[1] == documentation()
     out = shell("config", "algorithms")[1].splitlines()

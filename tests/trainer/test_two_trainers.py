@@ -50,7 +50,7 @@ def until_marked(job, step, process):
         time.sleep(0.02)
 
 
-def test_a_second_trainer_is_refused_whatever_its_name(tmp_path):
+def test_a_second_trainer_process_is_refused_under_any_identity(tmp_path):
     job = str(tmp_path / "job")
     os.mkdir(job)
     write_experiences(job, 3)

@@ -27,7 +27,7 @@ class Clock(SystemClock):
         return self.now
 
 
-def test_the_first_wait_of_a_start_is_told_at_once_and_then_each_interval():
+def test_the_first_wait_is_reported_at_once_and_then_at_each_interval():
     clock = Clock()
     waiting = Waiting(clock)
     told = []
@@ -39,7 +39,7 @@ def test_the_first_wait_of_a_start_is_told_at_once_and_then_each_interval():
     assert told == [0.0, EVERY, 2 * EVERY, 3 * EVERY, 4 * EVERY, 5 * EVERY, 6 * EVERY]
 
 
-def test_a_short_wait_between_two_steps_is_not_told():
+def test_a_short_wait_between_steps_is_not_reported():
     clock = Clock()
     waiting = Waiting(clock)
     waiting.end()
@@ -68,7 +68,7 @@ def test_a_short_wait_between_two_steps_is_not_told():
         ),
     ],
 )
-def test_a_line_says_what_is_there_and_what_to_run(fields, end):
+def test_a_wait_report_says_what_is_present_and_what_to_run(fields, end):
     at = time.mktime((2026, 11, 22, 14, 5, 9, 0, 0, -1))
     known = {
         "path": "/job/experiences",
@@ -83,7 +83,7 @@ def test_a_line_says_what_is_there_and_what_to_run(fields, end):
     assert text.endswith(end)
 
 
-def test_a_trainer_without_explorers_says_so_in_log_terminal_and_status(tmp_path, capsys):
+def test_a_waiting_trainer_reports_in_log_terminal_and_status(tmp_path, capsys):
     write_experiences(tmp_path, 1)
     config = small_config(tmp_path, data={"wait_timeout": 200.0})
     with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
@@ -104,7 +104,7 @@ def test_a_trainer_without_explorers_says_so_in_log_terminal_and_status(tmp_path
         assert "waits for experiences" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_a_step_ends_the_wait_in_the_presence(tmp_path):
+def test_a_step_removes_the_wait_from_the_presence(tmp_path):
     with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
         made, shown = make_trainer(small_config(tmp_path, trainer={"total_steps": 2}), sync)
         made.prepare()

@@ -42,12 +42,12 @@ def test_every_function_that_a_page_names_exists(page):
 
 
 @pytest.mark.parametrize("life", ["a step", "a broadcast", "an experience"])
-def test_the_page_has_the_life_of(life):
+def test_the_architecture_page_traces_each_life_in_at_least_ten_hops(life):
     section = (DOCS / "architecture.md").read_text().split(f"\n## The life of {life}\n")[1].split("\n## ")[0]
     assert len(HOP.findall(section)) >= 10
 
 
-def test_the_page_names_every_package():
+def test_the_architecture_page_names_every_package():
     text = (DOCS / "architecture.md").read_text()
     packages = {
         f"{file.parent.relative_to(ROOT).as_posix()}/"
@@ -57,7 +57,7 @@ def test_the_page_names_every_package():
     assert {package for package in packages if f"`{package}`" not in text} == set()
 
 
-def test_protocol_lists_where_a_job_is_deleted_from():
+def test_the_protocol_page_lists_the_other_code_that_deletes_in_a_job():
     section = (
         (DOCS / "protocol.md").read_text().split("\n## What else deletes inside a job\n")[1].split("\n## ")[0]
     )

@@ -58,13 +58,13 @@ INCOMPLETE = {
 
 
 @pytest.mark.parametrize("case", COMPLETE)
-def test_what_is_complete(case):
+def test_complete_manifests_have_no_problem(case):
     assert manifest_problem(COMPLETE[case]) == ""
     assert decode_manifest(encode_manifest(COMPLETE[case]), "manifest.json") == COMPLETE[case]
 
 
 @pytest.mark.parametrize("case", INCOMPLETE)
-def test_what_is_incomplete_is_refused_by_readers(case):
+def test_readers_refuse_incomplete_manifests(case):
     found, said = INCOMPLETE[case]
     assert said in manifest_problem(found)
     with pytest.raises(CorruptDataError, match=said):
@@ -72,7 +72,7 @@ def test_what_is_incomplete_is_refused_by_readers(case):
 
 
 @pytest.mark.parametrize("case", [case for case in INCOMPLETE if "files" not in case])
-def test_what_is_incomplete_is_never_sealed(tmp_path, case):
+def test_an_incomplete_step_cannot_be_sealed(tmp_path, case):
     found, said = INCOMPLETE[case]
     job = Job.at(tmp_path)
     writer = StepWriter(job, found.step, 1, "run")
@@ -99,7 +99,7 @@ def test_weights_are_complete_when_every_shard_is_loaded_and_one_holds_a_tensor(
 
 @settings(deadline=None)
 @given(st.lists(shards, max_size=4), shards)
-def test_no_shard_completes_a_step_that_has_one_outside(found, more):
+def test_a_shard_outside_the_payload_makes_a_step_incomplete(found, more):
     outside = manifest(*found, record("elsewhere"))
     assert manifest_problem(outside)
     assert manifest_problem(replace(outside, shards=(*outside.shards, more)))
@@ -115,5 +115,5 @@ def test_a_delta_may_be_empty_only_if_nothing_changed(found, changed):
 
 @settings(deadline=None)
 @given(st.lists(shards, max_size=4))
-def test_a_remote_step_needs_no_shard(found):
+def test_a_remote_step_is_complete_without_shards(found):
     assert manifest_problem(manifest(*found, kind="remote", uri="s3://bucket/7")) == ""

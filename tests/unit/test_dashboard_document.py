@@ -35,7 +35,7 @@ def sight(job, clock):
     return PageReader(lambda: job, lambda _: Policy(), clock)
 
 
-def test_it_is_what_status_and_ls_say(job, clock, sight):
+def test_the_document_equals_the_output_of_status_and_ls(job, clock, sight):
     for step in (1, 2, 3):
         write_step(job, step)
         start(job, clock)[0].tick()
@@ -49,7 +49,7 @@ def test_it_is_what_status_and_ls_say(job, clock, sight):
     assert found["left_out"] == {"steps": 0, "explorers": 0, "trainers": 0, "problems": 0}
 
 
-def test_rules_are_summed_over_all_steps(job, clock, sight):
+def test_retention_rules_are_counted_over_all_steps(job, clock, sight):
     for step in (1, 2, 3, 4):
         write_step(job, step)
     start(job, clock, prune=False)[0].tick()
@@ -65,7 +65,7 @@ def test_rules_are_summed_over_all_steps(job, clock, sight):
     )
 
 
-def test_thousands_are_cut_and_counted_and_the_worst_stay(job, clock, sight, monkeypatch):
+def test_long_lists_are_cut_and_counted_and_keep_the_worst_rows(job, clock, sight, monkeypatch):
     monkeypatch.setattr(document, "MOST_ROWS", 3)
     for number in range(1, 6):
         write_step(job, number)
@@ -89,7 +89,7 @@ def event(name, at, **fields):
     return {"event": name, "at": at, "level": "info", **fields}
 
 
-def test_decisions_come_newest_first_and_what_explains_itself_is_left_out(job, sight):
+def test_events_are_newest_first_without_routine_ones(job, sight):
     journal(
         job,
         event("step_pruned", 1.0, step=1, rule="superseded"),
@@ -122,7 +122,7 @@ def test_a_hostile_journal_is_bounded(job, sight):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
-def test_a_journal_that_is_no_file_is_no_journal(job, sight, tmp_path_factory, kind):
+def test_a_journal_that_is_not_a_regular_file_is_ignored(job, sight, tmp_path_factory, kind):
     os.makedirs(job.state)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "events.jsonl"
     elsewhere.write_text(json.dumps(event("operation_failed", 1.0, code="secret")) + "\n")
@@ -132,7 +132,7 @@ def test_a_journal_that_is_no_file_is_no_journal(job, sight, tmp_path_factory, k
     assert sight()["events"] == []
 
 
-def test_before_the_first_look_there_is_nothing_and_it_says_so():
+def test_before_the_first_poll_the_state_is_starting():
     document_now = document.answer(PollResult(looking_for=3.14159), 2.0)
     assert document_now["status"] is None
     assert document_now["serving"] == {
@@ -146,7 +146,7 @@ def test_before_the_first_look_there_is_nothing_and_it_says_so():
     }
 
 
-def test_an_error_says_what_to_run(job):
+def test_an_error_carries_its_code_message_and_hint(job):
     error = JobMissingError("gone", path="/ckpt/job", hint="ls -ld /ckpt/job")
     assert document.answer(PollResult({"status": {}}, 1.0, 2.0, None, error), 2.0)["serving"]["error"] == {
         "code": "job_missing",
@@ -155,7 +155,7 @@ def test_an_error_says_what_to_run(job):
     }
 
 
-def test_a_policy_that_becomes_unreadable_is_a_problem_and_the_last_one_counts(job, clock):
+def test_if_the_policy_becomes_unreadable_the_last_one_applies_with_a_problem(job, clock):
     policies = [Policy(prune=False)]
 
     def rules(_):
@@ -170,7 +170,7 @@ def test_a_policy_that_becomes_unreadable_is_a_problem_and_the_last_one_counts(j
     assert found["ls"]["policy"]["prune"] is False
 
 
-def test_a_policy_that_is_wrong_from_the_start_is_an_error(job, clock):
+def test_an_invalid_initial_policy_raises(job, clock):
     def rules(_):
         raise ConfigError("not TOML")
 
@@ -178,7 +178,7 @@ def test_a_policy_that_is_wrong_from_the_start_is_an_error(job, clock):
         PageReader(lambda: job, rules, clock)()
 
 
-def test_free_space_is_looked_at_again(job, clock):
+def test_free_space_is_read_again_after_a_minute(job, clock):
     class Shrinking(type(job.disk)):
         left = 100
 
@@ -204,7 +204,7 @@ def documented(table):
     return {re.match(r"\| `(\w+)` \|", row)[1]: row for row in rows.splitlines()}
 
 
-def test_the_data_is_as_documented(job, clock, sight):
+def test_the_document_has_the_documented_fields(job, clock, sight):
     write_step(job, 1)
     shown = json.loads(json_text(document.answer(PollResult(sight()), 2.0)))
     assert set(shown) == documented(1).keys() | {"schema_version"}
@@ -214,7 +214,7 @@ def test_the_data_is_as_documented(job, clock, sight):
         assert set(inner) == set(re.findall(r"`(\w+)`", documented(1)[name])) - {name}
 
 
-def test_the_page_has_words_for_every_rule():
+def test_the_page_describes_every_retention_rule():
     table = (DOCS / "retention.md").read_text().split("| key in")[0]
     rules = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
     rules |= set(re.findall(r"`(\w+)`", table.split("and removed by")[1].split("Removing is")[0]))
@@ -222,7 +222,7 @@ def test_the_page_has_words_for_every_rule():
     assert words == rules
 
 
-def test_the_page_knows_no_event_that_there_is_not():
+def test_the_page_describes_only_existing_events():
     words = set(re.findall(r"^  (\w+): \(", (STATIC / "text.js").read_text(), re.MULTILINE))
     assert words
     assert words <= names.EVENTS

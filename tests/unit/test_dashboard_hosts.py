@@ -16,12 +16,12 @@ from syncd.errors import UsageError
         ("0.0.0.0", "0.0.0.0"),
     ],
 )
-def test_addresses(host, address):
+def test_hosts_are_parsed_as_addresses(host, address):
     assert address_of(host) == address
 
 
 @pytest.mark.parametrize("host", ["", "gpu01", "127.1", "1.2.3.4.5", "http://127.0.0.1"])
-def test_names_are_never_looked_up(host):
+def test_host_names_are_refused_without_a_lookup(host):
     with pytest.raises(UsageError):
         address_of(host)
 
@@ -39,7 +39,7 @@ def test_names_are_never_looked_up(host):
         ("::ffff:10.0.0.1", False),
     ],
 )
-def test_loopback(address, loopback):
+def test_loopback_addresses_are_recognized(address, loopback):
     assert is_loopback(address) is loopback
 
 
@@ -56,7 +56,7 @@ def test_loopback(address, loopback):
         "gpu01:80",
     ],
 )
-def test_who_means_this_host_is_answered(header):
+def test_requests_for_this_host_are_allowed(header):
     assert may_ask(header, loopback=True, names={"gpu01"})
 
 
@@ -79,11 +79,11 @@ def test_who_means_this_host_is_answered(header):
         "a\nb",
     ],
 )
-def test_a_name_that_somebody_pointed_here_is_refused(header):
+def test_a_foreign_host_name_that_resolves_here_is_refused(header):
     assert not may_ask(header, loopback=True, names={"gpu01"})
 
 
-def test_beyond_loopback_any_address_will_do_and_still_no_name_of_a_stranger():
+def test_beyond_loopback_any_address_is_allowed_but_no_foreign_host_name():
     assert may_ask("10.0.0.1:8420", loopback=False, names=())
     assert may_ask("gpu01", loopback=False, names={"gpu01"})
     assert not may_ask("evil.example", loopback=False, names={"gpu01"})
@@ -98,5 +98,5 @@ def test_beyond_loopback_any_address_will_do_and_still_no_name_of_a_stranger():
         ("::", "http://h:1/"),
     ],
 )
-def test_urls(address, shown):
+def test_urls_show_the_address_and_port(address, shown):
     assert url(address, 1, "h") == shown

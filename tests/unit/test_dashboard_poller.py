@@ -56,13 +56,13 @@ def watch(looks, clock):
     looks.go.release(100)
 
 
-def test_nobody_looks_before_somebody_asks(looks, watch):
+def test_polling_starts_with_the_first_request(looks, watch):
     watched = watch()
     assert watched.current(0).state is PollState.STARTING
     assert looks.has_begun.acquire(timeout=LONG), "and then at once"
 
 
-def test_who_asks_waits_for_the_look_that_is_due(looks, watch):
+def test_a_request_waits_for_the_poll_that_is_due(looks, watch):
     watched = watch()
     looks.go.release()
     known = watched.current(LONG)
@@ -72,7 +72,7 @@ def test_who_asks_waits_for_the_look_that_is_due(looks, watch):
     assert abs(known.at - time.time()) < LONG
 
 
-def test_many_viewers_share_one_look(looks, watch):
+def test_concurrent_viewers_share_one_poll(looks, watch):
     watched, got = watch(every=3600.0), []
     viewers = [threading.Thread(target=lambda: got.append(watched.current(LONG))) for _ in range(20)]
     for viewer in viewers:
@@ -85,7 +85,7 @@ def test_many_viewers_share_one_look(looks, watch):
     assert watched.current(LONG).document == {"number": 1}, "and it is kept until the next one is due"
 
 
-def test_a_look_that_never_comes_back_holds_nobody_up(looks, watch, clock):
+def test_a_hung_poll_blocks_no_viewer(looks, watch, clock):
     watched = watch()
     looks.go.release()
     watched.current(LONG)
@@ -127,7 +127,7 @@ def ends_with(watched, state):
         (ZeroDivisionError("division"), "a bug in syncd: ZeroDivisionError: division"),
     ],
 )
-def test_a_look_that_fails_is_said_and_the_next_one_may_do_better(looks, watch, error, said):
+def test_a_failed_poll_is_shown_and_the_next_one_may_succeed(looks, watch, error, said):
     watched = watch()
     looks.outcomes[2] = error
     looks.go.release(2)
@@ -140,7 +140,7 @@ def test_a_look_that_fails_is_said_and_the_next_one_may_do_better(looks, watch, 
     assert ends_with(watched, PollState.FRESH)
 
 
-def test_the_first_look_is_starting_until_it_takes_too_long(looks, watch, clock):
+def test_the_first_poll_counts_as_starting_until_it_is_stuck(looks, watch, clock):
     watched = watch()
     watched.current(0)
     assert looks.has_begun.acquire(timeout=LONG)

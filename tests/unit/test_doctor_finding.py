@@ -37,7 +37,7 @@ from syncd.errors import TimedOutError
         (("warn", "fail", "ok"), "fail"),
     ],
 )
-def test_the_verdict_of_many_is_the_worst(verdicts: tuple[Verdict, ...], expected: str) -> None:
+def test_the_overall_verdict_is_the_worst_one(verdicts: tuple[Verdict, ...], expected: str) -> None:
     assert worst(Finding("name", verdict, "") for verdict in verdicts) == expected
 
 
@@ -52,7 +52,7 @@ def test_the_verdict_of_many_is_the_worst(verdicts: tuple[Verdict, ...], expecte
         (0.0, "0 ms"),
     ],
 )
-def test_durations_read_well(seconds: float, text: str) -> None:
+def test_durations_are_formatted_with_a_suitable_unit(seconds: float, text: str) -> None:
     assert milliseconds(seconds) == text
 
 
@@ -74,7 +74,7 @@ def test_an_unexpected_error_is_a_finding_with_advice(
     assert "quota -s" in found.advice
 
 
-def test_a_probe_works_in_a_directory_of_its_own(tmp_path: object) -> None:
+def test_each_probe_runs_in_its_own_directory(tmp_path: object) -> None:
     @probe("look")
     def look(place: ProbeTarget) -> Finding:
         return ok(os.path.relpath(place.scratch, str(tmp_path)), {"entries": len(os.listdir(place.scratch))})
@@ -82,12 +82,12 @@ def test_a_probe_works_in_a_directory_of_its_own(tmp_path: object) -> None:
     assert look(ProbeTarget("/job", str(tmp_path))) == Finding("look", "ok", "look", "", {"entries": 0})
 
 
-def test_errors_have_names() -> None:
+def test_os_errors_are_shown_by_their_errno_name() -> None:
     assert errno_name(OSError(errno.ENOSPC, "")) == "ENOSPC"
     assert errno_name(OSError("odd")) == "OSError"
 
 
-def test_what_is_stuck_is_left_and_the_rest_skipped(
+def test_after_a_stuck_essential_probe_the_rest_is_skipped(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
@@ -102,7 +102,7 @@ def test_what_is_stuck_is_left_and_the_rest_skipped(
     ]  # fmt: skip
 
 
-def test_bounded_gives_back_what_the_work_gives() -> None:
+def test_bounded_returns_raises_or_times_out() -> None:
     assert bounded(lambda: None, 5) is None
     with pytest.raises(PermissionError):
         bounded(_raiser(PermissionError()), 5)
@@ -118,7 +118,9 @@ def _raiser(error: Exception) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_the_scratch_directory_goes_whatever_happens(tmp_path: object, error: type[BaseException]) -> None:
+def test_the_scratch_directory_is_removed_after_an_error(
+    tmp_path: object, error: type[BaseException]
+) -> None:
     def interrupted() -> None:
         with scratch_directory(str(tmp_path)) as scratch:
             os.makedirs(f"{scratch}/a/b")
@@ -129,7 +131,7 @@ def test_the_scratch_directory_goes_whatever_happens(tmp_path: object, error: ty
     assert os.listdir(str(tmp_path)) == []
 
 
-def test_the_scratch_directory_goes_although_a_probe_still_writes(tmp_path: object) -> None:
+def test_the_scratch_directory_is_removed_while_a_probe_still_writes(tmp_path: object) -> None:
     over = threading.Event()
 
     def write(scratch: str) -> None:

@@ -30,13 +30,13 @@ def _end(directory: str, name: str) -> Iterator[PeerLink]:
         yield end
 
 
-def test_two_find_each_other_and_one_leads(ends: tuple[PeerLink, PeerLink]) -> None:
+def test_two_peers_find_each_other_and_exactly_one_leads(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     assert (first.partner, second.partner) == (second.identity, first.identity)
     assert (first.leads, second.leads) == (True, False)
 
 
-def test_a_question_is_answered(ends: tuple[PeerLink, PeerLink]) -> None:
+def test_a_peer_answers_a_question(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(first.ask, "ping", 10, {"x": 1})
@@ -46,7 +46,7 @@ def test_a_question_is_answered(ends: tuple[PeerLink, PeerLink]) -> None:
     assert answer.result().integer("y") == 2
 
 
-def test_the_last_question_may_be_answered_by_the_first_of_the_other(ends: tuple[PeerLink, PeerLink]) -> None:
+def test_the_partners_first_question_answers_the_last_one(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first.finish, 10, {})
@@ -57,13 +57,13 @@ def test_the_last_question_may_be_answered_by_the_first_of_the_other(ends: tuple
     assert first.asked(10).text("topic") == "ping"
 
 
-def test_what_another_run_left_behind_is_nobody(tmp_path: object) -> None:
+def test_files_of_an_earlier_run_are_not_a_partner(tmp_path: object) -> None:
     with _end(str(tmp_path), "left"), _end(str(tmp_path), "here") as here, pytest.raises(TimedOutError):
         here.find(0.7)
     assert here.partner == ""
 
 
-def test_garbage_in_the_meeting_place_is_passed_over(tmp_path: object) -> None:
+def test_garbage_in_the_meeting_directory_is_ignored(tmp_path: object) -> None:
     meeting = f"{tmp_path}/{MEETING}"
     for name, word in (
         ("empty", b""),
@@ -78,14 +78,14 @@ def test_garbage_in_the_meeting_place_is_passed_over(tmp_path: object) -> None:
         here.find(0.2)
 
 
-def test_nothing_is_left_behind(tmp_path: object) -> None:
+def test_peers_remove_their_files_also_after_an_error(tmp_path: object) -> None:
     with _end(str(tmp_path), "one"), pytest.raises(RuntimeError), _end(str(tmp_path), "two"):
         raise RuntimeError
     assert sorted(os.listdir(str(tmp_path))) == ["one", "two"]
     assert os.listdir(f"{tmp_path}/one") == []
 
 
-def test_a_partner_that_leaves_is_noticed(
+def test_a_partner_that_leaves_causes_a_time_out(
     ends: tuple[PeerLink, PeerLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("syncd.doctor.peer._FAREWELL", 0.05)
@@ -96,7 +96,7 @@ def test_a_partner_that_leaves_is_noticed(
     os.rename(f"{second.meeting}/.gone", second.own)
 
 
-def test_a_whole_conversation(ends: tuple[PeerLink, PeerLink]) -> None:
+def test_a_conversation_measures_both_directions(ends: tuple[PeerLink, PeerLink]) -> None:
     first, second = ends
     with ThreadPoolExecutor(2) as pool:
         one, two = (pool.submit(converse, end, 0.5) for end in (first, second))
@@ -113,18 +113,18 @@ def test_a_whole_conversation(ends: tuple[PeerLink, PeerLink]) -> None:
     assert reports.inward.flock == "excludes"
 
 
-def test_an_unknown_question_has_an_answer() -> None:
+def test_an_unknown_question_is_answered_with_not_seen() -> None:
     with contextlib.ExitStack() as stack:
         assert PeerObserver("/nowhere", stack).answer("from the future", Fields({}, "")) == {"seen": False}
 
 
-def test_a_look_is_bounded() -> None:
+def test_waiting_for_a_name_ends_after_its_time_out() -> None:
     with contextlib.ExitStack() as stack:
         assert PeerObserver("/nowhere", stack).answer("name-after", Fields({"seconds": 0}, "")) == {
             "seen": False
         }
 
 
-def test_what_was_found_travels_whole() -> None:
+def test_peer_measurements_round_trip() -> None:
     found = Direction(5.0, 39, 1.5, 2.5, 3.5, 0.5, None, 29800.0, False, "excludes", "ENOLCK")
     assert direction_from(Fields(asdict(found), "")) == found

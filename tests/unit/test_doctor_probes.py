@@ -21,7 +21,7 @@ def place(tmp_path: object) -> ProbeTarget:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
-def test_a_local_file_system_passes(place: ProbeTarget, probe: Probe) -> None:
+def test_every_probe_passes_on_a_local_file_system(place: ProbeTarget, probe: Probe) -> None:
     found = probe(place)
     assert found.name == probe.name
     assert (
@@ -29,7 +29,7 @@ def test_a_local_file_system_passes(place: ProbeTarget, probe: Probe) -> None:
     )
 
 
-def test_names_of_probes_are_unique() -> None:
+def test_probe_names_are_unique() -> None:
     assert len({probe.name for probe in PROBES}) == len(PROBES)
 
 
@@ -53,7 +53,7 @@ def _raise(number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("probe", [names.rename_over_full, names.rename_to_trash, names.claim_race])
-def test_a_rename_over_a_full_directory_fails(
+def test_renaming_over_a_full_directory_fails_the_probe(
     place: ProbeTarget, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.rename", _replacing_rename)
@@ -62,30 +62,34 @@ def test_a_rename_over_a_full_directory_fails(
     assert "another file system" in found.advice
 
 
-def test_a_race_that_nobody_wins_fails(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_race_without_a_winner_fails_the_probe(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.rename", _raise(errno.EIO))
     assert names.claim_race(place).verdict == "fail"
 
 
-def test_a_full_directory_that_can_be_removed_fails(
+def test_removing_a_full_directory_fails_the_probe(
     place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.rmdir", _rmtree)
     assert names.rmdir_full(place).verdict == "fail"
 
 
-def test_creating_in_a_removed_directory_fails(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_in_a_removed_directory_fails_the_probe(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.rmdir", lambda _: None)
     assert names.create_in_removed(place).verdict == "fail"
 
 
-def test_links_are_a_comfort(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hard_links_only_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.link", _raise(errno.EPERM))
     assert names.hard_links(place).verdict == "warn"
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(errno.EINVAL, "warn"), (errno.EIO, "fail")])
-def test_directory_sync(
+def test_a_failing_directory_fsync_is_judged_by_its_error(
     place: ProbeTarget, monkeypatch: pytest.MonkeyPatch, number: int, verdict: str
 ) -> None:
     monkeypatch.setattr("os.fsync", _raise(number))
@@ -101,11 +105,13 @@ def test_directory_sync(
         (files.ReadCounts(reads=9, missing=1), "fail"),
     ],
 )
-def test_what_a_reader_met_under_a_writer(seen: files.ReadCounts, verdict: str) -> None:
+def test_reads_during_replacement_are_judged_by_their_counts(seen: files.ReadCounts, verdict: str) -> None:
     assert files.judge_reads(seen, 4).verdict == verdict
 
 
-def test_a_reader_notes_what_it_meets(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_counts_partial_missing_and_stale_reads(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, seen = f"{place.scratch}/file", files.ReadCounts()
     seen.read(path)
     with open(path, "wb") as file:
@@ -122,7 +128,9 @@ def test_slow_syncs_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) ->
     assert (found.verdict, found.figures) == ("warn", {"p50_ms": 900.0, "p99_ms": 900.0})
 
 
-def test_direct_writes_are_optional(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_direct_io_passes_with_the_error_named(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.pwritev", _raise(errno.EOPNOTSUPP))
     direct, uncached = files.direct_io(place), files.uncached_io(place)
     assert (direct.verdict, uncached.verdict) == ("ok", "ok")
@@ -140,12 +148,14 @@ def test_a_private_umask_warns(place: ProbeTarget) -> None:
     assert "umask 022" in found.advice
 
 
-def test_limits_of_inotify_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inotify_limits_are_explained_in_the_advice(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "event_delays", _raise(errno.ENOSPC))
     assert "max_user_watches" in events.local_events(place).advice
 
 
-def test_events_that_do_not_come_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_inotify_events_warn(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PATIENCE", 0.01)
     monkeypatch.setattr(events.Listener, "wait", lambda _self, _seconds=0.0: False)
     assert events.local_events(place).verdict == "warn"
@@ -155,7 +165,9 @@ def test_locks_exclude_between_processes_of_one_host(place: ProbeTarget) -> None
     assert names.local_locks(place).detail.startswith("on this host: flock excludes, lockf excludes")
 
 
-def test_locks_that_are_not_supported_are_named(place: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_locks_are_named_by_their_error(
+    place: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(names._CALLS, "flock", _raise(errno.ENOLCK))
     assert "flock ENOLCK" in names.local_locks(place).detail
     assert names.try_lock(f"{place.scratch}/file", "flock") == "ENOLCK"
@@ -173,7 +185,7 @@ def test_locks_that_are_not_supported_are_named(place: ProbeTarget, monkeypatch:
         ("unknown", (), "warn", "findmnt"),
     ],
 )
-def test_options_that_hurt(
+def test_harmful_mount_options_are_named_with_advice(
     place: ProbeTarget, kind: str, options: tuple[str, ...], verdict: str, words: str
 ) -> None:
     place = ProbeTarget(place.directory, place.scratch, Mount("/mnt", kind, options, "server:/x"))
@@ -195,7 +207,7 @@ def _room(free: int, total: int, names_free: int, names_total: int) -> os.statvf
         (_room(50 << 30, 100 << 30, 12, 10**7), "warn", "df -i"),
     ],
 )
-def test_room(room: os.statvfs_result, verdict: str, words: str) -> None:
+def test_free_space_is_judged_with_advice(room: os.statvfs_result, verdict: str, words: str) -> None:
     found = system.judge_space(room, "/job")
     assert found.verdict == verdict
     assert words in found.detail + found.advice
@@ -205,7 +217,7 @@ def test_white_space_in_the_path_warns(place: ProbeTarget) -> None:
     assert system.path(ProbeTarget("/my jobs", place.scratch)).verdict == "warn"
 
 
-def test_a_directory_that_refuses_fails() -> None:
+def test_an_unwritable_directory_fails_with_advice() -> None:
     found = system.writable(OSError(errno.EROFS, "Read-only file system"), "/job")
     assert found == Finding("writable", "fail", "EROFS: Read-only file system", found.advice)
     assert "--state-dir" in found.advice

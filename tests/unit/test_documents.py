@@ -123,23 +123,23 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("kind", sorted(DOCUMENTS))
-def test_each_kind_is_read_as_it_is_written(kind):
+def test_each_kind_of_document_is_read_with_all_its_fields(kind):
     assert all(found not in (None, (), [], {}) for found in read_as(kind, DOCUMENTS[kind][1]))
 
 
 @given(KINDS, st.binary(max_size=300))
-def test_any_bytes_for_any_document(kind, data):
+def test_arbitrary_bytes_are_refused_with_a_known_error(kind, data):
     refuses_only_as_it_may(kind, data)
 
 
 @given(KINDS, VALUES)
-def test_any_json_for_any_document(kind, value):
+def test_arbitrary_json_is_refused_with_a_known_error(kind, value):
     refuses_only_as_it_may(kind, json.dumps(value).encode())
 
 
 @settings(max_examples=600)
 @given(st.sampled_from(sorted(DOCUMENTS.keys() - {"marker"})), st.data())
-def test_any_value_in_any_field_of_any_document(kind, draw):
+def test_an_arbitrary_value_in_any_field_raises_only_known_errors(kind, draw):
     document = json.loads(DOCUMENTS[kind][1])
     place = document
     while True:
@@ -159,7 +159,7 @@ def test_any_value_in_any_field_of_any_document(kind, draw):
 
 @settings(max_examples=600)
 @given(KINDS, st.data())
-def test_any_damage_to_any_document(kind, draw):
+def test_damage_anywhere_raises_only_known_errors(kind, draw):
     data = DOCUMENTS[kind][1]
     at = draw.draw(st.integers(0, len(data)))
     until = draw.draw(st.integers(at, len(data)))
@@ -168,7 +168,7 @@ def test_any_damage_to_any_document(kind, draw):
 
 @pytest.mark.parametrize("kind", sorted(DOCUMENTS.keys() - {"marker"}))
 @pytest.mark.parametrize("bomb", [b'{"a":' * 100_000, b"[" * 100_000, b'{"a":%s}' % (b"9" * 100_000)])
-def test_bombs(kind, bomb):
+def test_json_bombs_raise_only_known_errors(kind, bomb):
     refuses_only_as_it_may(kind, bomb)
 
 
@@ -181,24 +181,24 @@ DEEP = '{"protocol":1,"digest":"sha256:0","x":' + "[" * 900 + "]" * 900 + "}"
     + ['{"protocol":1,"x":1e999}', '{"protocol":1,"x":"\\ud800"}', '{"protocol":1,"x":"\\uDC00"}', "{}"]
     + [f'{{"protocol":{value}}}' for value in ("0", "-1", "true", '"1"', "1.0", "null", "9" * 5000)],
 )
-def test_refused_documents(text):
+def test_malformed_documents_are_refused(text):
     with pytest.raises(CorruptDataError):
         decode(text.encode(), "/a")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-def test_only_utf_8_is_read(encoding):
+def test_text_that_is_not_utf_8_is_refused(encoding):
     with pytest.raises(CorruptDataError):
         decode('{"protocol":1}'.encode(encoding), "/a")
     with pytest.raises(CorruptDataError):
         decode(b'{"protocol":1,"x":"\xed\xa0\x80"}', "/a")
 
 
-def test_a_pair_of_escapes_is_one_letter():
+def test_a_surrogate_pair_decodes_to_one_character():
     assert decode(encode({"x": "😀"}), "/a").text("x") == "😀"
 
 
-def test_a_newer_protocol_is_refused_with_what_to_do():
+def test_a_newer_protocol_is_refused_with_an_upgrade_hint():
     with pytest.raises(ProtocolTooNewError, match=f"written by protocol {PROTOCOL + 1}") as raised:
         decode(b'{"protocol":%d}' % (PROTOCOL + 1), "/job/x.json")
     assert "upgrade" in raised.value.hint
@@ -212,7 +212,7 @@ def test_unknown_fields_are_ignored():
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.booleans() | st.none()))
-def test_equal_documents_have_equal_bytes_and_come_back(document):
+def test_encoding_is_canonical_and_round_trips(document):
     document.pop("protocol", None)
     data = encode(document)
     assert data == encode(dict(reversed(document.items())))
@@ -221,13 +221,13 @@ def test_equal_documents_have_equal_bytes_and_come_back(document):
     assert decode(data, "/a").document == {"protocol": PROTOCOL, **document}
 
 
-def test_what_cannot_be_read_is_not_written():
+def test_nan_is_not_encoded():
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode({"x": float("nan")})
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text(), min_size=1), st.data())
-def test_a_seal_notices_any_change(document, draw):
+def test_a_seal_detects_any_change(document, draw):
     document.pop("digest", None)
     document.pop("protocol", None)
     sealed = seal(document)
@@ -239,7 +239,7 @@ def test_a_seal_notices_any_change(document, draw):
             check_seal(Fields(changed, "/a"))
 
 
-def test_a_seal_of_what_is_too_deep_to_seal_is_wrong():
+def test_the_seal_of_a_too_deep_document_is_refused():
     with pytest.raises(CorruptDataError):
         check_seal(decode(DEEP.encode(), "/a"))
 
@@ -264,7 +264,7 @@ def test_a_seal_of_what_is_too_deep_to_seal_is_wrong():
         (Fields.integers, [[], [0, MAX_INTEGER]], [[-1], [True], [1.0], ["1"], 1, [MAX_INTEGER + 1]]),
     ],
 )
-def test_fields_are_what_they_must_be(getter, good, bad):
+def test_field_getters_accept_valid_and_refuse_invalid_values(getter, good, bad):
     for value in good:
         getter(Fields({"key": value}, "/a"), "key")
     for value in bad:
@@ -272,7 +272,7 @@ def test_fields_are_what_they_must_be(getter, good, bad):
             getter(Fields({"key": value}, "/a"), "key")
 
 
-def test_missing_fields():
+def test_missing_fields_take_their_default_or_are_refused():
     fields = Fields({}, "/a")
     assert fields.text("key", "default") == "default"
     assert fields.flag("key") is False
@@ -284,7 +284,7 @@ def test_missing_fields():
             getter("key")
 
 
-def test_a_missing_document_is_missing_and_a_huge_one_is_corrupt():
+def test_a_missing_document_raises_file_not_found_and_a_huge_one_corrupt():
     with pytest.raises(FileNotFoundError):
         read_document(MemoryDisk(), "/a")
     with pytest.raises(CorruptDataError):

@@ -18,7 +18,7 @@ def _batch(tmp_path):
     return fifo(job, ManualClock()).sample(1, generation=1)
 
 
-def test_padded_rectangles_are_aligned_with_the_tokens(tmp_path):
+def test_padded_arrays_are_aligned_with_the_tokens(tmp_path):
     arrays = padded(_batch(tmp_path), pad=99)
     assert arrays["input_ids"].tolist()[:2] == [[7, 8, 10, 11, 99, 99], [7, 8, 10, 11, 12, 13]]
     assert arrays["attention_mask"].sum(1).tolist() == [4, 6, 5, 5]
@@ -35,7 +35,7 @@ def test_padded_rectangles_are_aligned_with_the_tokens(tmp_path):
     ]
 
 
-def test_jagged_rows_are_the_padded_ones_without_padding(tmp_path):
+def test_jagged_rows_equal_padded_rows_without_padding(tmp_path):
     batch = _batch(tmp_path)
     square, flat = padded(batch), jagged(batch)
     offsets, responses = flat["offsets"], flat["response_offsets"]
@@ -50,7 +50,7 @@ def test_jagged_rows_are_the_padded_ones_without_padding(tmp_path):
             assert piece.tolist() == square[name][row][prompt:length].tolist()
 
 
-def test_what_a_rollout_may_have_besides_is_carried_through(tmp_path):
+def test_optional_rollout_fields_are_kept_in_arrays(tmp_path):
     job = Job.at(tmp_path)
     told = make(
         "a", 0, reward=0.75, unproven=[False, True, False], teacher_logprobs=[-0.5, -1.0, -1.5],
@@ -68,13 +68,13 @@ def test_what_a_rollout_may_have_besides_is_carried_through(tmp_path):
     assert flat["turn_rewards"].tolist()[:3] == [0.25, 0, 0.5]
 
 
-def test_examples_learn_their_responses():
+def test_the_loss_mask_of_examples_covers_their_responses():
     arrays = padded_examples([Example([1, 2, 3], 2), Example([4, 5], 1)])
     assert arrays["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0]]
     assert arrays["loss_mask"].tolist() == [[False, False, True], [False, True, False]]
 
 
-def test_nothing_is_nothing():
+def test_an_empty_batch_gives_empty_arrays():
     nothing = Batch((), (), (), (), ())
     assert padded(nothing)["input_ids"].shape == (0, 0)
     assert jagged(nothing)["offsets"].tolist() == [0]

@@ -34,7 +34,7 @@ def two():
 # What earlier releases wrote.
 
 
-def test_a_batch_of_the_first_release_is_read_as_it_was_written():
+def test_a_batch_of_the_first_release_is_read_exactly():
     found = decode_batch(read(RELEASED), RELEASED)
     plain = {"step": 40, "generation": 2}
     mixed = {"step": 3, "generation": 2, "spans": [(0, 2, 3), (2, 2, 4)], "info": {"answer": 7}}
@@ -73,7 +73,7 @@ def rows_of_format_1(draw):
 
 @given(st.lists(rows_of_format_1(), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_every_row_of_format_1_is_read_and_loses_nothing(rows):
+def test_every_row_of_format_1_is_read_without_loss(rows):
     for row, one in zip(rows, decode_batch(write_format_1(rows), "x"), strict=True):
         for name in ("tokens", "logprobs"):
             assert list(getattr(one, name)) == row[name]
@@ -90,13 +90,13 @@ def test_every_row_of_format_1_is_read_and_loses_nothing(rows):
 
 
 @pytest.mark.parametrize("steps", [[1], [1, 2, 3, 4], [], [-1, 2, 3]])
-def test_steps_of_tokens_that_fit_no_response_are_refused(steps):
+def test_token_steps_that_do_not_match_the_response_are_refused(steps):
     row = pq.read_table(RELEASED).slice(0, 1).to_pylist()[0] | {"token_steps": steps}
     with pytest.raises(CorruptDataError, match="row 0 is not an experience"):
         decode_batch(write_format_1([row]), "x")
 
 
-def test_a_job_with_batches_of_both_formats_is_trained_on(tmp_path):
+def test_batches_of_both_formats_can_be_mixed_in_a_job(tmp_path):
     job = Job.at(tmp_path)
     write(job, "e0", [make("later", 0), make("later", 1)])
     os.makedirs(batch_paths.batches(job, "e1"))
@@ -109,7 +109,7 @@ def test_a_job_with_batches_of_both_formats_is_trained_on(tmp_path):
 # A number of its own.
 
 
-def test_the_format_is_a_number_of_its_own(monkeypatch, tmp_path):
+def test_the_batch_format_is_independent_of_the_protocol_version(monkeypatch, tmp_path):
     monkeypatch.setattr(documents, "PROTOCOL", 7)
     path = tmp_path / "1.parquet"
     path.write_bytes(two())
@@ -117,7 +117,7 @@ def test_the_format_is_a_number_of_its_own(monkeypatch, tmp_path):
     assert decode_batch(two(), "x") == tuple(whole_group("g", step=3))
 
 
-def test_releases_that_know_format_1_alone_say_what_to_upgrade(tmp_path):
+def test_batches_carry_a_protocol_number_that_format_1_readers_refuse(tmp_path):
     """They look at `protocol`, and take a batch for damaged in which it is missing."""
     path = tmp_path / "1.parquet"
     path.write_bytes(two())
@@ -125,7 +125,7 @@ def test_releases_that_know_format_1_alone_say_what_to_upgrade(tmp_path):
 
 
 @pytest.mark.parametrize("metadata", [{"format": "3"}, {"format": "3", "protocol": "1"}, {"protocol": "9"}])
-def test_a_later_format_is_refused_with_what_to_upgrade(metadata):
+def test_a_later_format_is_refused_with_an_upgrade_hint(metadata):
     with pytest.raises(ProtocolTooNewError, match="upgrade syncd") as caught:
         decode_batch(changed(two(), metadata=metadata), "x")
     assert "pip install" in caught.value.hint
@@ -146,7 +146,7 @@ def test_columns_of_another_format_are_refused():
         decode_batch(changed(read(RELEASED), metadata={"format": "2"}), "x")
 
 
-def test_a_batch_of_a_later_format_harms_itself_only(tmp_path):
+def test_a_batch_of_a_later_format_is_rejected_alone(tmp_path):
     job = Job.at(tmp_path)
     paths = write(job, "e0", *[whole_group(name) for name in "abc"])
     later = changed(read(paths[1]), metadata={"format": "3"})
@@ -197,7 +197,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_refusal_names_file_row_and_field(what):
+def test_an_invalid_field_is_refused_with_file_row_and_field(what):
     ((name, value),) = HOSTILE[what].items()
     assert decode_batch(changed(two(), {name: [RIGHT[name]] * 2}), "x") == tuple(whole_group("g", step=3))
     with pytest.raises(CorruptDataError) as caught:
@@ -206,12 +206,12 @@ def test_a_refusal_names_file_row_and_field(what):
     assert caught.value.path == "e0/7.parquet"
 
 
-def test_no_span_at_all_is_the_version_of_the_row():
+def test_a_row_without_spans_has_the_version_of_the_row():
     found = decode_batch(changed(two(), {"spans": [[], RIGHT["spans"]]}), "x")
     assert found == tuple(whole_group("g", step=3))
 
 
-def test_spans_of_one_batch_are_bounded(monkeypatch):
+def test_the_number_of_spans_in_a_batch_is_limited(monkeypatch):
     long = [make("g", 0, spans=[(place, 1, place) for place in range(3)])]
     data = encode_batch(long)
     row = pq.read_table(RELEASED).slice(2, 1).to_pylist()[0] | {"token_steps": [3, 4, 5]}
@@ -226,7 +226,7 @@ def test_spans_of_one_batch_are_bounded(monkeypatch):
 # Rollouts of several segments.
 
 
-def test_segments_come_back_in_order():
+def test_segments_round_trip_in_order():
     batch = [*segmented("g", 0, steps=[3, 4, 5]), make("g", 1)]
     assert decode_batch(encode_batch(batch), "x") == tuple(batch)
 
@@ -257,7 +257,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("what", PARTS)
-def test_a_rollout_that_is_not_whole_is_refused_when_it_is_written_and_when_it_is_read(what, monkeypatch):
+def test_an_incomplete_rollout_is_refused_on_write_and_on_read(what, monkeypatch):
     batch, why = PARTS[what]
     with pytest.raises(UsageError, match=why):
         encode_batch(batch)
@@ -269,7 +269,7 @@ def test_a_rollout_that_is_not_whole_is_refused_when_it_is_written_and_when_it_i
     assert caught.value.path == "e0/7.parquet"
 
 
-def test_rewards_of_turns_are_counted_over_all_segments():
+def test_turn_rewards_are_summed_over_all_segments():
     turns = [[(1, 0.25), (3, 0.5)], [], [(2, -0.25)]]
     batch = [
         make("g", segment=number, segments=3, turn_rewards=its, reward=0.5)
@@ -280,7 +280,7 @@ def test_rewards_of_turns_are_counted_over_all_segments():
     ]  # fmt: skip
 
 
-def test_rewards_of_many_turns_may_differ_by_rounding():
+def test_turn_rewards_may_differ_from_the_reward_by_rounding_only():
     turns = [(place + 1, 0.1) for place in range(1000)]
     assert make(length=1000, reward=100.0, turn_rewards=turns).reward == 100.0
     with pytest.raises(UsageError, match="add up"):
@@ -295,7 +295,7 @@ SMALL = st.tuples(st.integers(-1, 4), st.integers(-1, 2), st.integers(1, 5))
     | st.lists(SMALL, min_size=1, max_size=4).flatmap(lambda spans: st.sampled_from([spans, sorted(spans)]))
 )
 @settings(max_examples=150, deadline=None)
-def test_spans_are_read_if_and_only_if_they_cover_the_response(spans):
+def test_spans_are_accepted_only_if_they_cover_the_response(spans):
     """Whoever can write can seal: what is read keeps every rule, whatever was written."""
     starts = [start for start, _, _ in spans]
     right = starts == sorted(set(starts)) and all(

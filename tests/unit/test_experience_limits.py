@@ -36,11 +36,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_what_cannot_be_trained_on_is_named_by_its_row(reason):
+def test_an_experience_over_the_limits_is_named_by_its_row(reason):
     assert LIMITS.problem([one(), BAD[reason]]).startswith(f"row 1: {reason}")
 
 
-def test_what_can_be_trained_on_has_no_problem():
+def test_experiences_within_the_limits_have_no_problem():
     longest = one(tokens=[63] * 8, logprobs=[-9999.0] * 6, action_mask=[True] * 6, reward=-1e6)
     assert LIMITS.problem([one(), longest]) == ""
     assert UNLIMITED.problem([one(tokens=[1, 2, 3, 2**31 - 1])]) == ""
@@ -57,7 +57,7 @@ def job(tmp_path):
     return job
 
 
-def test_the_whole_batch_is_set_aside_and_the_next_one_is_taken(job):
+def test_a_batch_over_the_limits_is_rejected_and_the_next_one_is_read(job):
     reader = ExperienceReader(job)
     reader.limits = Limits(vocabulary=65)
     assert [loaded.file.seq for loaded in reader.poll()] == [1, 2]
@@ -68,7 +68,7 @@ def test_the_whole_batch_is_set_aside_and_the_next_one_is_taken(job):
     assert document["reason"] == "row 1: token 65 for a model of 65 tokens"
 
 
-def test_a_later_start_passes_over_what_an_earlier_one_has_set_aside(job):
+def test_a_restarted_reader_skips_batches_rejected_before(job):
     for _ in range(2):
         reader = ExperienceReader(job)
         reader.limits = Limits(vocabulary=64)
@@ -78,7 +78,7 @@ def test_a_later_start_passes_over_what_an_earlier_one_has_set_aside(job):
     assert [loaded.file.seq for loaded in reader.poll()] == [4]
 
 
-def test_a_batch_that_waits_in_an_older_state_is_set_aside_too(job):
+def test_a_batch_over_the_limits_in_a_restored_state_is_rejected(job):
     reader = ExperienceReader(job)
     reader.limits = Limits(vocabulary=65)
     assert reader.load(BatchFile("e0", 1)) is not None

@@ -50,12 +50,12 @@ def put(job, name, data=b"torn", explorer="e0"):
         file.write(data)
 
 
-def test_an_empty_and_a_missing_job_have_nothing(job, clock, tmp_path):
+def test_an_empty_or_missing_job_has_no_batches(job, clock, tmp_path):
     assert taken(ExperienceReader(job, clock)) == []
     assert taken(ExperienceReader(Job.at(tmp_path / "missing"), clock)) == []
 
 
-def test_each_batch_comes_once_in_turns_of_the_explorers(job, clock):
+def test_each_batch_is_read_once_and_explorers_take_turns(job, clock):
     write(job, "e0", [make()], [make()], [make()])
     write(job, "e1", [make()])
     reader = ExperienceReader(job, clock)
@@ -66,7 +66,7 @@ def test_each_batch_comes_once_in_turns_of_the_explorers(job, clock):
     assert taken(reader) == [("e1", 2), ("e0", 4)]
 
 
-def test_whoever_stops_goes_on_with_the_next_explorer(job, clock):
+def test_a_new_poll_continues_with_the_next_explorer(job, clock):
     for name in ("e0", "e1", "e2"):
         write(job, name, [make()], [make()])
     reader = ExperienceReader(job, clock)
@@ -74,7 +74,7 @@ def test_whoever_stops_goes_on_with_the_next_explorer(job, clock):
     assert seen == ["e0", "e1", "e2"] * 2
 
 
-def test_what_is_no_batch_is_set_aside_with_a_reason(job, clock):
+def test_invalid_batches_are_rejected_with_a_reason(job, clock):
     write(job, "e0", [make()])
     data = content(batch_paths.batch(job, "e0", 1))
     put(job, "2.parquet", data[: len(data) // 2])
@@ -98,7 +98,7 @@ def test_what_is_no_batch_is_set_aside_with_a_reason(job, clock):
     assert taken(reader) == []
 
 
-def test_links_in_the_place_of_an_explorer_are_not_followed(job, clock, tmp_path):
+def test_a_symbolic_link_named_like_an_explorer_is_not_followed(job, clock, tmp_path):
     other = Job.at(tmp_path / "other")
     os.mkdir(other.root)
     write(other, "e0", [make()])
@@ -107,7 +107,7 @@ def test_links_in_the_place_of_an_explorer_are_not_followed(job, clock, tmp_path
     assert taken(ExperienceReader(job, clock)) == []
 
 
-def test_what_cannot_be_set_aside_is_passed_over_once(job, clock, monkeypatch):
+def test_a_bad_batch_that_cannot_be_moved_is_skipped_and_counted_once(job, clock, monkeypatch):
     put(job, "1.parquet")
     write(job, "e0", [make()])
     reader = ExperienceReader(job, clock)
@@ -121,7 +121,7 @@ def test_what_cannot_be_set_aside_is_passed_over_once(job, clock, monkeypatch):
     assert reader.counts["rejected"] == 1
 
 
-def test_a_number_that_is_missing_below_others_is_waited_for(job, clock):
+def test_the_reader_waits_for_a_missing_batch_number(job, clock):
     """A listing that is made while batches arrive may show the later of two alone."""
     write(job, "e0", [make()], [make()], [make()])
     hidden = f"{job.root}/hidden"
@@ -134,7 +134,7 @@ def test_a_number_that_is_missing_below_others_is_waited_for(job, clock):
     assert taken(reader) == [("e0", 2), ("e0", 3)]
 
 
-def test_a_number_that_never_comes_is_given_up_at_last(job, clock):
+def test_a_missing_batch_number_is_skipped_after_a_time_out(job, clock):
     write(job, "e0", [make()])
     data = content(batch_paths.batch(job, "e0", 1))
     put(job, "900000000000000.parquet", data)
@@ -157,7 +157,7 @@ class Flaky(LocalDisk):
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOENT, errno.EACCES])
-def test_what_cannot_be_read_for_a_moment_is_tried_again_and_set_aside_at_last(job, clock, number):
+def test_an_unreadable_batch_is_retried_and_finally_rejected(job, clock, number):
     write(job, "e0", [make()], [make()])
     disk = Flaky()
     reader = ExperienceReader(Job.at(job.root, disk=disk), clock)
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_for_a_moment_is_tried_again_and_set_aside_at_last(j
     assert "cannot be read" in rejected(job)["3.parquet"]
 
 
-def test_a_listing_that_fails_is_no_end(job, clock, monkeypatch):
+def test_a_failed_listing_is_retried_at_the_next_poll(job, clock, monkeypatch):
     write(job, "e0", [make()])
     reader = ExperienceReader(job, clock)
     real = LocalDisk.list
@@ -193,7 +193,7 @@ def resumed(job, clock, state, **more):
     return strategy
 
 
-def test_batches_stay_until_a_saved_state_covers_them(job, clock):
+def test_batches_are_kept_until_a_saved_state_covers_them(job, clock):
     write(job, "e0", [*whole_group("a"), make("b", 0)], [*whole_group("c"), make("b", 1)], whole_group("d"))
     strategy = fifo(job, clock, groups=1)
     before = strategy.state_dict()
@@ -207,7 +207,7 @@ def test_batches_stay_until_a_saved_state_covers_them(job, clock):
     assert names(resumed(job, clock, strategy.state_dict(), groups=1).sample(3, generation=1))[0][1] == "c"
 
 
-def test_archived_batches_make_going_back_to_an_older_state_exact(job, clock):
+def test_archived_batches_make_a_resume_from_an_older_state_exact(job, clock):
     write(job, "e0", *[whole_group(name) for name in "abc"])
     reader = ExperienceReader(job, clock, consumed="archive")
     strategy = fifo(job, clock, groups=1, reader=reader, max_waiting=2)
@@ -222,7 +222,7 @@ def test_archived_batches_make_going_back_to_an_older_state_exact(job, clock):
     assert [names(again.sample(step, generation=1)) for step in (2, 3, 4)] == later
 
 
-def test_removed_batches_are_stepped_over_when_going_back(job, clock):
+def test_a_resume_from_an_older_state_skips_removed_batches(job, clock):
     write(job, "e0", *[whole_group(name) for name in "abcd"])
     strategy = fifo(job, clock, groups=1)
     old = strategy.state_dict()
@@ -234,7 +234,7 @@ def test_removed_batches_are_stepped_over_when_going_back(job, clock):
     assert names(again.sample(1, generation=1))[0][1] == "e"
 
 
-def test_a_waiting_group_whose_batch_is_lost_is_left_out(job, clock):
+def test_a_restored_group_whose_batch_is_lost_is_dropped(job, clock):
     write(job, "e0", whole_group("a"), whole_group("b"))
     strategy = fifo(job, clock, groups=2, size=2)
     strategy.pop_groups(3, (1, 1))
@@ -245,7 +245,7 @@ def test_a_waiting_group_whose_batch_is_lost_is_left_out(job, clock):
     assert again.reader.counts["lost"] == 1
 
 
-def test_a_failing_commit_does_not_end_training(job, clock, monkeypatch):
+def test_a_failed_commit_is_retried_and_does_not_raise(job, clock, monkeypatch):
     write(job, "e0", whole_group("a"))
     strategy = fifo(job, clock, groups=1)
     strategy.sample(1, generation=1)
@@ -259,7 +259,7 @@ def test_a_failing_commit_does_not_end_training(job, clock, monkeypatch):
     assert strategy.commit(strategy.state_dict()) == 1
 
 
-def test_archived_batches_are_the_same_bytes(job, clock):
+def test_an_archived_batch_keeps_its_bytes(job, clock):
     (path,) = write(job, "e0", whole_group("a"))
     data = content(path)
     strategy = fifo(job, clock, groups=1, reader=ExperienceReader(job, clock, consumed="archive"))

@@ -33,7 +33,7 @@ def groups(batch):
     return batch and list(dict.fromkeys(name for _, name, _ in names(batch)))
 
 
-def test_whole_groups_come_first_in_first_out_and_incomplete_ones_wait(job, clock):
+def test_complete_groups_are_drawn_in_fifo_order_and_incomplete_ones_wait(job, clock):
     strategy = fifo(job, clock, groups=2)
     write(job, "e0", [make("a", 0)], whole_group("b"))
     assert strategy.sample(1, generation=1) is None
@@ -45,21 +45,21 @@ def test_whole_groups_come_first_in_first_out_and_incomplete_ones_wait(job, cloc
     assert strategy.sample(2, generation=1) is None
 
 
-def test_groups_of_two_explorers_are_two_groups_though_their_ids_are_one(job, clock):
+def test_equal_group_ids_of_two_explorers_are_different_groups(job, clock):
     strategy = fifo(job, clock, groups=1)
     write(job, "e0", [make("a", 0)])
     write(job, "e1", [make("a", 1)])
     assert strategy.sample(1, generation=1) is None
 
 
-def test_a_rollout_that_comes_twice_counts_once(job, clock):
+def test_a_duplicate_rollout_is_dropped(job, clock):
     strategy = fifo(job, clock, groups=1)
     write(job, "e0", [make("a", 0, tag=1), make("a", 0, tag=2), make("a", 1), make("a", 2)])
     assert [e.task for e in strategy.sample(1, generation=1).experiences] == ["task-1", "task-0"]
     assert strategy.metrics()["experience/dropped_duplicate"] == 2
 
 
-def test_an_incomplete_group_is_dropped_after_its_time_also_across_a_restart(job, clock):
+def test_an_incomplete_group_times_out_also_across_a_restart(job, clock):
     strategy = fifo(job, clock, groups=1, group_timeout=100)
     write(job, "e0", [make("a", 0)])
     assert strategy.sample(1, generation=1) is None
@@ -72,14 +72,14 @@ def test_an_incomplete_group_is_dropped_after_its_time_also_across_a_restart(job
     assert again.metrics()["experience/waiting_incomplete"] == 0
 
 
-def test_incomplete_groups_do_not_crowd_out_whole_ones(job, clock):
+def test_incomplete_groups_do_not_crowd_out_complete_ones(job, clock):
     strategy = fifo(job, clock, groups=1, max_waiting=3)
     write(job, "e0", *[[make(f"half-{number}", 0)] for number in range(9)], whole_group("a"))
     assert groups(strategy.sample(1, generation=1)) == ["a"]
     assert strategy.metrics()["experience/dropped_crowded"] == 6
 
 
-def test_no_more_is_taken_in_than_may_wait(job, clock):
+def test_no_more_rollouts_are_read_than_may_wait(job, clock):
     strategy = fifo(job, clock, groups=1, max_waiting=4)
     write(job, "e0", *[whole_group(name) for name in "abcdef"])
     assert groups(strategy.sample(1, generation=1)) == ["a"]
@@ -95,7 +95,7 @@ def test_no_more_is_taken_in_than_may_wait(job, clock):
     ]
 
 
-def test_what_is_older_than_the_bound_is_dropped_by_whole_groups(job, clock):
+def test_groups_beyond_the_staleness_bound_are_dropped_whole(job, clock):
     strategy = fifo(job, clock, groups=1, staleness=Staleness(bound=2, interval=2))
     write(job, "e0", whole_group("old", step=3), [make("b", 0, step=4), make("b", 1, step=9)])
     batch = strategy.sample(9, generation=1)
@@ -108,7 +108,7 @@ def test_what_is_older_than_the_bound_is_dropped_by_whole_groups(job, clock):
 
 
 @pytest.mark.parametrize("other", [{"generation": 3}, {"generation": 3, "step": 1}, {"step": 6}])
-def test_what_is_ahead_of_the_trainer_is_stale(job, clock, other):
+def test_rollouts_ahead_of_the_trainer_are_stale(job, clock, other):
     strategy = fifo(job, clock, groups=1, staleness=Staleness(bound=100))
     write(
         job,
@@ -119,7 +119,7 @@ def test_what_is_ahead_of_the_trainer_is_stale(job, clock, other):
     assert groups(strategy.sample(5, generation=2)) == ["a"]
 
 
-def test_the_oldest_token_decides(job, clock):
+def test_the_oldest_token_decides_the_staleness_of_a_rollout(job, clock):
     strategy = fifo(job, clock, groups=1, size=1, staleness=Staleness(bound=2))
     write(
         job, "e0", [make("a", step=5, spans=[(0, 1, 5), (1, 1, 9)])], [make("b", step=8, spans=[(0, 1, 9)])]
@@ -143,14 +143,14 @@ VERSIONS = [
 
 
 @pytest.mark.parametrize(("now", "made_by", "interval", "age"), VERSIONS)
-def test_ages_go_by_generation_and_step(now, made_by, interval, age):
+def test_age_is_computed_from_generation_and_step(now, made_by, interval, age):
     """After a rewind a higher step of an earlier generation is old, not from the future."""
     generation, step = made_by
     found = Staleness(interval=interval).age(make(generation=generation, step=step), now)
     assert found == age
 
 
-def test_tokens_of_before_a_rewind_make_a_rollout_old(job, clock):
+def test_tokens_from_before_a_rewind_make_a_rollout_stale(job, clock):
     """Its newest tokens are of the trainer's own version, its first ones of a step that was abandoned."""
     across = make("across", generation=1, step=9, spans=[(0, 1, 9), (2, 2, 5)])
     strategy = fifo(job, clock, groups=1, size=1, staleness=Staleness(bound=4))
@@ -181,7 +181,7 @@ def test_segments_of_a_rollout_are_one_member_of_their_group(job, clock):
     assert strategy.metrics()["experience/dropped_duplicate"] == 1
 
 
-def test_a_waiting_rollout_of_segments_outlasts_a_restart(job, clock):
+def test_a_waiting_segmented_rollout_survives_a_restart(job, clock):
     strategy = fifo(job, clock, groups=1, size=2)
     write(job, "e0", [make("z", 0), *segmented("a", 0, steps=[1, 1, 1])])
     assert strategy.sample(1, generation=1) is None
@@ -213,14 +213,14 @@ def test_unproven_tokens_are_counted(job, clock):
     assert strategy.metrics()["experience/unproven_tokens"] == 2
 
 
-def test_what_is_older_may_count_less(job, clock):
+def test_stale_rollouts_can_be_weighted_down(job, clock):
     staleness = Staleness(bound=1, beyond="weight", decay=0.5)
     strategy = fifo(job, clock, groups=3, size=1, staleness=staleness)
     write(job, "e0", [make("a", step=3), make("b", step=2), make("c", step=1), make("gone", generation=0)])
     assert strategy.sample(4, generation=1).weights == (1.0, 0.5, 0.25)
 
 
-def test_without_a_bound_all_is_taken(job, clock):
+def test_without_a_staleness_bound_every_rollout_is_drawn(job, clock):
     strategy = fifo(job, clock, groups=1, size=1)
     write(job, "e0", [make("a", generation=2, step=1)], [make("b", generation=0, step=50)])
     batches = [strategy.sample(4, generation=1) for _ in range(2)]
@@ -244,7 +244,7 @@ def test_replay_draws_a_share_of_used_groups_and_keeps_their_batches(job, clock)
     ]
 
 
-def test_replay_lets_stale_groups_go(job, clock):
+def test_replay_drops_stale_groups(job, clock):
     write(job, "e0", whole_group("a", step=1))
     strategy = Replay(fifo(job, clock, groups=1, staleness=Staleness(bound=1)), capacity=3, share=0.9)
     assert groups(strategy.sample(1, generation=1)) == ["a"]
@@ -257,7 +257,7 @@ def _examples(count=5):
     return [Example([1, 2, 3 + number], 1) for number in range(count)]
 
 
-def test_a_mix_has_its_ratio_and_its_own_cursor(job, clock):
+def test_a_mix_keeps_its_ratio_and_its_own_cursor(job, clock):
     write(job, "e0", *[whole_group(str(number)) for number in range(6)])
     strategy = Mix(fifo(job, clock, groups=1), Examples(_examples(), seed=1), ratio=0.6)
     batches = [strategy.sample(step, generation=1) for step in range(5)]
@@ -270,13 +270,13 @@ def test_a_mix_has_its_ratio_and_its_own_cursor(job, clock):
     assert strategy.commit(strategy.state_dict()) == 6
 
 
-def test_a_changed_data_set_is_refused():
+def test_a_state_of_a_changed_data_set_is_refused():
     state = Examples(_examples()).state_dict()
     with pytest.raises(ConfigError, match="changed"):
         Examples(_examples(4)).load_state_dict(state)
 
 
-def test_data_sets_are_jsonl_or_parquet(tmp_path):
+def test_data_sets_are_read_from_jsonl_and_parquet(tmp_path):
     rows = [{"tokens": [1, 2, 3], "prompt_length": 1}, {"tokens": [4, 5], "prompt_length": 1}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -300,7 +300,7 @@ def test_data_sets_are_jsonl_or_parquet(tmp_path):
         '{"tokens": 5, "prompt_length": 1}\n',
     ],
 )
-def test_what_is_no_data_set_is_refused_with_its_place(tmp_path, text):
+def test_an_invalid_data_set_is_refused_with_its_path(tmp_path, text):
     path = tmp_path / "a.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -313,7 +313,7 @@ def test_what_is_no_data_set_is_refused_with_its_place(tmp_path, text):
         read_examples(str(tmp_path / "missing.jsonl"))
 
 
-def test_settings_that_cannot_work_are_refused(job, clock):
+def test_invalid_strategy_settings_are_refused(job, clock):
     for wrong in ({"groups": 0}, {"size": 0}, {"group_timeout": 0}, {"max_waiting": 1}):
         with pytest.raises(ConfigError):
             fifo(job, clock, **wrong)
@@ -326,7 +326,7 @@ def test_settings_that_cannot_work_are_refused(job, clock):
         Mix(fifo(job, clock), Examples(_examples()), ratio=1.0)
 
 
-def test_a_state_of_another_kind_or_a_damaged_one_is_refused(job, clock):
+def test_a_damaged_state_or_one_of_another_strategy_is_refused(job, clock):
     strategy = fifo(job, clock)
     state = strategy.state_dict()
     for wrong in (
@@ -390,11 +390,11 @@ def _run(kind, schedule, restarts, *, commit):
 @pytest.mark.parametrize("kind", KINDS)
 @given(schedule=SCHEDULES, restarts=st.sets(st.integers(0, 39), min_size=1), commit=st.booleans())
 @settings(max_examples=12)
-def test_a_run_with_restarts_draws_what_a_straight_one_does(kind, schedule, restarts, commit):
+def test_a_run_with_restarts_draws_the_same_samples_as_one_without(kind, schedule, restarts, commit):
     assert _run(kind, schedule, restarts, commit=commit) == _run(kind, schedule, set(), commit=False)
 
 
-def test_a_restart_goes_on_with_the_next_explorer(job, clock):
+def test_a_restart_continues_with_the_next_explorer(job, clock):
     for explorer in ("e0", "e1", "e2"):
         write(job, explorer, *[whole_group(name) for name in "abc"])
     drawn, state = [], None
@@ -407,5 +407,5 @@ def test_a_restart_goes_on_with_the_next_explorer(job, clock):
     assert drawn == [(explorer, name) for name in "abc" for explorer in ("e0", "e1", "e2")]
 
 
-def test_the_default_settings_are_usable():
+def test_the_default_max_waiting_holds_a_whole_draw():
     assert SampleSettings(group_size=8, groups=16).max_waiting >= 128

@@ -72,7 +72,7 @@ def rollouts(draw):
 
 @given(st.lists(rollouts(), min_size=1, max_size=4))
 @settings(max_examples=60)
-def test_what_is_written_comes_back(drawn):
+def test_batches_round_trip(drawn):
     batch = [segment for rollout in drawn for segment in rollout]
     assert decode_batch(encode_batch(batch), "x") == tuple(batch)
 
@@ -141,7 +141,7 @@ def test_pandas_reads_a_batch(tmp_path):
         {"info": 5},
     ],
 )
-def test_what_is_no_experience_is_refused_when_it_is_made(wrong):
+def test_an_invalid_experience_is_refused_with_the_field(wrong):
     right = {
         "tokens": [1, 2, 3],
         "prompt_length": 1,
@@ -160,7 +160,7 @@ def test_what_is_no_experience_is_refused_when_it_is_made(wrong):
     assert next(iter(wrong)) in caught.value.message
 
 
-def test_sizes_are_bounded(monkeypatch):
+def test_batches_and_experiences_over_the_size_limits_are_refused(monkeypatch):
     with pytest.raises(UsageError, match="1 to 4096"):
         encode_batch([])
     with pytest.raises(UsageError, match="1 to 4096"):
@@ -173,7 +173,7 @@ def test_sizes_are_bounded(monkeypatch):
         make()
 
 
-def test_every_cut_is_refused():
+def test_truncated_batches_are_refused():
     data = encode_batch(whole_group("g"))
     for length in range(0, len(data), 7):
         with pytest.raises(CorruptDataError):
@@ -190,7 +190,7 @@ def test_random_bytes_are_refused():
                 decode_batch(data, "x")
 
 
-def test_every_changed_byte_is_refused_before_anything_is_parsed():
+def test_a_changed_byte_is_refused_before_parsing():
     """A bit changed in a footer crashes Arrow: it must never come so far."""
     data, chance = encode_batch(whole_group("g", 4)), random.Random(2)
     for place in range(len(data)):
@@ -200,7 +200,7 @@ def test_every_changed_byte_is_refused_before_anything_is_parsed():
             decode_batch(bytes(changed), "x")
 
 
-def test_what_others_wrote_is_refused_unparsed(monkeypatch):
+def test_parquet_files_without_a_seal_are_refused_before_parsing(monkeypatch):
     monkeypatch.setattr(table.pq, "ParquetFile", None)
     sink = io.BytesIO()
     pq.write_table(pa.table({"tokens": [[1, 2]]}), sink)
@@ -260,13 +260,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_files_are_refused(what):
+def test_hostile_batch_files_are_refused(what):
     data = HOSTILE[what]()
     with pytest.raises(CorruptDataError):
         decode_batch(data, "x")
 
 
-def test_a_newer_protocol_says_what_to_upgrade():
+def test_a_batch_of_a_newer_protocol_is_refused_with_an_upgrade_hint():
     with pytest.raises(ProtocolTooNewError) as caught:
         decode_batch(_write(_table().replace_schema_metadata({"protocol": "2"})), "x")
     assert "syncd[experience]" in caught.value.hint

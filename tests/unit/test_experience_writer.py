@@ -19,7 +19,7 @@ def job(tmp_path):
     return Job.at(tmp_path)
 
 
-def test_batches_are_numbered_from_one_and_nothing_else_lies_beside_them(job):
+def test_batches_are_numbered_from_one_without_other_files_beside_them(job):
     paths = write(job, "e0", whole_group("a"), whole_group("b"))
     assert [os.path.relpath(path, job.root) for path in paths] == [
         "experiences/e0/1.parquet",
@@ -30,7 +30,7 @@ def test_batches_are_numbered_from_one_and_nothing_else_lies_beside_them(job):
         assert decode_batch(file.read(), "x") == tuple(whole_group("b"))
 
 
-def test_numbers_go_on_after_a_restart_whatever_became_of_the_batches(job):
+def test_batch_numbers_continue_after_a_restart(job):
     write(job, "e0", [make()], [make()], [make()])
     job.disk.make_directory(batch_paths.rejected(job, "e0"))
     os.rename(batch_paths.batch(job, "e0", 3), f"{batch_paths.rejected(job, 'e0')}/3.parquet")
@@ -42,7 +42,7 @@ def test_numbers_go_on_after_a_restart_whatever_became_of_the_batches(job):
     assert write(job, "e0", [make()])[0].endswith("/5.parquet")
 
 
-def test_identities_and_jobs_are_checked(job, tmp_path):
+def test_a_writer_refuses_an_invalid_identity_or_a_missing_job(job, tmp_path):
     with pytest.raises(UsageError):
         ExperienceWriter(job, "../e0")
     with pytest.raises(UsageError):
@@ -61,7 +61,7 @@ def test_an_earlier_writer_of_the_same_identity_is_fenced(job):
     assert second.write([make()]).endswith("/2.parquet")
 
 
-def test_two_identities_do_not_meet(job):
+def test_writers_of_two_identities_are_independent(job):
     first, second = ExperienceWriter(job, "e0"), ExperienceWriter(job, "e1")
     assert first.write([make()]).endswith("e0/1.parquet")
     assert second.write([make()]).endswith("e1/1.parquet")
@@ -84,7 +84,7 @@ class Failing(LocalDisk):
         super().sync_directory(path)
 
 
-def test_a_failed_write_leaves_nothing_and_its_number_is_used_by_the_next(job):
+def test_a_failed_write_leaves_no_file_and_its_number_is_reused(job):
     disk = Failing("rename")
     writer = ExperienceWriter(Job.at(job.root, disk=disk), "e0")
     disk.armed = True
@@ -95,7 +95,7 @@ def test_a_failed_write_leaves_nothing_and_its_number_is_used_by_the_next(job):
     assert writer.write([make()]).endswith("/1.parquet")
 
 
-def test_a_visible_batch_is_never_written_over_though_its_name_may_not_be_durable(job):
+def test_a_visible_batch_is_never_overwritten_after_a_failed_sync(job):
     disk = Failing("sync")
     writer = ExperienceWriter(Job.at(job.root, disk=disk), "e0")
     disk.armed = True
@@ -105,7 +105,7 @@ def test_a_visible_batch_is_never_written_over_though_its_name_may_not_be_durabl
     assert writer.write([make()]).endswith("/2.parquet")
 
 
-def test_names_are_parsed_strictly():
+def test_batch_file_names_are_parsed_strictly():
     assert batch_paths.parse_batch("1.parquet") == 1
     for name in (
         "0.parquet",
@@ -120,7 +120,7 @@ def test_names_are_parsed_strictly():
         assert batch_paths.parse_batch(name) is None
 
 
-def test_a_damaged_mark_says_nothing(job):
+def test_a_damaged_consumed_mark_counts_as_zero(job):
     assert batch_paths.consumed_through(job, "e0") == 0
     batch_paths.mark_consumed(job, "e0", 7)
     assert batch_paths.consumed_through(job, "e0") == 7

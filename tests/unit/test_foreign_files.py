@@ -70,7 +70,7 @@ TENSOR = {"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
         (b"version https://git-lfs.github.com/spec/v1\n", BROKEN),
     ],
 )
-def test_tensors(verdict, content, state):
+def test_safetensors_files_are_classified_by_completeness(verdict, content, state):
     assert verdict(whole_tensors, content) == state
 
 
@@ -82,7 +82,7 @@ def test_a_growing_file_shows_its_progress(tmp_path):
 
 
 @pytest.mark.parametrize("wide", [True, False])
-def test_archives(verdict, wide):
+def test_torch_archives_are_classified_by_completeness(verdict, wide):
     whole = archive(wide=wide)
     assert verdict(whole_archive, whole) == StepState.COMPLETE
     for length in range(len(whole)):
@@ -92,7 +92,7 @@ def test_archives(verdict, wide):
     assert verdict(whole_archive, b"\0" * 1000) == StepState.FILLING
 
 
-def test_archives_whose_parts_contradict_each_other(verdict):
+def test_torch_archives_with_contradictory_records_are_not_complete(verdict):
     whole = archive(wide=False)
     end = whole[-22:]
     assert verdict(whole_archive, whole[:-22] + end[:12] + struct.pack("<L", 1 << 31) + end[16:]) == BROKEN
@@ -104,7 +104,7 @@ def test_archives_whose_parts_contradict_each_other(verdict):
     assert verdict(whole_archive, bytes(hole)) == BROKEN
 
 
-def test_what_torch_never_wrote(verdict):
+def test_files_that_torch_never_wrote_are_not_complete(verdict):
     assert verdict(whole_archive, pickle.dumps({"weight": 1})) == BROKEN
     assert (
         verdict(whole_archive, b"PK\x03\x04" + b"x" * 18 + b"PK\x05\x06" + b"\0" * 17 + b"\1")
@@ -112,7 +112,7 @@ def test_what_torch_never_wrote(verdict):
     )
 
 
-def test_an_archive_of_more_than_its_narrow_record_can_say(verdict, tmp_path):
+def test_zip64_records_take_precedence_in_an_archive(verdict, tmp_path):
     """The numbers of the wide record count where there is one."""
     whole = bytearray(archive())
     whole[-14:-2] = b"\xff" * 12
@@ -148,17 +148,17 @@ def test_an_archive_of_more_than_its_narrow_record_can_say(verdict, tmp_path):
         ),
     ],
 )
-def test_indexes(verdict, document, state):
+def test_indexes_are_classified_by_completeness(verdict, document, state):
     assert verdict(whole_index, json.dumps(document).encode()) == state
 
 
-def test_an_index_that_is_still_written(verdict):
+def test_a_truncated_index_is_filling(verdict):
     whole = index(numbered(3))
     for length in range(len(whole)):
         assert verdict(whole_index, whole[:length]) == StepState.FILLING
 
 
-def test_indexes_are_bounded(verdict, monkeypatch):
+def test_oversized_indexes_are_broken(verdict, monkeypatch):
     assert verdict(whole_index, b"[" * 100_000) == BROKEN
     assert verdict(whole_index, b'{"a":' * 65) == BROKEN
     monkeypatch.setattr(whole_files, "FILES_LIMIT", 3)
@@ -179,18 +179,18 @@ def test_indexes_are_bounded(verdict, monkeypatch):
         (b"3", BROKEN),
     ],
 )
-def test_configurations(verdict, content, state):
+def test_configurations_are_classified_by_completeness(verdict, content, state):
     assert verdict(whole_object, content) == state
 
 
-def test_metadata_names_each_file_with_its_length(tmp_path):
+def test_distributed_metadata_lists_each_file_with_its_length(tmp_path):
     files = {"__0_0.distcp": b"x" * 1234, "__0_1.distcp": b"x" * 100, "__12_0.distcp": b"x" * 7}
     put(f"{tmp_path}/file", distributed_metadata(files, pieces=5))
     found = whole_metadata(LocalDisk(), f"{tmp_path}/file", 0)
     assert found == Verdict(names={name: len(content) for name, content in files.items()})
 
 
-def test_metadata_cut_anywhere_is_filling(verdict):
+def test_truncated_distributed_metadata_is_filling(verdict):
     whole = distributed_metadata({"__0_0.distcp": b"x" * 100}, pieces=40)
     assert verdict(whole_metadata, whole) == StepState.COMPLETE
     for length in range(len(whole)):
@@ -205,13 +205,13 @@ class _Payload:
         return os.mkdir, (self.path,)
 
 
-def test_metadata_is_not_unpickled(verdict, tmp_path):
+def test_distributed_metadata_is_never_unpickled(verdict, tmp_path):
     trap = f"{tmp_path}/run"
     assert verdict(whole_metadata, pickle.dumps(_Payload(trap))) == StepState.FILLING
     assert not os.path.exists(trap)
 
 
-def test_hostile_metadata(verdict, monkeypatch):
+def test_hostile_distributed_metadata_is_not_complete(verdict, monkeypatch):
     assert verdict(whole_metadata, pickle.dumps({}) + b"more") == StepState.FILLING
     assert verdict(whole_metadata, b"\x80\x04h\xff.") == StepState.FILLING
     outside = {"../../etc/passwd": b"x", "/x/__0_0.distcp": b"x", "__0_0.distcp/..": b"x"}
@@ -240,11 +240,11 @@ def test_hostile_metadata(verdict, monkeypatch):
         (b"t" * 5000, BROKEN),
     ],
 )
-def test_remote_paths(verdict, content, state):
+def test_remote_paths_are_classified_by_completeness(verdict, content, state):
     assert verdict(whole_path, content) == state
 
 
-def test_a_cache_is_bounded_and_keeps_what_is_used():
+def test_the_verdict_cache_is_bounded_and_keeps_used_entries():
     cache = VerdictCache(limit=10)
     stat = LocalDisk().stat("/")
     for number in range(50):
@@ -259,7 +259,7 @@ def test_a_cache_is_bounded_and_keeps_what_is_used():
     assert len(cache) == 0
 
 
-def test_a_cache_forgets_what_changed(tmp_path):
+def test_a_changed_file_is_read_again_despite_the_cache(tmp_path):
     cache = VerdictCache()
     put(f"{tmp_path}/model.safetensors", tensors()[:-1])
     assert (

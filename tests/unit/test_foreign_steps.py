@@ -57,7 +57,7 @@ ADAPTER_SETTINGS = ("actor/lora_adapter/adapter_config.json", ADAPTER_CONFIG)
 
 
 @pytest.mark.fault("shards of another world size are picked up")
-def test_a_mix_of_world_sizes_is_reported_and_never_guessed(job):
+def test_a_mix_of_world_sizes_is_damaged(job):
     step = job.put("global_step_1", *ranks("actor/", 2), *ranks("actor/", 4)).look("global_step_1")
     assert step.state is StepState.DAMAGED
     assert step.problem == "shards of world sizes 2 and 4 are mixed"
@@ -66,12 +66,12 @@ def test_a_mix_of_world_sizes_is_reported_and_never_guessed(job):
     assert step.state is StepState.DAMAGED
 
 
-def test_a_rank_beyond_its_world_size_is_damage(job):
+def test_a_rank_beyond_its_world_size_is_damaged(job):
     job.put("global_step_1", *ranks("actor/", 2), ("actor/model_world_size_2_rank_2.pt", archive()))
     assert job.look("global_step_1").state is StepState.DAMAGED
 
 
-def test_stray_names_are_no_ranks(job):
+def test_malformed_rank_names_are_not_counted(job):
     names = (
         "model_world_size_2_rank_01.pt",
         "model_world_size_02_rank_1.pt",
@@ -82,12 +82,12 @@ def test_stray_names_are_no_ranks(job):
     assert (step.state, step.present, step.expected) == (StepState.FILLING, 1, 2)
 
 
-def test_other_parts_of_a_checkpoint_tell_how_many_there_will_be(job):
+def test_optimizer_shards_give_the_expected_number_of_model_shards(job):
     step = job.put("global_step_1", *ranks("actor/", 4, "optim")[:2]).look("global_step_1")
     assert (step.layout, step.state, step.present, step.expected) == ("verl-fsdp", StepState.FILLING, 0, 4)
 
 
-def test_a_checkpoint_of_an_export_and_no_shards(job):
+def test_an_export_without_model_shards_is_complete(job):
     job.put("global_step_1", *ranks("actor/", 2, "optim"), ("actor/huggingface/model.safetensors", tensors()))
     step = job.look("global_step_1")
     assert (step.layout, step.state, step.payload) == (
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_an_export_and_no_shards(job):
     )
 
 
-def test_an_export_beside_shards_changes_nothing(job):
+def test_an_export_beside_complete_shards_does_not_change_the_step(job):
     """It may be left from an earlier save of the step, and arrives when the step is published already."""
     before = job.put("global_step_1", *ranks("actor/", 2)).look("global_step_1")
     job.put(
@@ -113,14 +113,14 @@ def test_a_synced_step_that_is_then_saved_keeps_its_fingerprint(job):
     assert (after.layout, after.digest, after.full) == ("trinity-0.6", before.digest, True)
 
 
-def test_a_stream_that_is_still_written(job):
+def test_a_temporary_stream_file_is_filling(job):
     step = job.put("global_step_1", ("actor/model.safetensors.tmp", tensors())).look("global_step_1")
     assert (step.layout, step.state, step.present, step.expected) == ("trinity-0.6", StepState.FILLING, 0, 1)
     job.put("global_step_1", ADAPTER, ADAPTER_SETTINGS)
     assert job.look("global_step_1").state is StepState.FILLING
 
 
-def test_a_stream_that_a_crash_left_hides_nothing(job):
+def test_a_stream_file_left_by_a_crash_does_not_hide_shards(job):
     job.put("global_step_1", ("actor/model.safetensors.tmp", tensors()), *ranks("actor/", 2))
     step = job.look("global_step_1")
     assert (step.layout, step.state) == ("verl-fsdp", StepState.COMPLETE)
@@ -130,7 +130,7 @@ def test_a_stream_that_a_crash_left_hides_nothing(job):
 @pytest.mark.parametrize(
     "parts", [[MODEL], ranks("actor/", 2), [("actor/huggingface/model.safetensors", tensors())]]
 )
-def test_a_step_with_an_adapter_needs_all_of_it(job, parts):
+def test_a_step_with_an_adapter_is_complete_only_with_the_whole_adapter(job, parts):
     job.put("global_step_1", *parts).make("global_step_1/actor/lora_adapter")
     assert job.look("global_step_1").state is StepState.FILLING
     job.put("global_step_1", ADAPTER)
@@ -148,7 +148,7 @@ def test_a_step_with_an_adapter_needs_all_of_it(job, parts):
     assert job.look("global_step_1").state is StepState.FILLING
 
 
-def test_a_metadata_json_is_awaited_where_there_is_common_state(job):
+def test_a_step_with_common_state_is_filling_until_metadata_json_exists(job):
     data = {"__0_0.distcp": archive()}
     place = "actor/dist_ckpt"
     job.put(
@@ -163,7 +163,7 @@ def test_a_metadata_json_is_awaited_where_there_is_common_state(job):
     assert "metadata.json" in step.problem
 
 
-def test_an_optimizer_alone_is_no_model(job):
+def test_optimizer_state_without_an_export_is_filling(job):
     """With a bridge Megatron keeps the weights in its export, and distributes the optimizer's state only."""
     data = {"__0_0.distcp": archive()}
     job.put("global_step_1", ("actor/dist_ckpt/.metadata", distributed_metadata(data)))
@@ -173,7 +173,7 @@ def test_an_optimizer_alone_is_no_model(job):
     assert (step.state, step.payload) == (StepState.FILLING, "global_step_1/actor/huggingface")
 
 
-def test_an_adapter_of_megatron(job):
+def test_a_megatron_adapter_is_complete_with_its_configuration(job):
     place = "actor/model/huggingface/adapter"
     job.put("global_step_1", (f"{place}/adapter_model.safetensors", tensors()))
     assert job.look("global_step_1").state is StepState.FILLING
@@ -182,7 +182,7 @@ def test_an_adapter_of_megatron(job):
     assert (step.layout, step.kind, step.payload) == ("verl-megatron", "lora", f"global_step_1/{place}")
 
 
-def test_unknown_directories_are_nobodys(job):
+def test_unknown_directories_match_no_layout(job):
     for number, name in enumerate(
         ("critic/model.safetensors", "data.pt", "actor/notes.txt", "model/weights.bin")
     ):
@@ -191,7 +191,7 @@ def test_unknown_directories_are_nobodys(job):
     assert job.put("checkpoint-1", ("trainer_state.json", b"{}")).look("checkpoint-1") is None
 
 
-def test_a_tinker_step_whose_path_is_late(job):
+def test_a_tinker_step_is_filling_until_its_path_is_written(job):
     job.put(
         "global_step_1", ("remote_checkpoint_path.txt", b"tinker://a/weights/b"), (".full_checkpoint", b"")
     )
@@ -204,7 +204,7 @@ def test_a_tinker_step_whose_path_is_late(job):
 
 
 @pytest.mark.fault("the ready mark is visible before its data")
-def test_a_ready_mark_before_its_data(job):
+def test_a_ready_mark_without_weights_is_filling(job):
     step = job.put("step_1", ("STABLE", b"")).look("step_1")
     assert (step.state, step.problem.partition("; ")[2]) == (
         StepState.FILLING,
@@ -214,12 +214,12 @@ def test_a_ready_mark_before_its_data(job):
     assert job.look("step_1").state is StepState.FILLING
 
 
-def test_files_of_ranks_that_have_no_number_yet(job):
+def test_temporary_rank_files_are_not_counted(job):
     step = job.put("step_1", ("tmp-rank0-00001-of-00002.safetensors", tensors())).look("step_1")
     assert (step.state, step.present, step.expected) == (StepState.FILLING, 0, None)
 
 
-def test_an_export_without_its_configuration(job):
+def test_an_export_is_filling_until_its_configuration_is_complete(job):
     job.put("checkpoint-1", ("model.safetensors", tensors()))
     assert job.look("checkpoint-1").state is StepState.FILLING
     job.put("checkpoint-1", ("config.json", CONFIG[:20]))
@@ -236,20 +236,20 @@ def test_an_export_without_its_configuration(job):
         [*shards_below("", 2), *shards_below("", 3)],
     ],
 )
-def test_names_that_contradict_each_other_are_never_guessed(job, parts):
+def test_contradictory_shard_names_are_filling_and_reported_as_mixed(job, parts):
     step = job.put("checkpoint-1", ("config.json", CONFIG), *parts).look("checkpoint-1")
     assert step.state is StepState.FILLING
     assert "mixed" in step.problem
 
 
-def test_an_index_decides_among_shards_of_two_saves(job):
+def test_the_index_selects_among_shards_of_two_saves(job):
     job.put("checkpoint-1", ("config.json", CONFIG), *shards_below("", 2), *shards_below("", 3))
     job.put("checkpoint-1", (INDEX, index(numbered(3))))
     step = job.look("checkpoint-1")
     assert (step.state, step.present, step.expected) == (StepState.COMPLETE, 3, 3)
 
 
-def test_an_index_that_comes_last_changes_nothing(job):
+def test_an_index_that_arrives_last_does_not_change_the_step(job):
     before = job.put("checkpoint-1", ("config.json", CONFIG), *shards_below("", 2)).look("checkpoint-1")
     assert before.state is StepState.COMPLETE
     job.put("checkpoint-1", (INDEX, index(numbered(2))[:30]))
@@ -258,7 +258,7 @@ def test_an_index_that_comes_last_changes_nothing(job):
     assert job.look("checkpoint-1") == before
 
 
-def test_an_index_that_leaves_its_directory(job):
+def test_an_index_that_names_a_file_outside_its_directory_is_damaged(job):
     put(f"{job.root}/secret", tensors())
     job.put("checkpoint-1", ("config.json", CONFIG), (INDEX, index(["../secret"])))
     step = job.look("checkpoint-1")
@@ -266,7 +266,7 @@ def test_an_index_that_leaves_its_directory(job):
     assert "'../secret'" in step.problem
 
 
-def test_a_shard_beyond_its_total_is_damage(job):
+def test_a_shard_number_beyond_its_total_is_damaged(job):
     job.put("checkpoint-1", ("config.json", CONFIG), ("model-00003-of-00002.safetensors", tensors()))
     assert job.look("checkpoint-1").state is StepState.DAMAGED
 
@@ -279,7 +279,7 @@ def test_a_damaged_shard_is_named(job):
     assert step.problem.startswith("model-00002-of-00003.safetensors: ")
 
 
-def test_only_so_many_files_are_looked_at(job, monkeypatch):
+def test_the_number_of_examined_files_is_limited(job, monkeypatch):
     monkeypatch.setattr(weights, "FILES_LIMIT", 3)
     step = job.put("global_step_1", *ranks("", 5)).look("global_step_1")
     assert (step.state, step.present, step.expected) == (StepState.FILLING, 3, 5)
@@ -293,7 +293,7 @@ def test_a_foreign_step_is_published_only_when_the_marker_names_it(job):
         assert (version.path if version else None) == published
 
 
-def test_layouts_remember_per_file(job):
+def test_each_header_is_read_once_while_a_step_fills(job):
     """A step that fills costs one header for each shard that comes, not all of them again."""
     layouts, disk = ForeignLayouts(), _Counting()
     for name, content in shards_below("actor/", 8):

@@ -63,13 +63,13 @@ def tree(path: str) -> dict[str, bytes | None]:
     return {str(item.relative_to(path)): item.read_bytes() if item.is_file() else None for item in found}
 
 
-def test_tokens_and_their_names():
+def test_term_tokens_round_trip_as_names():
     assert parse_token(token_name(7)) == 7
     for name in ("", "7", ".claim-7", "000000000x", "\u0667" * 10, "00000000007"):
         assert parse_token(name) is None
 
 
-def test_the_first_claim(job, clock):
+def test_the_first_claim_makes_term_1(job, clock):
     term = claim(job, clock)
     assert (term.token, term.floor) == (1, None)
     assert names(job.lock) == {token_name(1)}
@@ -79,7 +79,7 @@ def test_the_first_claim(job, clock):
     assert (leader.beat, leader.released) == (0, False)
 
 
-def test_a_leader_that_lives_is_left_alone(job, clock):
+def test_a_live_leader_keeps_its_term(job, clock):
     term = claim(job, clock)
     candidate = Candidate(job, clock)
     for _ in range(10):
@@ -91,7 +91,7 @@ def test_a_leader_that_lives_is_left_alone(job, clock):
     assert latest_token(job) == 1
 
 
-def test_a_silent_leader_is_replaced_after_the_timeout_and_not_before(job, clock):
+def test_a_silent_leader_is_replaced_only_after_the_timeout(job, clock):
     claim(job, clock)
     candidate = Candidate(job, clock, gone=lambda _: False)
     assert candidate.holder() is not None
@@ -102,7 +102,7 @@ def test_a_silent_leader_is_replaced_after_the_timeout_and_not_before(job, clock
     assert candidate.claim().token == 2
 
 
-def test_a_candidate_that_has_just_come_waits_the_whole_timeout(job, clock):
+def test_a_new_candidate_waits_the_whole_timeout(job, clock):
     claim(job, clock)
     clock.sleep(10 * TIMEOUT)
     assert Candidate(job, clock, gone=lambda _: False).holder() is not None
@@ -121,13 +121,13 @@ def test_a_dead_leader_of_this_host_is_replaced_at_once(job, clock):
     assert candidate.claim().token == 2
 
 
-def test_a_leader_of_another_host_is_not_taken_for_dead(job, clock):
+def test_a_leader_of_another_host_is_not_considered_dead(job, clock):
     claim(job, clock, process=replace(Process.current(), boot="another", started=1))
     assert Candidate(job, clock).holder() is not None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"protocol":1}', b'{"protocol":1,"process":{"pid":NaN}}'])
-def test_a_damaged_leader_file_is_waited_for_and_then_replaced(job, clock, content):
+def test_a_leader_with_a_damaged_file_is_replaced_after_the_timeout(job, clock, content):
     term = claim(job, clock)
     Path(term.directory, "leader.json").write_bytes(content)
     with pytest.raises(CorruptDataError):
@@ -139,7 +139,7 @@ def test_a_damaged_leader_file_is_waited_for_and_then_replaced(job, clock, conte
     assert candidate.claim().token == 2
 
 
-def test_processes():
+def test_a_process_is_gone_only_if_its_identity_on_this_host_is():
     mine = Process.current()
     assert not mine.is_gone()
     assert replace(mine, started=mine.started + 1).is_gone()
@@ -150,7 +150,7 @@ def test_processes():
     assert replace(mine, pid=2**40, started=1).is_gone()
 
 
-def test_a_process_that_proc_hides_is_not_taken_for_dead(monkeypatch):
+def test_a_process_hidden_by_proc_is_not_considered_dead(monkeypatch):
     """hidepid= and ProtectProc= hide processes of other users; that they are there can still be asked."""
     mine = Process.current()
     monkeypatch.setattr(subject, "_started", lambda _: subject._UNSEEN)
@@ -158,7 +158,7 @@ def test_a_process_that_proc_hides_is_not_taken_for_dead(monkeypatch):
     assert replace(mine, pid=2**22 + 1).is_gone()
 
 
-def test_a_zombie_is_gone():
+def test_a_zombie_counts_as_gone():
     child = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
     started = subject._started(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -166,7 +166,7 @@ def test_a_zombie_is_gone():
     child.communicate()
 
 
-def test_the_floor_goes_from_leader_to_leader_and_never_down(job, clock):
+def test_the_floor_is_inherited_by_each_leader_and_never_decreases(job, clock):
     first = claim(job, clock)
     first.beat((2, 7))
     assert claim(job, clock, dead=True).floor == (2, 7)
@@ -187,7 +187,7 @@ def test_a_heartbeat_is_written_when_it_is_due_or_the_floor_moves(job, clock):
     assert read_leader(job, 1).beat == 2
 
 
-def test_publishing_and_removing_in_office(job, clock):
+def test_a_leader_publishes_and_moves_steps_to_its_trash(job, clock):
     term = claim(job, clock)
     os.mkdir(job.step(3))
     term.publish(job.version, b"one")
@@ -208,7 +208,7 @@ def test_publishing_and_removing_in_office(job, clock):
         lambda term, job: term.beat((9, 9)),
     ],
 )
-def test_a_fenced_leader_changes_nothing(job, clock, act):
+def test_a_fenced_leader_cannot_change_anything(job, clock, act):
     old = claim(job, clock)
     os.mkdir(job.step(3))
     Path(job.step(3), "file").write_bytes(b"kept")
@@ -240,7 +240,7 @@ def removed_and_claimed_by_another(job: Job, clock: HandClock) -> tuple[Term, Te
         lambda term, job: term.beat((9, 9)),
     ],
 )
-def test_of_two_leaders_of_one_token_only_the_one_whose_term_is_there_acts(job, clock, act):
+def test_of_two_leaders_with_one_token_only_the_one_with_the_term_acts(job, clock, act):
     old, new = removed_and_claimed_by_another(job, clock)
     new.publish(job.version, b"new")
     os.makedirs(job.requests)
@@ -254,7 +254,7 @@ def test_of_two_leaders_of_one_token_only_the_one_whose_term_is_there_acts(job, 
     assert names(new.trash) == {"x"}
 
 
-def test_whoever_has_seen_terms_that_were_removed_claims_above_them(job, clock):
+def test_a_candidate_claims_above_removed_terms_it_has_seen(job, clock):
     candidate = Candidate(job, clock)
     for _ in range(2):
         claim(job, clock, dead=True).beat((3, 9))
@@ -267,7 +267,7 @@ def test_whoever_has_seen_terms_that_were_removed_claims_above_them(job, clock):
     assert not candidate.found_removed
 
 
-def test_a_trash_that_outlasts_its_terms_is_taken_over_and_fenced(tmp_path, clock):
+def test_the_trash_of_removed_terms_is_inherited_and_fenced(tmp_path, clock):
     job = Job.at(tmp_path / "job", tmp_path / "state")
     old = claim(job, clock)
     for step in (3, 4):
@@ -281,7 +281,7 @@ def test_a_trash_that_outlasts_its_terms_is_taken_over_and_fenced(tmp_path, cloc
     assert os.path.isdir(job.step(4))
 
 
-def test_a_leader_whose_trash_was_removed_has_lost_its_term_and_claims_again_at_once(job, clock):
+def test_a_leader_with_a_removed_trash_loses_its_term_and_claims_again(job, clock):
     candidate = Candidate(job, clock)
     assert candidate.holder() is None
     term = candidate.claim()
@@ -293,7 +293,7 @@ def test_a_leader_whose_trash_was_removed_has_lost_its_term_and_claims_again_at_
     candidate.claim().move_to_trash(job.step(3), "x")
 
 
-def test_a_claim_whose_term_is_removed_on_its_way_leaves_that_of_another_alone(job, clock):
+def test_a_claim_whose_term_is_removed_does_not_disturb_another_term(job, clock):
     other: list[Term] = []
 
     class Removed(Hooked):
@@ -309,7 +309,7 @@ def test_a_claim_whose_term_is_removed_on_its_way_leaves_that_of_another_alone(j
 
 
 @pytest.mark.parametrize("place", ["lock", "trash"])
-def test_no_term_is_claimed_that_has_no_name(job, clock, place):
+def test_no_term_is_claimed_after_the_highest_token(job, clock, place):
     os.makedirs(f"{getattr(job, place)}/{token_name(10**10 - 1)}")
     candidate = Candidate(job, clock, timeout=0)
     assert candidate.holder() is None
@@ -318,7 +318,7 @@ def test_no_term_is_claimed_that_has_no_name(job, clock, place):
     assert names(job.lock) <= {token_name(10**10 - 1)}
 
 
-def test_what_earlier_releases_left_in_a_trash_is_taken_over(job, clock):
+def test_trash_of_earlier_releases_is_inherited(job, clock):
     os.makedirs(f"{job.lock}/{token_name(1)}")
     os.makedirs(f"{job.trash}/{token_name(1)}/global_step_3.3.abcdef12")
     candidate = Candidate(job, clock, timeout=0)
@@ -327,7 +327,7 @@ def test_what_earlier_releases_left_in_a_trash_is_taken_over(job, clock):
     assert names(job.trash) == {token_name(2)}
 
 
-def test_a_fenced_leader_that_releases_disturbs_nobody(job, clock):
+def test_the_release_of_a_fenced_leader_changes_nothing(job, clock):
     old = claim(job, clock)
     claim(job, clock, dead=True)
     before = tree(job.root)
@@ -335,7 +335,7 @@ def test_a_fenced_leader_that_releases_disturbs_nobody(job, clock):
     assert tree(job.root) == before
 
 
-def test_a_fault_of_the_file_system_is_no_fence(job, clock):
+def test_a_file_system_error_does_not_end_a_term(job, clock):
     term = claim(job, clock)
     with pytest.raises(FileNotFoundError):
         term.publish(f"{job.root}/none/version.json", b"")
@@ -344,7 +344,7 @@ def test_a_fault_of_the_file_system_is_no_fence(job, clock):
     term.publish(job.version, b"still in office")
 
 
-def test_the_trash_of_earlier_terms_is_taken_over(job, clock):
+def test_the_trash_of_earlier_terms_is_inherited(job, clock):
     old = claim(job, clock)
     for step in (3, 4):
         os.mkdir(job.step(step))
@@ -360,7 +360,7 @@ def test_the_trash_of_earlier_terms_is_taken_over(job, clock):
     }
 
 
-def test_who_removes_nothing_makes_no_trash_but_fences_that_of_others(job, clock):
+def test_a_leader_without_pruning_makes_no_trash_but_fences_others(job, clock):
     first = claim(job, clock, removes=False)
     assert not os.path.exists(job.trash)
     os.makedirs(job.step(3))
@@ -373,7 +373,7 @@ def test_who_removes_nothing_makes_no_trash_but_fences_that_of_others(job, clock
             old.publish(job.version, b"stale")
 
 
-def test_other_names_beside_the_terms_are_left_alone(job, clock):
+def test_other_names_beside_the_terms_are_kept(job, clock):
     claim(job, clock)
     os.mkdir(f"{job.lock}/notes")
     os.mkdir(f"{job.trash}/notes")
@@ -382,7 +382,7 @@ def test_other_names_beside_the_terms_are_left_alone(job, clock):
     assert names(job.trash) == {token_name(2), "notes"}
 
 
-def test_of_two_that_find_the_place_free_the_second_is_refused_and_leaves_nothing(job, clock):
+def test_of_two_concurrent_claims_the_second_fails_without_traces(job, clock):
     candidates = [Candidate(job, clock) for _ in range(2)]
     assert [candidate.holder() for candidate in candidates] == [None, None]
     term = candidates[0].claim()
@@ -459,9 +459,7 @@ class Crashing(Hooked):
         return super().list(path)
 
 
-def test_a_crash_at_any_point_of_a_claim_leaves_the_job_claimable_and_loses_nothing(
-    tmp_path, clock, record_line
-):
+def test_a_crash_at_any_point_of_a_claim_leaves_the_job_claimable(tmp_path, clock, record_line):
     points = 0
     for when in ("before", "after"):
         for at in range(1000):
@@ -500,7 +498,7 @@ def crash_and_claim_again(job: Job, clock: HandClock, at: int, when: str) -> boo
     return True
 
 
-def test_a_claim_that_is_being_fenced_takes_no_place_empty(job, clock):
+def test_a_claim_emptied_by_fencing_does_not_become_a_term(job, clock):
     """The leader stops between emptying a prepared claim and removing it; just then its claimer goes on."""
 
     class Stops(Hooked):
@@ -529,7 +527,7 @@ def test_a_claim_that_is_being_fenced_takes_no_place_empty(job, clock):
 @pytest.mark.parametrize(
     "operation", ["rename", "make_directory", "unlink", "remove_directory", "sync_directory"]
 )
-def test_one_who_is_overtaken_at_any_point_of_a_claim_gives_way(tmp_path, clock, operation):
+def test_a_candidate_overtaken_at_any_point_of_a_claim_gives_way(tmp_path, clock, operation):
     """Before each operation of a claim in turn, another one claims: exactly the later of the two leads."""
     for number in range(100):
         job = Job.at(tmp_path / f"{operation}{number}")
@@ -573,7 +571,7 @@ def check_one_leads(job: Job, term: Term | None, other: Term) -> None:
 
 
 @pytest.mark.parametrize("name", ["leader.json", token_name(1)])
-def test_a_full_disk_is_not_a_lock_held_by_another(job, clock, name):
+def test_a_full_disk_during_a_claim_is_not_reported_as_a_held_lock(job, clock, name):
     class Full(Hooked):
         def before(self, operation, path):
             if operation == "rename" and path.endswith(name):
@@ -585,7 +583,7 @@ def test_a_full_disk_is_not_a_lock_held_by_another(job, clock, name):
     assert claim(job, clock).token == 1
 
 
-def test_a_term_that_cannot_be_fenced_is_an_error_and_no_term(job, clock):
+def test_a_claim_fails_if_the_earlier_term_cannot_be_fenced(job, clock):
     old = claim(job, clock)
 
     class Stuck(LocalDisk):
@@ -600,7 +598,7 @@ def test_a_term_that_cannot_be_fenced_is_an_error_and_no_term(job, clock):
         old.publish(job.version, b"stale")
 
 
-def test_a_late_claim_gives_no_fenced_leader_its_place_back(job, clock):
+def test_a_late_claim_does_not_revive_a_fenced_leader(job, clock):
     late = Candidate(job, clock)
     assert late.holder() is None
     first = claim(job, clock)
@@ -617,7 +615,7 @@ def test_a_late_claim_gives_no_fenced_leader_its_place_back(job, clock):
     assert Path(job.version).read_bytes() == b"new"
 
 
-def test_a_claim_that_is_prepared_while_others_are_fenced_is_fenced_too(job, clock):
+def test_a_claim_prepared_during_fencing_is_fenced_too(job, clock):
     claim(job, clock)
 
     class Late(Hooked):
@@ -629,7 +627,7 @@ def test_a_claim_that_is_prepared_while_others_are_fenced_is_fenced_too(job, clo
     assert names(job.lock) == {token_name(2)}
 
 
-def test_one_who_is_fenced_while_it_fences_is_told_that_another_one_leads(job, clock):
+def test_a_claimer_that_is_fenced_while_fencing_raises_lock_held(job, clock):
     claim(job, clock)
 
     class Stuck(Hooked):
@@ -671,7 +669,7 @@ def finished(processes: list[subprocess.Popen[str]]) -> list[dict]:
     return events
 
 
-def test_a_race_of_many_processes_has_one_leader_a_token(job, record_line):
+def test_a_race_of_many_processes_has_one_leader_per_token(job, record_line):
     """All take each leader for dead at once, so that every claim, publish and removal is contended."""
     os.mkdir(job.root)
     processes = [start("race", job.root, 4) for _ in range(8)]
@@ -722,7 +720,7 @@ def leading(job):
     process.end()
 
 
-def test_a_killed_leader_is_replaced_at_once(job, clock, leading):
+def test_a_killed_leader_process_is_replaced_at_once(job, clock, leading):
     candidate = Candidate(job, clock)
     assert candidate.holder() is not None
     leading.process.kill()
@@ -731,7 +729,7 @@ def test_a_killed_leader_is_replaced_at_once(job, clock, leading):
     assert candidate.claim().token == leading.token + 1
 
 
-def test_a_stopped_leader_is_replaced_after_the_timeout_and_wakes_up_fenced(job, clock, leading):
+def test_a_suspended_leader_is_replaced_after_the_timeout_and_fenced(job, clock, leading):
     assert leading.order("publish") is None
     leading.process.send_signal(signal.SIGSTOP)
     candidate = Candidate(job, clock)
@@ -747,7 +745,7 @@ def test_a_stopped_leader_is_replaced_after_the_timeout_and_wakes_up_fenced(job,
     assert tree(job.root) == before
 
 
-def test_a_leader_that_releases_is_replaced_at_once(job, clock, leading):
+def test_a_leader_process_that_releases_is_replaced_at_once(job, clock, leading):
     assert leading.order("beat") is None
     assert leading.order("release") is None
     candidate = Candidate(job, clock)

@@ -28,7 +28,7 @@ def messages(tree):
             yield node.value
 
 
-def test_no_message_names_a_page_by_a_path_that_only_the_source_tree_has():
+def test_no_message_names_a_page_by_its_path_in_the_source_tree():
     found = [
         f"{path.relative_to(ROOT)}: {text}"
         for path in SOURCES
@@ -39,11 +39,11 @@ def test_no_message_names_a_page_by_a_path_that_only_the_source_tree_has():
 
 
 @pytest.mark.parametrize("page", LINKED)
-def test_each_link_leads_to_a_page(page):
+def test_each_documentation_link_points_to_an_existing_page(page):
     assert (ROOT / "docs" / page).is_file()
 
 
-def test_the_address_is_that_of_the_project():
+def test_documentation_links_start_with_the_project_url():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert DOCS.startswith(setup["metadata"]["url"])

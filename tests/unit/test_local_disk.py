@@ -30,12 +30,12 @@ def with_umask(mask, act):
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_files_are_readable_as_the_umask_allows(root, mask, mode):
+def test_the_umask_decides_the_mode_of_new_files(root, mask, mode):
     with_umask(mask, lambda: DISK.replace(f"{root}/a", b"x"))
     assert stat.S_IMODE(os.stat(f"{root}/a").st_mode) == mode
 
 
-def test_content_is_durable_before_it_has_its_name(root, monkeypatch):
+def test_content_is_synced_before_the_rename(root, monkeypatch):
     calls = []
     for name in ("fsync", "rename"):
         real = getattr(os, name)
@@ -46,7 +46,7 @@ def test_content_is_durable_before_it_has_its_name(root, monkeypatch):
     assert calls == ["fsync", "rename", "fsync"]
 
 
-def test_a_reader_keeps_the_old_content_and_never_sees_a_part(root):
+def test_an_open_reader_keeps_the_old_content_during_a_replace(root):
     DISK.replace(f"{root}/a", b"old" * 1000)
     with open(f"{root}/a", "rb") as reader:
         DISK.replace(f"{root}/a", b"new")
@@ -54,14 +54,14 @@ def test_a_reader_keeps_the_old_content_and_never_sees_a_part(root):
     assert DISK.read(f"{root}/a") == b"new"
 
 
-def test_a_link_is_replaced_and_not_followed(root):
+def test_a_replace_replaces_a_symbolic_link_without_following_it(root):
     os.symlink("target", f"{root}/link")
     DISK.replace(f"{root}/link", b"x")
     assert not os.path.exists(f"{root}/target")
     assert DISK.stat(f"{root}/link").kind == "file"
 
 
-def test_what_is_no_file_neither_blocks_nor_reads(root):
+def test_reading_a_special_file_is_refused_without_blocking(root):
     os.mkfifo(f"{root}/fifo")
     assert DISK.stat(f"{root}/fifo").kind == "other"
     for path in (f"{root}/fifo", "/dev/zero", root):
@@ -72,7 +72,7 @@ def test_what_is_no_file_neither_blocks_nor_reads(root):
 
 
 @given(st.binary(max_size=100), st.integers(0, 120), st.integers(0, 120))
-def test_reading_a_part_is_reading_the_whole_and_cutting(tmp_path_factory, data, offset, length):
+def test_read_at_equals_a_slice_of_the_whole_file(tmp_path_factory, data, offset, length):
     path = str(tmp_path_factory.getbasetemp() / "part")
     with open(path, "wb") as file:
         file.write(data)
@@ -80,7 +80,7 @@ def test_reading_a_part_is_reading_the_whole_and_cutting(tmp_path_factory, data,
     assert DISK.read(path) == data
 
 
-def test_a_file_that_grows_while_it_is_read_is_read_to_its_end_or_its_limit(root, monkeypatch):
+def test_a_file_that_grows_during_a_read_is_read_to_its_end(root, monkeypatch):
     path = f"{root}/a"
     DISK.replace(path, b"12345")
     real = os.read
@@ -95,7 +95,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_to_its_end_or_its_limit(root
     assert DISK.read(path) == b"123456789"
 
 
-def test_short_writes_are_gone_on_with(root, monkeypatch):
+def test_short_writes_are_continued(root, monkeypatch):
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
     DISK.replace(f"{root}/a", [b"12345", b"", b"678"])
@@ -103,7 +103,7 @@ def test_short_writes_are_gone_on_with(root, monkeypatch):
 
 
 @pytest.mark.parametrize("broken", ["write", "fsync", "rename"])
-def test_a_replace_that_fails_leaves_the_old_content_and_no_temporary(root, monkeypatch, broken):
+def test_a_failed_replace_keeps_the_old_content_and_no_temporary_file(root, monkeypatch, broken):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -116,7 +116,7 @@ def test_a_replace_that_fails_leaves_the_old_content_and_no_temporary(root, monk
     assert DISK.read(f"{root}/a") == b"old"
 
 
-def test_a_rename_whose_answer_was_lost_is_done(root, monkeypatch):
+def test_a_rename_with_a_lost_answer_counts_as_done(root, monkeypatch):
     real = os.rename
 
     def lossy(source, target):
@@ -129,7 +129,7 @@ def test_a_rename_whose_answer_was_lost_is_done(root, monkeypatch):
     assert DISK.read(f"{root}/b") == b"x"
 
 
-def test_a_rename_that_did_not_happen_is_not_done(root, monkeypatch):
+def test_a_failed_rename_raises_and_keeps_the_target(root, monkeypatch):
     def failing(source, target):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -154,7 +154,7 @@ def flaky(times, number):
 
 
 @pytest.mark.parametrize("number", sorted(subject.TRANSIENT))
-def test_passing_errors_are_met_again_a_bounded_number_of_times(number):
+def test_transient_errors_are_retried_a_bounded_number_of_times(number):
     waits: list[float] = []
     assert again(flaky(5, number), waits.append) == "done"
     assert waits == sorted(waits)
@@ -163,7 +163,7 @@ def test_passing_errors_are_met_again_a_bounded_number_of_times(number):
         again(flaky(6, number), waits.append)
 
 
-def test_other_errors_are_not_met_again():
+def test_other_errors_are_not_retried():
     operation = flaky(1, errno.EIO)
     with pytest.raises(OSError, match="passing"):
         again(operation)
@@ -171,7 +171,7 @@ def test_other_errors_are_not_met_again():
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
-def test_a_file_system_that_cannot_sync_directories_is_put_up_with(root, monkeypatch, number):
+def test_a_file_system_without_directory_sync_is_tolerated(root, monkeypatch, number):
     def fail(descriptor):
         raise OSError(number, "not here")
 
@@ -184,7 +184,7 @@ def test_a_file_system_that_cannot_sync_directories_is_put_up_with(root, monkeyp
         DISK.sync_directory(root)
 
 
-def test_a_directory_that_another_one_makes_meanwhile_is_fine(root, monkeypatch):
+def test_a_directory_made_concurrently_by_another_process_is_accepted(root, monkeypatch):
     real = os.mkdir
 
     def twice(path, *args):
@@ -215,7 +215,7 @@ def test_a_tree_is_removed_without_following_links(root):
     assert os.listdir(f"{root}/outside") == ["kept"]
 
 
-def test_a_tree_that_is_a_link_is_not_entered(root):
+def test_removing_a_tree_that_is_a_symbolic_link_keeps_its_target(root):
     os.makedirs(f"{root}/outside")
     DISK.replace(f"{root}/outside/kept", b"")
     os.symlink("outside", f"{root}/link")
@@ -236,19 +236,19 @@ def test_a_tree_that_is_a_link_is_not_entered(root):
         ("/a/b", "/a/", True),
     ],
 )
-def test_is_below(path, below, expected):
+def test_is_below_compares_whole_path_components(path, below, expected):
     assert is_below(path, below) is expected
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="/\0"), min_size=1, max_size=20))
-def test_temporary_names_are_hidden_and_never_the_same(name):
+def test_temporary_names_are_hidden_and_unique(name):
     one, other = temporary_name(name), temporary_name(name)
     assert one != other
     assert one.startswith(".")
     assert is_temporary(one)
 
 
-def test_the_clock_goes_forward():
+def test_the_system_clock_advances_with_sleep():
     clock = SystemClock()
     before = clock.monotonic()
     clock.sleep(0.01)
@@ -256,7 +256,7 @@ def test_the_clock_goes_forward():
     assert clock.time() > 1.7e9
 
 
-def test_what_took_the_number_of_something_removed_is_not_taken_for_it(root, monkeypatch):
+def test_a_reused_inode_is_not_taken_for_the_removed_directory(root, monkeypatch):
     """Two claims of a term: one is removed right before it takes its place, the other has its number by then."""
     os.mkdir(f"{root}/claim")
 

@@ -57,7 +57,7 @@ def manifests(draw) -> Manifest:
 
 
 @given(manifests())
-def test_a_manifest_comes_back(manifest):
+def test_a_manifest_round_trips(manifest):
     found = decode_manifest(encode_manifest(manifest), "/a")
     assert found == manifest
     assert found.digest.startswith("sha256:")
@@ -80,7 +80,7 @@ def test_a_torn_or_changed_manifest_is_refused(manifest, draw):
 
 
 @given(st.integers(1, 4), st.randoms())
-def test_the_bytes_follow_from_the_receipts_alone(world_size, random_: random.Random):
+def test_manifest_bytes_depend_on_the_receipts_only(world_size, random_: random.Random):
     receipts = [
         Receipt(7, "run", n, world_size, (FileRecord(f"actor/{n}", n, digest_bytes(b"")),), (), 10.0 + n)
         for n in range(1, world_size + 1)
@@ -108,7 +108,7 @@ def sealed(**changes) -> bytes:
     return encode(seal(body))
 
 
-def test_the_body_is_valid():
+def test_the_unchanged_sample_manifest_is_accepted():
     assert decode_manifest(sealed(), "/a").step == 7
 
 
@@ -130,12 +130,12 @@ def test_the_body_is_valid():
         {"written_at": "now"},
     ],
 )
-def test_sealed_nonsense_is_refused(changes):
+def test_sealed_manifests_with_invalid_fields_are_refused(changes):
     with pytest.raises(CorruptDataError):
         decode_manifest(sealed(**changes), "/a")
 
 
-def test_a_manifest_without_its_digest_or_with_another_is_refused():
+def test_a_manifest_with_a_missing_or_wrong_digest_is_refused():
     for digest in (None, "", "sha256:00", 5):
         with pytest.raises(CorruptDataError):
             decode_manifest(encode({**BODY, "digest": digest}), "/a")
@@ -143,7 +143,7 @@ def test_a_manifest_without_its_digest_or_with_another_is_refused():
         decode_manifest(encode({key: value for key, value in BODY.items() if key != "digest"}), "/a")
 
 
-def test_numbers_that_are_none_are_refused():
+def test_nan_in_a_manifest_is_refused():
     text = encode({**BODY, "written_at": 0.0}).replace(b'"written_at":0.0', b'"written_at":NaN')
     with pytest.raises(CorruptDataError):
         decode_manifest(text, "/a")
@@ -163,7 +163,7 @@ def step(tmp_path):
     return tmp_path, manifest
 
 
-def test_a_complete_step(step):
+def test_a_complete_step_has_no_missing_or_damaged_files(step):
     path, manifest = step
     assert read_manifest(LocalDisk(), str(path)) == manifest
     assert missing_files(LocalDisk(), str(path), manifest) == []
@@ -172,7 +172,7 @@ def test_a_complete_step(step):
     assert missing_files(LocalDisk(), str(path), manifest) == []
 
 
-def test_a_step_without_manifest_is_missing_one(tmp_path):
+def test_reading_a_missing_manifest_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_manifest(LocalDisk(), str(tmp_path))
 
@@ -190,7 +190,7 @@ def test_missing_shorter_and_replaced_files_are_named(step):
     ]
 
 
-def test_a_link_is_no_file_and_no_directory(step):
+def test_symbolic_links_do_not_count_as_files_or_directories(step):
     path, manifest = step
     (path / "notes").rename(path / "moved")
     (path / "notes").symlink_to("moved")
@@ -200,7 +200,7 @@ def test_a_link_is_no_file_and_no_directory(step):
     assert "actor: not a directory" in missing_files(LocalDisk(), str(path), manifest)
 
 
-def test_changed_contents_of_the_same_size_are_found_only_by_reading(step):
+def test_a_change_of_the_same_size_is_found_by_the_digest_only(step):
     path, manifest = step
     (path / "actor" / "a").write_bytes(b"abd")
     assert missing_files(LocalDisk(), str(path), manifest) == []
@@ -209,7 +209,7 @@ def test_changed_contents_of_the_same_size_are_found_only_by_reading(step):
     assert damaged_files(LocalDisk(), str(path), manifest) == ["actor/a: missing"]
 
 
-def test_the_digest_does_not_make_two_manifests_differ(step):
+def test_manifests_are_compared_without_their_digest(step):
     manifest = step[1]
     assert replace(manifest, digest="sha256:00") == manifest
 
@@ -240,7 +240,7 @@ def test_a_remote_step_is_at_a_uri_or_an_absolute_path(uri):
     "uri",
     ["--config=/tmp/evil", "-x", "", "weights/7", "7://a", "tinker://a\x1b[2J", "a:", "s:" + "x" * 4096],
 )
-def test_what_a_program_could_take_for_an_option_is_no_uri(uri):
+def test_a_uri_that_looks_like_an_option_is_refused(uri):
     manifest = Manifest(12, 1, "run", (), kind="remote", uri=uri)
     with pytest.raises(CorruptDataError, match="payload"):
         decode_manifest(encode_manifest(manifest), "manifest.json")

@@ -11,7 +11,7 @@ from syncd.protocol.version import MISSING_MARKER, MarkerReading, parse_marker, 
 
 
 @given(st.integers(0, MAX_STEP), st.sampled_from([b"", b"\n", b" ", b"\r\n", b"\t"]))
-def test_a_step_with_white_space_around_it(step, space):
+def test_a_marker_may_have_white_space_around_the_step(step, space):
     assert parse_marker(space + str(step).encode() + space) == MarkerReading(step, str(step))
 
 
@@ -39,7 +39,7 @@ def test_a_step_with_white_space_around_it(step, space):
         (b"9" * 4000, "out of range"),
     ],
 )
-def test_what_names_no_step(data, problem):
+def test_invalid_markers_are_read_with_their_problem(data, problem):
     reading = parse_marker(data)
     assert (reading.step, reading.problem) == (None, problem)
 
@@ -55,12 +55,12 @@ def test_any_bytes_are_a_step_or_a_problem(data):
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))
-def test_equal_readings_have_equal_reasons_to_be_logged_once(one, other):
+def test_markers_that_differ_in_white_space_read_the_same(one, other):
     if one.strip(b" \t\r\n") == other.strip(b" \t\r\n"):
         assert parse_marker(one) == parse_marker(other)
 
 
-def test_missing_huge_and_strange_markers_are_readings(tmp_path):
+def test_missing_huge_and_special_markers_are_read_with_a_problem(tmp_path):
     assert read_marker(MemoryDisk(), "/m") == MISSING_MARKER
     assert read_marker(MemoryDisk({"/m": b"1" * 5000}), "/m").problem
     (tmp_path / "link").symlink_to("nowhere")
@@ -69,7 +69,7 @@ def test_missing_huge_and_strange_markers_are_readings(tmp_path):
     assert read_marker(LocalDisk(), f"{tmp_path}/none/m") == MISSING_MARKER
 
 
-def test_a_marker_is_written_as_the_plain_number(tmp_path):
+def test_a_marker_is_written_as_a_plain_number(tmp_path):
     path = f"{tmp_path}/m"
     for step in (120, 7):
         write_marker(LocalDisk(), path, step)
@@ -77,7 +77,7 @@ def test_a_marker_is_written_as_the_plain_number(tmp_path):
         assert read_marker(LocalDisk(), path) == MarkerReading(step, str(step))
 
 
-def test_a_file_system_that_fails_is_not_a_missing_marker():
+def test_a_file_system_error_is_raised_when_reading_a_marker():
     class Failing(MemoryDisk):
         def read(self, path, limit=0):
             raise OSError(5, "Input/output error")

@@ -43,7 +43,7 @@ def manifest(job):
     return read_manifest(job.disk, job.step(3))
 
 
-def test_the_copy_of_a_save_is_taken_by_its_manifest(job, root, manifest):
+def test_the_memory_copy_of_a_save_is_found_by_its_manifest(job, root, manifest):
     place = remember(job, manifest, root)
     held = hold_copy(place, manifest)
     for record in (*manifest.shards, *manifest.files):
@@ -78,13 +78,13 @@ def relinked(path):
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_what_is_not_whole_or_not_private_is_not_taken(job, root, manifest, what):
+def test_a_memory_copy_that_is_incomplete_or_not_private_is_not_used(job, root, manifest, what):
     place = remember(job, manifest, root)
     SPOILT[what](place, manifest)
     assert hold_copy(place, manifest) is None
 
 
-def test_a_copy_of_another_save_is_never_taken(job, root, manifest, tmp_path):
+def test_a_memory_copy_of_another_save_is_not_used(job, root, manifest, tmp_path):
     """Of the same step, its files of the same names and sizes: as it is, and under the name of the wanted one."""
     (tmp_path / "other").mkdir()
     other_job = Job.at(tmp_path / "other")
@@ -99,7 +99,7 @@ def test_a_copy_of_another_save_is_never_taken(job, root, manifest, tmp_path):
     assert hold_copy(place, replace(manifest, step=4)) is None
 
 
-def test_a_copy_that_is_read_stays_and_goes_afterwards(job, root, manifest):
+def test_a_memory_copy_in_use_is_removed_only_after_its_reader_closes(job, root, manifest):
     place = remember(job, manifest, root)
     owner = lock_directory(place.directory)
     held = hold_copy(place, manifest)
@@ -115,14 +115,14 @@ def test_a_copy_that_is_read_stays_and_goes_afterwards(job, root, manifest):
     owner.close()
 
 
-def test_what_is_kept_stays(job, root, manifest):
+def test_discard_keeps_the_named_copies(job, root, manifest):
     place = remember(job, manifest, root)
     name = f"3-{manifest.attempt}"
     assert discard(place.directory, keep=[name]) >= manifest.size
     assert copies_in(place.directory) == [name]
 
 
-def test_the_last_reader_of_a_trainer_that_has_gone_removes_what_it_left(job, root, manifest):
+def test_the_last_reader_removes_the_copies_of_an_ended_trainer(job, root, manifest):
     place = remember(job, manifest, root)
     first, second = hold_copy(place, manifest), hold_copy(place, manifest)
     clear_directory(place.directory)
@@ -132,7 +132,7 @@ def test_the_last_reader_of_a_trainer_that_has_gone_removes_what_it_left(job, ro
     assert os.listdir(root) == []
 
 
-def test_a_reader_that_lets_go_while_others_clear_leaves_nothing(job, root, manifest, monkeypatch):
+def test_a_reader_that_closes_during_a_clear_leaves_no_copy(job, root, manifest, monkeypatch):
     """It finds the place owned, so whoever clears has to look once more."""
     place = remember(job, manifest, root)
     held = hold_copy(place, manifest)
@@ -148,7 +148,7 @@ def test_a_reader_that_lets_go_while_others_clear_leaves_nothing(job, root, mani
     assert os.listdir(root) == []
 
 
-def test_a_start_clears_what_others_of_this_user_left_and_nothing_else(job, root, manifest, tmp_path):
+def test_a_start_clears_only_stale_directories_of_this_user(job, root, manifest, tmp_path):
     place = remember(job, manifest, root)
     (tmp_path / "other").mkdir()
     living = MemoryDirectory.here(str(root), str(tmp_path / "other"))
@@ -162,7 +162,7 @@ def test_a_start_clears_what_others_of_this_user_left_and_nothing_else(job, root
     owner.close()
 
 
-def test_a_place_counts_on_its_own_boot_and_by_its_name_only():
+def test_a_memory_directory_in_a_presence_must_be_of_this_boot_and_named():
     here = MemoryDirectory.here("/dev/shm", "/ckpt/job")
     assert memory_directory_of({MEMORY_KEY: here.document()}) == here
     assert here.boot == Process.current().boot
@@ -180,7 +180,7 @@ def test_a_place_counts_on_its_own_boot_and_by_its_name_only():
 
 
 @pytest.mark.parametrize("root", ["/ckpt/a job/ü", "/", "/ckpt/" + "x" * 250])
-def test_places_of_any_job_are_names_that_a_start_knows(root, tmp_path):
+def test_memory_directories_of_any_job_are_recognized_at_a_start(root, tmp_path):
     place = MemoryDirectory.here(str(tmp_path), root)
     os.mkdir(place.directory, 0o700)
     clear_all(str(tmp_path))

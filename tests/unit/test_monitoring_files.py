@@ -71,7 +71,7 @@ QUERIES = dict(queries())
 
 
 @pytest.mark.parametrize("where", QUERIES)
-def test_every_metric_and_label_is_one_that_the_daemon_exports(where):
+def test_queries_use_only_metrics_and_labels_that_the_daemon_exports(where):
     text, there = QUERIES[where], exported()
     named = set(re.findall(r"\bsyncd_\w+", text))
     assert named
@@ -82,7 +82,7 @@ def test_every_metric_and_label_is_one_that_the_daemon_exports(where):
         assert set(labels) <= known, labels
 
 
-def test_what_the_test_of_metrics_would_catch():
+def test_the_exported_metrics_have_their_exact_names_and_labels():
     assert "syncd_is_leader" in exported()
     assert exported()["syncd_explorer_lag_steps"] == {"directory", "explorer"}
     assert "syncd_scan_duration_seconds_bucket" in exported()
@@ -104,7 +104,7 @@ def test_the_dashboard_shows_every_metric():
     }
 
 
-def test_legends_and_annotations_use_labels_that_the_query_leaves():
+def test_legends_use_only_labels_that_their_query_keeps():
     for panel in panels():
         for target in panel["targets"]:
             groups = re.findall(r"by \(([^)]*)\)", target["expr"])
@@ -112,7 +112,7 @@ def test_legends_and_annotations_use_labels_that_the_query_leaves():
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= left, panel["title"]
 
 
-def test_panels_have_titles_and_places_of_their_own():
+def test_dashboard_panels_are_distinct_and_do_not_overlap():
     document = json.loads(DASHBOARD.read_text())
     assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
     places = set()
@@ -129,7 +129,7 @@ def test_panels_have_titles_and_places_of_their_own():
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_every_alert_says_what_to_do_and_is_tested(rule):
+def test_every_alert_has_advice_and_a_test(rule):
     assert re.fullmatch(r"Syncd[A-Z]\w+", rule["alert"])
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert set(rule["annotations"]) == {"summary", "description"}
@@ -154,7 +154,7 @@ def promtool():
     )
 
 
-def test_the_rules_are_rules_and_do_what_they_say(promtool):
+def test_promtool_accepts_and_tests_the_alert_rules(promtool):
     checked = promtool("check", "rules", RULES)
     assert checked.returncode == 0, checked.stderr
     assert f"{len(rules())} rules found" in checked.stdout
@@ -162,7 +162,7 @@ def test_the_rules_are_rules_and_do_what_they_say(promtool):
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_the_queries_of_the_dashboard_are_queries(promtool, tmp_path):
+def test_promtool_accepts_the_dashboard_queries(promtool, tmp_path):
     expressions = [text for where, text in QUERIES.items() if where.startswith(("panel", "annotation"))]
     for name, value in _STAND_INS.items():
         expressions = [text.replace(name, value) for text in expressions]

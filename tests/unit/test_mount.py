@@ -39,7 +39,7 @@ def test_the_innermost_and_topmost_mount_holds_a_path(path, type_, source):
     assert (found.type, found.source) == (type_, source)
 
 
-def test_options_of_the_mount_and_of_the_file_system():
+def test_mount_and_file_system_options_are_both_found():
     mount = find_mount("/mnt/nfs", TEXT)
     assert mount.option("vers") == "4.2"
     assert mount.option("soft") == ""
@@ -55,28 +55,28 @@ def test_options_of_the_mount_and_of_the_file_system():
         (False, ["ext4", "tmpfs", "xfs", "fuseblk", "overlay", "unknown"]),
     ],
 )
-def test_network_mounts(network, types):
+def test_network_file_system_types_are_recognized(network, types):
     for type_ in types:
         assert Mount("/", type_).is_network is network
 
 
 @given(st.text())
-def test_any_text_is_survived(text):
+def test_any_mountinfo_text_is_parsed_without_an_error(text):
     assert isinstance(find_mount("/a", text), Mount)
     assert isinstance(find_mount("/a", TEXT + text), Mount)
 
 
-def test_nothing_known():
+def test_empty_mountinfo_gives_an_unknown_mount():
     assert find_mount("/a", "") == UNKNOWN_MOUNT
 
 
-def test_this_host_knows_its_mounts(tmp_path):
+def test_mounts_of_this_host_are_found(tmp_path):
     found = mount_of(str(tmp_path))
     assert str(tmp_path.resolve()).startswith(found.point)
     (tmp_path / "link").symlink_to("/proc")
     assert mount_of(str(tmp_path / "link")).type == "proc"
 
 
-def test_a_kernel_that_does_not_say(monkeypatch):
+def test_a_host_without_mountinfo_gives_an_unknown_mount(monkeypatch):
     monkeypatch.setattr("syncd.protocol.mount._MOUNTINFO", "/none")
     assert mount_of("/") == UNKNOWN_MOUNT

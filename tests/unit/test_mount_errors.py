@@ -36,19 +36,19 @@ def failed(number):
         (JobReplacedError("another"), None, "replaced"),
     ],
 )
-def test_each_error_of_storage_is_a_state(error, inodes, state):
+def test_each_storage_error_maps_to_a_mount_state(error, inodes, state):
     found = mount_trouble_of(error, "/j", inodes)
     assert found is not None
     assert found.state == state
     assert str(error) in found.message
 
 
-def test_what_is_not_of_storage_says_nothing_of_it():
+def test_other_errors_map_to_no_mount_state():
     assert mount_trouble_of(CorruptDataError("half a document"), "/j") is None
 
 
 @pytest.mark.parametrize("state", [state for state in MountState if state is not MountState.OK])
-def test_every_state_says_what_it_is_and_what_to_run(state):
+def test_every_mount_state_has_a_message_and_a_command(state):
     said = mount_trouble(state, "/my jobs/a")
     if state is MountState.STUCK:
         assert "/my jobs" not in said.hint, "what asks the mount would hang, too"
@@ -58,11 +58,11 @@ def test_every_state_says_what_it_is_and_what_to_run(state):
     assert not said.message.endswith(".")
 
 
-def test_a_new_start_is_left_to_the_states_that_it_may_end():
+def test_the_daemon_is_patient_in_every_state_that_a_restart_cannot_end():
     assert set(MountState) - PATIENT == {MountState.OK, MountState.REPLACED, MountState.FAILING}
 
 
-def test_calls_are_in_hand_while_they_are_made(tmp_path):
+def test_disk_calls_are_pending_while_they_run(tmp_path):
     clock = ManualClock()
     in_hand, seen = PendingCalls(clock), []
 
@@ -78,7 +78,7 @@ def test_calls_are_in_hand_while_they_are_made(tmp_path):
     assert in_hand.oldest() is None, "also after an error"
 
 
-def test_the_oldest_call_of_all_threads_is_found():
+def test_the_oldest_pending_call_of_all_threads_is_found():
     clock, go, there = ManualClock(), threading.Event(), threading.Event()
     in_hand = PendingCalls(clock)
 
@@ -99,7 +99,7 @@ def test_the_oldest_call_of_all_threads_is_found():
     assert in_hand.oldest() is None
 
 
-def test_a_look_that_does_not_come_back_is_left_and_waited_for_by_the_next_one():
+def test_a_hung_call_is_abandoned_and_awaited_by_the_next_one():
     clock, go = SystemClock(), threading.Event()
     in_hand = PendingCalls(clock)
     guard = StallGuard(in_hand, clock, 0.05)
@@ -125,7 +125,7 @@ def runtime(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_a_daemon_says_is_found_by_the_name_of_the_job_alone(runtime, tmp_path):
+def test_the_host_file_of_a_daemon_is_found_by_the_job_path(runtime, tmp_path):
     writer = hostfile.Writer("/really/j", "/link/j")
     writer.write(5.0, {"status": "well"})
     for name in ("/really/j", "/link/j", "/link/../link/j/"):
@@ -136,7 +136,7 @@ def test_what_a_daemon_says_is_found_by_the_name_of_the_job_alone(runtime, tmp_p
     assert hostfile.find("/really/j") is None
 
 
-def test_what_killed_daemons_left_long_ago_goes_with_the_next_start(runtime):
+def test_old_host_files_of_killed_daemons_are_removed_at_a_start(runtime):
     hostfile.Writer("/old").write(1.0, {})
     hostfile.Writer("/here").write(time.time(), {})
     for name in ("/old", "/here"):
@@ -152,14 +152,14 @@ def test_what_killed_daemons_left_long_ago_goes_with_the_next_start(runtime):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"at":"x"}'])
-def test_a_damaged_file_says_nothing(runtime, content):
+def test_a_damaged_host_file_is_ignored(runtime, content):
     hostfile.Writer("/j").write(1.0, {})
     (path,) = (runtime / "syncd").iterdir()
     path.write_bytes(content)
     assert hostfile.find("/j") is None
 
 
-def test_systemd_names_the_place(monkeypatch):
+def test_the_host_file_directory_follows_from_the_environment(monkeypatch):
     assert (
         hostfile.own_directory({"RUNTIME_DIRECTORY": "/run/syncd/j", "XDG_RUNTIME_DIR": "/x"})
         == "/run/syncd/j"

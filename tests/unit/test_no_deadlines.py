@@ -13,12 +13,12 @@ LEAST = 30
 """Seconds: a literal time-out below this is none that only a failing test reaches."""
 
 
-def test_hypothesis_counts_examples_and_not_seconds():
+def test_hypothesis_has_no_deadline():
     assert settings.default.deadline is None
     assert HealthCheck.too_slow in settings.default.suppress_health_check
 
 
-def test_no_test_depends_on_how_fast_the_machine_is():
+def test_no_test_contains_a_wall_clock_deadline():
     wrong = [
         f"{path.relative_to(TESTS)}:{line} {reason}"
         for path in sorted(TESTS.rglob("*.py"))
@@ -39,7 +39,7 @@ def test_no_test_depends_on_how_fast_the_machine_is():
         "@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])\ndef test(): pass",
     ],
 )
-def test_each_kind_is_found(text):
+def test_each_kind_of_deadline_is_found(text):
     assert found(text)
 
 
@@ -56,7 +56,7 @@ def test_each_kind_is_found(text):
         "@settings(suppress_health_check=[HealthCheck.too_slow])\ndef test(): pass",
     ],
 )
-def test_what_no_load_breaks_is_left_alone(text):
+def test_code_that_no_load_breaks_is_not_reported(text):
     assert found(text) == []
 
 

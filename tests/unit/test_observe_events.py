@@ -38,7 +38,7 @@ def test_an_event_is_frozen():
         event().name = "other"  # type: ignore[misc]
 
 
-def test_everyone_hears_everything_in_order():
+def test_every_observer_receives_every_event_in_order():
     first, second = Recorder(), Recorder()
     observers = Observers(first, second)
     for name in (names.LEADERSHIP_ACQUIRED, names.STEP_FOUND):
@@ -46,7 +46,7 @@ def test_everyone_hears_everything_in_order():
     assert first.names() == second.names() == [names.LEADERSHIP_ACQUIRED, names.STEP_FOUND]
 
 
-def test_a_failing_observer_is_told_of_once_and_left_out_in_the_end():
+def test_a_failing_observer_is_reported_once_and_finally_dropped():
     broken, heard = Broken(), Recorder()
     observers = Observers(broken, heard)
     for _ in range(GIVE_UP_AFTER + 5):
@@ -58,7 +58,7 @@ def test_a_failing_observer_is_told_of_once_and_left_out_in_the_end():
     assert heard.names().count(names.LEADERSHIP_ACQUIRED) == GIVE_UP_AFTER + 5
 
 
-def test_an_observer_that_recovers_is_not_given_up():
+def test_an_observer_that_recovers_is_not_dropped():
     broken = Broken(times=GIVE_UP_AFTER - 1)
     observers = Observers(broken)
     for _ in range(50):
@@ -66,7 +66,7 @@ def test_an_observer_that_recovers_is_not_given_up():
     assert broken.asked == 50
 
 
-def test_two_failing_observers_do_not_chase_each_other():
+def test_two_failing_observers_do_not_trigger_each_other_endlessly():
     one, two = Broken(), Broken()
     observers = Observers(one, two)
     for _ in range(100):
@@ -75,20 +75,20 @@ def test_two_failing_observers_do_not_chase_each_other():
     assert two.asked <= GIVE_UP_AFTER
 
 
-def test_closing_never_raises():
+def test_closing_a_failing_observer_does_not_raise():
     broken = Broken()
     with Observers(broken, Recorder()):
         pass
     assert broken.closed
 
 
-def test_every_event_is_documented_and_nothing_else():
+def test_the_documented_events_are_exactly_the_existing_ones():
     text = (DOCS / "events.md").read_text()
     table = text.split("## Names")[1].split("| field |")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == names.EVENTS
 
 
-def test_names_are_what_the_constants_say():
+def test_every_event_name_has_a_constant():
     constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
     assert constants >= names.EVENTS

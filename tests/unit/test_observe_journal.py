@@ -32,7 +32,7 @@ def steps(path, limit=100):
     return [item["step"] for item in read_events(path, limit) if "step" in item]
 
 
-def test_one_line_an_event(path, journal):
+def test_each_event_is_one_journal_line(path, journal):
     journal.observe(event(at=12.25, step=7, rule="leased", hint=None))
     with open(path) as file:
         lines = file.read().splitlines()
@@ -45,22 +45,22 @@ def test_one_line_an_event(path, journal):
     }
 
 
-def test_an_event_cannot_overwrite_its_own_frame():
+def test_event_fields_cannot_overwrite_name_level_or_time():
     line = json.loads(encode_event(event(at=5.0, event="x", level="y")))
     assert (line["event"], line["level"], line["at"]) == ("step_completed", "info", 5.0)
 
 
-def test_a_value_that_json_lacks_becomes_text():
+def test_values_without_a_json_form_become_text():
     assert "object at" in json.loads(encode_event(event(step=object())))["step"]
 
 
-def test_an_endless_event_is_shortened():
+def test_an_oversized_event_is_shortened():
     line = encode_event(event(detail="x" * (2 * MAX_LINE)))
     assert len(line) < 200
     assert json.loads(line)["shortened"] is True
 
 
-def test_a_stand_by_writes_nothing_until_it_leads(path):
+def test_a_standby_writes_its_events_only_once_it_leads(path):
     journal = Journal(path)
     journal.observe(event(names.DAEMON_STARTED))
     journal.observe(event(names.STANDBY_STARTED))
@@ -73,13 +73,13 @@ def test_a_stand_by_writes_nothing_until_it_leads(path):
     ]
 
 
-def test_a_fenced_daemon_writes_no_more(path, journal):
+def test_a_fenced_daemon_stops_writing_its_journal(path, journal):
     journal.observe(event(names.LEADERSHIP_LOST))
     journal.observe(event(step=1))
     assert [item["event"] for item in read_events(path, 9)] == ["leadership_acquired"]
 
 
-def test_what_a_stand_by_remembers_is_bounded(path):
+def test_the_number_of_events_a_standby_keeps_is_limited(path):
     journal = Journal(path)
     for step in range(1000):
         journal.observe(event(step=step))
@@ -87,13 +87,13 @@ def test_what_a_stand_by_remembers_is_bounded(path):
     assert len(read_events(path, 1000)) == 64
 
 
-def test_looks_are_not_written(path, journal):
+def test_scans_and_lag_changes_are_not_journaled(path, journal):
     journal.observe(event(names.SCAN_COMPLETED))
     journal.observe(event(names.EXPLORER_LAG_CHANGED))
     assert len(read_events(path, 9)) == 1
 
 
-def test_rotation_keeps_three_and_loses_nothing_between(path):
+def test_rotation_keeps_three_old_files_without_gaps(path):
     journal = Journal(path, max_bytes=1000)
     journal.observe(event(names.LEADERSHIP_ACQUIRED))
     for step in range(200):
@@ -108,7 +108,7 @@ def test_rotation_keeps_three_and_loses_nothing_between(path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.ESTALE, errno.EIO])
-def test_a_disk_that_refuses_costs_events_and_nothing_else(path, journal, monkeypatch, number):
+def test_events_that_cannot_be_written_are_dropped_and_counted(path, journal, monkeypatch, number):
     real = os.open
 
     def refuse(name, *arguments, **more):
@@ -130,7 +130,7 @@ def test_a_disk_that_refuses_costs_events_and_nothing_else(path, journal, monkey
     assert steps(path) == [1, 4]
 
 
-def test_half_a_line_does_not_spoil_the_next(path, journal, monkeypatch):
+def test_a_partial_line_does_not_damage_the_next_one(path, journal, monkeypatch):
     real = os.write
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:10]))
@@ -140,13 +140,13 @@ def test_half_a_line_does_not_spoil_the_next(path, journal, monkeypatch):
     assert steps(path) == [2]
 
 
-def test_a_missing_directory_drops(tmp_path):
+def test_events_are_dropped_if_the_directory_is_missing(tmp_path):
     journal = Journal(str(tmp_path / "none" / "events.jsonl"))
     journal.observe(event(names.LEADERSHIP_ACQUIRED))
     assert journal.dropped == 1
 
 
-def test_a_link_in_its_place_is_not_followed(path, tmp_path):
+def test_a_symbolic_link_as_journal_is_not_followed(path, tmp_path):
     target = tmp_path / "elsewhere"
     target.write_text("precious\n")
     os.symlink(target, path)
@@ -155,7 +155,7 @@ def test_a_link_in_its_place_is_not_followed(path, tmp_path):
     assert target.read_text() == "precious\n"
 
 
-def test_reading_is_tolerant_and_bounded(path):
+def test_reading_a_journal_skips_bad_lines_and_is_bounded(path):
     with open(path, "wb") as file:
         file.write(b'\n{"event": "a", "n": 1}\nnot json\n[1]\n{"no": "event"}\n' + b"\xff\xfe\n")
         file.writelines(encode_event(event(step=step, detail="x" * 500)) for step in range(1000))

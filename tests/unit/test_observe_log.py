@@ -28,7 +28,7 @@ def told(stream, level="info", *, event_level="info", json=None, **fields):
     return stream.getvalue()
 
 
-def test_json_when_not_a_terminal():
+def test_the_log_is_json_if_the_stream_is_not_a_terminal():
     line = json.loads(told(io.StringIO(), step=3))
     assert line == {
         "event": "version_published",
@@ -38,24 +38,24 @@ def test_json_when_not_a_terminal():
     }
 
 
-def test_text_on_a_terminal():
+def test_the_log_is_text_on_a_terminal():
     text = told(Terminal(), step=3)
     assert "version_published" in text
     with pytest.raises(ValueError, match="Expecting"):
         json.loads(text)
 
 
-def test_the_choice_can_be_made():
+def test_the_log_format_can_be_chosen():
     assert json.loads(told(Terminal(), json=True, step=3))["step"] == 3
     assert "\x1b" not in told(io.StringIO(), json=False, step=3)
 
 
 @pytest.mark.parametrize(("level", "seen"), [("debug", True), ("info", False), ("warning", False)])
-def test_levels_filter(level, seen):
+def test_events_below_the_log_level_are_hidden(level, seen):
     assert bool(told(io.StringIO(), level, event_level="debug")) is seen
 
 
-def test_fields_named_like_arguments_do_no_harm():
+def test_event_fields_named_like_log_arguments_are_logged():
     stream = io.StringIO()
     configure("info", stream)
     fields = {"event": "other", "level": "loud", "self": 1, "value": object()}
@@ -66,7 +66,7 @@ def test_fields_named_like_arguments_do_no_harm():
     assert "object" in line["value"]
 
 
-def test_other_loggers_are_dated_too():
+def test_lines_of_other_loggers_have_a_timestamp():
     stream = io.StringIO()
     configure("info", stream)
     structlog.get_logger().warning("hello", step=1)
@@ -75,7 +75,7 @@ def test_other_loggers_are_dated_too():
     assert line["level"] == "warning"
 
 
-def test_text_of_others_steers_no_terminal():
+def test_control_characters_in_events_are_escaped():
     said = told(io.StringIO(), json=False, detail="a\x1b[2Jb\nc", **{"host\x07": "\udcff", "step": 3})
     assert said.count("\n") == 1
     assert said.rstrip("\n").isprintable()

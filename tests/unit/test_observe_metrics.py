@@ -33,7 +33,7 @@ def value(metrics, name, **labels):
     return metrics.registry.get_sample_value(f"syncd_{name}", {"directory": "/ckpt/job", **labels})
 
 
-def test_publishing(metrics):
+def test_published_versions_are_counted_with_bytes_and_latency(metrics):
     tell(metrics, names.LEADERSHIP_ACQUIRED, term=4)
     tell(metrics, names.VERSION_PUBLISHED, generation=2, step=7, bytes=100, reason="newer", latency=0.003)
     tell(metrics, names.VERSION_PUBLISHED, generation=2, step=8, bytes=50, reason="newer")
@@ -45,7 +45,7 @@ def test_publishing(metrics):
     assert value(metrics, "publish_latency_seconds_bucket", le="0.005") == 1
 
 
-def test_progress_is_that_of_the_newest_filling_step(metrics):
+def test_progress_shows_the_newest_filling_step(metrics):
     for step, present, expected in ((3, 1, 4), (5, 2, None), (5, 2, 8)):
         tell(metrics, names.STEP_PROGRESSED, step=step, state="filling", present=present, expected=expected)
     assert (value(metrics, "filling_step"), value(metrics, "shards_ratio")) == (5, 0.25)
@@ -60,14 +60,14 @@ def test_problems_without_a_step_are_counted(metrics):
     assert value(metrics, "steps_damaged_total") == 1
 
 
-def test_removals_by_rule(metrics):
+def test_removals_are_counted_by_rule(metrics):
     for rule in ("superseded", "superseded", "byte_budget"):
         tell(metrics, names.STEP_PRUNED, step=1, rule=rule, bytes=10)
     assert value(metrics, "steps_pruned_total", rule="superseded") == 2
     assert value(metrics, "pruned_bytes_total", rule="byte_budget") == 10
 
 
-def test_the_lag_of_an_explorer_goes_with_it(metrics):
+def test_the_lag_metric_of_an_explorer_is_removed_when_it_dies(metrics):
     for name in ("a", "b"):
         tell(metrics, names.EXPLORER_LAG_CHANGED, explorer=name, lag=3)
     tell(metrics, names.EXPLORER_DIED, explorer="a")
@@ -76,7 +76,7 @@ def test_the_lag_of_an_explorer_goes_with_it(metrics):
     assert value(metrics, "explorer_lag_steps", explorer="b") == 3
 
 
-def test_a_deposed_leader_shows_nothing_old(metrics):
+def test_a_deposed_leader_resets_its_gauges(metrics):
     tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
     tell(metrics, names.STEP_FOUND, step=3, state="filling", present=1, expected=2)
     tell(metrics, names.EXPLORER_LAG_CHANGED, explorer="a", lag=3)
@@ -86,7 +86,7 @@ def test_a_deposed_leader_shows_nothing_old(metrics):
     assert value(metrics, "explorer_lag_steps", explorer="a") is None
 
 
-def test_scans_carry_what_only_a_look_knows(metrics):
+def test_scan_events_set_the_gauges_of_the_job(metrics):
     assert math.isnan(value(metrics, "free_bytes")), "unknown is not zero"
     tell(
         metrics,
@@ -109,7 +109,7 @@ def test_scans_carry_what_only_a_look_knows(metrics):
     assert (value(metrics, "leases"), value(metrics, "explorers_alive")) == (2, 3)
 
 
-def test_errors_by_code(metrics):
+def test_errors_are_counted_by_code(metrics):
     tell(metrics, names.OPERATION_FAILED, code="io")
     tell(metrics, names.JOB_DISAPPEARED, code="job_missing")
     tell(metrics, names.CONFIG_REJECTED, code="config")
@@ -120,7 +120,7 @@ def test_errors_by_code(metrics):
     ]
 
 
-def test_every_event_is_taken(metrics):
+def test_every_event_is_accepted_without_an_error(metrics):
     for name in names.EVENTS - {
         names.EXPLORER_LAG_CHANGED,
         names.EXPLORER_DIED,
@@ -130,7 +130,7 @@ def test_every_event_is_taken(metrics):
         tell(metrics, name, step=1)
 
 
-def test_the_endpoint_is_on_loopback(metrics):
+def test_the_endpoint_serves_metrics_on_loopback(metrics):
     port = metrics.serve(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
@@ -145,21 +145,21 @@ def test_a_taken_port_is_a_configuration_error(metrics):
     assert raised.value.hint == f"ss -ltnp 'sport = :{port}'"
 
 
-def test_without_the_library(monkeypatch):
+def test_metrics_without_the_library_are_refused_with_a_hint(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError) as raised:
         Metrics()
     assert raised.value.hint == "pip install 'syncd[metrics]'"
 
 
-def test_the_job_is_taken_from_the_first_event(tmp_path):
+def test_the_directory_label_is_set_from_the_first_event(tmp_path):
     metrics = Metrics.start(0, "", str(tmp_path / "m.prom"))
     tell(metrics, names.DAEMON_STARTED, job="/ckpt/job")
     metrics.close()
     assert 'syncd_is_leader{directory="/ckpt/job"} 0.0' in (tmp_path / "m.prom").read_text()
 
 
-def test_the_textfile_is_replaced_whole_and_not_too_often(metrics, tmp_path):
+def test_the_textfile_is_replaced_atomically_and_not_too_often(metrics, tmp_path):
     path = tmp_path / "job.prom"
     metrics.write_to(str(path))
     tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
@@ -179,7 +179,7 @@ def test_a_textfile_that_cannot_be_written_is_counted(metrics, tmp_path):
     assert value(metrics, "textfile_errors_total") == 1
 
 
-def test_every_metric_is_documented_and_nothing_else(metrics):
+def test_the_documented_metrics_are_exactly_the_exported_ones(metrics):
     documented = set(re.findall(r"^\| `syncd_(\w+)` ", (DOCS / "metrics.md").read_text(), re.MULTILINE))
     there = {
         f"{metric.name}_total" if metric.type == "counter" else metric.name

@@ -32,7 +32,7 @@ def heard(listener):
             return messages
 
 
-def test_a_life(manager):
+def test_systemd_is_notified_from_ready_to_stopping(manager):
     listener, name = manager
     notifier = Notifier({"NOTIFY_SOCKET": name})
     notifier.ready("starting")
@@ -57,7 +57,7 @@ def test_a_life(manager):
     ]
 
 
-def test_signs_of_life_come_in_time_and_not_more_often(manager, monkeypatch):
+def test_watchdog_signals_are_sent_in_time_and_not_more_often(manager, monkeypatch):
     listener, name = manager
     now = [1000.0]
     monkeypatch.setattr(sd_notify, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -69,7 +69,7 @@ def test_signs_of_life_come_in_time_and_not_more_often(manager, monkeypatch):
     assert len(beats) == 5
 
 
-def test_trouble_is_no_sign_of_life(manager):
+def test_a_status_message_is_not_a_watchdog_signal(manager):
     listener, name = manager
     notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000"})
     notifier.status("in trouble")
@@ -77,14 +77,14 @@ def test_trouble_is_no_sign_of_life(manager):
 
 
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all", "@nobody-listens"])
-def test_nobody_listens(address):
+def test_an_unreachable_notify_socket_is_ignored(address):
     notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})
     notifier.ready("x")
     notifier.alive("y")
     notifier.stopping()
 
 
-def test_a_manager_that_does_not_read_holds_nothing_up(manager):
+def test_a_manager_that_does_not_read_does_not_block(manager):
     _, name = manager
     notifier = Notifier({"NOTIFY_SOCKET": name})
     telling = threading.Thread(
@@ -107,5 +107,5 @@ def test_a_manager_that_does_not_read_holds_nothing_up(manager):
         ({"WATCHDOG_USEC": "-5"}, None),
     ],
 )
-def test_watchdog_interval(environment, seconds):
+def test_the_watchdog_interval_is_read_from_the_environment(environment, seconds):
     assert watchdog_interval(environment) == seconds

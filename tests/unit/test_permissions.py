@@ -62,19 +62,19 @@ def fill(root):
     jsonl.append(f"{job.root}/metrics.jsonl", [{"a": 1}], job.disk.adopt)
 
 
-def test_the_policy_private_holds_whatever_the_umask(root, umask):
+def test_the_private_policy_applies_under_any_umask(root, umask):
     (root / "config.toml").write_text('[job]\npermissions = "private"\n')
     fill(root)
     assert modes_below(root) == ({(0o600, GROUP)}, {(0o700, GROUP)})
 
 
-def test_the_policy_group_holds_whatever_the_umask(root, umask):
+def test_the_group_policy_applies_under_any_umask(root, umask):
     (root / "config.toml").write_text(f'[job]\npermissions = "group"\ngroup = "{OTHER}"\n')
     fill(root)
     assert modes_below(root) == ({(0o660, OTHER)}, {(0o2770, OTHER)})
 
 
-def test_without_a_policy_the_umask_says(root, umask):
+def test_without_a_policy_the_umask_decides(root, umask):
     fill(root)
     assert modes_below(root) == ({(0o644 & ~umask, GROUP)}, {(0o777 & ~umask, GROUP)})
 
@@ -85,13 +85,13 @@ def test_a_secret_is_private_under_each_policy(root, umask):
     assert stat.S_IMODE(os.stat(root / "offer.json").st_mode) == 0o600
 
 
-def test_what_a_killed_process_left_unsettled_is_settled(root):
+def test_an_existing_directory_gets_the_mode_of_the_policy(root):
     os.mkdir(root / "state", 0o755)
     job_disk(str(root), f"{root}/.syncd", PRIVATE).make_directory(f"{root}/state")
     assert stat.S_IMODE(os.stat(root / "state").st_mode) == 0o700
 
 
-def test_the_bit_that_a_sandbox_forbids_is_done_without(root, monkeypatch):
+def test_a_forbidden_setgid_bit_is_omitted(root, monkeypatch):
     real = os.chmod
 
     def forbids(place, mode):
@@ -105,7 +105,7 @@ def test_the_bit_that_a_sandbox_forbids_is_done_without(root, monkeypatch):
     assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o770, OTHER)
 
 
-def test_a_policy_that_comes_later_is_found(root):
+def test_a_policy_written_later_is_applied(root):
     job = Job.at(str(root))
     job.disk.replace(f"{root}/before", b"")
     (root / "config.toml").write_text('[job]\npermissions = "private"\n')
@@ -114,7 +114,7 @@ def test_a_policy_that_comes_later_is_found(root):
     assert stat.S_IMODE(os.stat(root / "after").st_mode) == 0o600
 
 
-def test_daemon_counts_before_job(root):
+def test_the_daemon_table_takes_precedence_over_the_job_table(root):
     text = '[job]\npermissions = "umask"\n[daemon]\npermissions = "private"\n'
     (root / "config.toml").write_text(text)
     Job.at(str(root)).disk.replace(f"{root}/file", b"")
@@ -122,7 +122,7 @@ def test_daemon_counts_before_job(root):
     assert read_config(Job.at(str(root)), {}).permissions == "private"
 
 
-def test_the_daemon_reads_it_from_job_where_daemon_says_nothing(root):
+def test_the_daemon_falls_back_to_the_policy_of_the_job_table(root):
     (root / "config.toml").write_text('[job]\npermissions = "private"\n')
     before = os.umask(0o022)
     try:
@@ -146,7 +146,7 @@ def test_the_daemon_reads_it_from_job_where_daemon_says_nothing(root):
         ("group", "4294967295", "no group"),
     ],
 )
-def test_a_policy_that_means_nothing_is_refused(root, permissions, group, said):
+def test_an_invalid_policy_is_refused_with_the_path(root, permissions, group, said):
     with pytest.raises(ConfigError, match=said):
         modes_of(permissions, group)
     (root / "config.toml").write_text(f'[job]\npermissions = "{permissions}"\ngroup = "{group}"\n')
@@ -156,12 +156,12 @@ def test_a_policy_that_means_nothing_is_refused(root, permissions, group, said):
     assert not (root / "file").exists()
 
 
-def test_reading_needs_no_policy_that_can_be_read(root):
+def test_listing_works_with_an_unreadable_policy(root):
     (root / "config.toml").write_text("not = [toml")
     assert LocalDisk().list(str(root))
     assert Job.at(str(root)).disk.list(str(root))
 
 
-def test_policies_by_name():
+def test_policies_are_found_by_name():
     assert modes_of("umask") == UMASK
     assert modes_of("private") == PRIVATE

@@ -22,20 +22,20 @@ def pair(snapshot: Snapshot, policy: Policy = POLICY):
     return version.pair if version else None
 
 
-def test_first_step_starts_the_first_generation():
+def test_the_first_step_starts_the_first_generation():
     assert pair(snapshot(complete(3), marker=3)) == (1, 3)
 
 
-def test_nothing_in_an_empty_job():
+def test_nothing_is_published_in_an_empty_job():
     assert plan(snapshot(), POLICY) == plan(snapshot(), POLICY)
     assert pair(snapshot()) is None
 
 
-def test_newer_step_keeps_the_generation():
+def test_a_newer_step_keeps_the_generation():
     assert pair(snapshot(complete(3), complete(4), marker=4, version=published(complete(3), 7))) == (7, 4)
 
 
-def test_same_step_is_not_published_twice():
+def test_a_published_step_is_not_published_again():
     assert pair(snapshot(complete(3), marker=3, version=published(complete(3)))) is None
 
 
@@ -43,7 +43,7 @@ def test_same_step_is_not_published_twice():
 @pytest.mark.parametrize(
     "text", [b"", b"\n", b"not a number", b"-3", b"9" * 400, b"\xff\xfe", b"1e3", b"0x10", b"4.0"]
 )
-def test_a_bad_marker_never_stops_progress(text):
+def test_a_newer_step_is_published_despite_a_bad_marker(text):
     """The manifest is the truth: a sealed newer step is published whatever the marker holds, and it is said."""
     looked = snapshot(complete(3), complete(4), marker=text, version=published(complete(3)))
     assert pair(looked) == (1, 4)
@@ -51,13 +51,13 @@ def test_a_bad_marker_never_stops_progress(text):
 
 
 @pytest.mark.fault("a marker moving back is ignored")
-def test_a_marker_that_goes_back_is_a_rewind():
+def test_a_marker_that_names_an_earlier_step_is_a_rewind():
     looked = snapshot(complete(3), complete(5), marker=3, version=published(complete(5), 2))
     assert pair(looked) == (3, 3)
     assert plan(looked, POLICY).reason == "rewind"
 
 
-def test_a_rewind_waits_until_the_marker_stands_still():
+def test_a_rewind_waits_until_the_marker_is_stable():
     looked = snapshot(
         complete(1), complete(12), marker=1, version=published(complete(12)), marker_stable_for=0.0
     )
@@ -92,29 +92,29 @@ def test_an_abandoned_step_that_the_marker_names_is_newest_again():
 
 @pytest.mark.fault("the ready mark is visible before its data")
 @pytest.mark.fault("a payload that is late behind its marker kills the watcher silently")
-def test_a_marker_ahead_of_its_step_waits_and_says_so():
+def test_a_marker_ahead_of_its_step_is_reported_as_a_problem():
     looked = snapshot(complete(3), filling(4), marker=4, version=published(complete(3)))
     assert pair(looked) is None
     assert "ahead of its step" in dict(plan(looked, POLICY).problems)["marker"]
 
 
-def test_a_marker_that_is_torn_for_a_moment_is_no_news():
+def test_a_briefly_torn_marker_is_not_a_problem():
     looked = snapshot(complete(3), marker=b"", version=published(complete(3)), marker_stable_for=0.2)
     assert plan(looked, POLICY).problems == ()
 
 
-def test_steps_between_are_published_while_the_marker_is_ahead():
+def test_intermediate_steps_are_published_while_the_marker_is_ahead():
     assert pair(snapshot(complete(3), complete(4), filling(6), marker=6, version=published(complete(3)))) == (
         1,
         4,
     )
 
 
-def test_sealed_but_not_yet_marked_waits_for_its_marker():
+def test_a_sealed_step_waits_for_its_marker():
     assert pair(snapshot(complete(3), complete(4), marker=3, version=published(complete(3)))) is None
 
 
-def test_a_damaged_published_step_is_said_and_never_rewound():
+def test_a_damaged_published_step_is_reported_without_a_rewind():
     broken = replace(complete(5), state=StepState.DAMAGED)
     looked = snapshot(complete(3), broken, marker=5, version=published(complete(5)))
     assert pair(looked) is None
@@ -127,16 +127,16 @@ def test_a_lost_version_file_never_lets_the_pair_decrease():
 
 
 @pytest.mark.fault("out-of-order publishes assert")
-def test_a_step_below_the_published_one_is_no_news():
+def test_a_step_below_the_published_one_is_not_published():
     assert pair(snapshot(complete(3), complete(5), marker=5, version=published(complete(5)))) is None
 
 
-def test_same_step_with_other_content_is_a_new_generation():
+def test_a_step_with_changed_content_is_a_new_generation():
     other = complete(5, digest="sha256:" + "e" * 64)
     assert pair(snapshot(other, marker=5, version=published(complete(5)))) == (2, 5)
 
 
-def test_rollback_publishes_a_new_generation_and_holds_until_the_marker_moves():
+def test_a_rollback_publishes_a_generation_and_holds_until_the_marker_moves():
     request = Request("rollback", 3, "r1")
     looked = snapshot(complete(3), complete(5), marker=5, version=published(complete(5)), requests=(request,))
     decided = plan(looked, POLICY)
@@ -157,7 +157,7 @@ def test_a_rollback_is_not_carried_out_twice():
 
 
 @pytest.mark.parametrize("target", [4, 7])
-def test_a_rollback_to_what_is_not_complete_is_refused(target):
+def test_a_rollback_to_an_incomplete_step_is_refused(target):
     looked = snapshot(
         complete(3), filling(4), complete(5), marker=5, version=published(complete(5)),
         requests=(Request("rollback", target, "r1"),),
@@ -167,7 +167,7 @@ def test_a_rollback_to_what_is_not_complete_is_refused(target):
     assert [answer.done for answer in decided.answers] == [False]
 
 
-def test_a_vacated_step_goes_and_the_request_is_answered_when_it_is_gone():
+def test_a_vacate_request_is_answered_once_its_step_is_removed():
     request = Request("vacate", 5, "v1")
     version = published(complete(3), 2, previous=(1, 5), abandoned=((5, complete(5).digest),))
     looked = snapshot(complete(3), complete(5), marker=3, version=version, requests=(request,))
@@ -178,7 +178,7 @@ def test_a_vacated_step_goes_and_the_request_is_answered_when_it_is_gone():
     assert [answer.done for answer in plan(gone, POLICY).answers] == [True]
 
 
-def test_vacating_the_newest_version_is_refused_unless_the_trainer_went_back():
+def test_vacating_the_newest_version_is_refused_without_a_rewind():
     request = Request("vacate", 5, "v1")
     here = snapshot(complete(5), marker=5, version=published(complete(5)), requests=(request,))
     assert [answer.done for answer in plan(here, POLICY).answers] == [False]
@@ -186,14 +186,14 @@ def test_vacating_the_newest_version_is_refused_unless_the_trainer_went_back():
     assert plan(back, POLICY).answers == ()
 
 
-def test_a_step_without_marker_of_its_own_must_stand_still():
+def test_a_step_without_its_own_marker_is_published_once_it_is_stable():
     export = complete(10, layout="huggingface", announced_by="time")
     assert pair(snapshot(export)) is None
     assert plan(snapshot(export), POLICY).due_in == POLICY.settle
     assert pair(snapshot(replace(export, unchanged_for=5.0))) == (1, 10)
 
 
-def test_a_foreign_step_needs_the_marker():
+def test_a_foreign_step_is_published_only_if_the_marker_or_tracker_names_it():
     step = complete(4, layout="trinity-0.6", announced_by="marker")
     assert pair(snapshot(step)) is None
     assert pair(snapshot(step, marker=3)) is None
@@ -237,7 +237,7 @@ def snapshots(draw):
 
 @given(snapshots())
 @settings(max_examples=400)
-def test_what_is_published_is_complete_and_the_pair_always_grows(looked):
+def test_only_complete_steps_are_published_and_the_pair_increases(looked):
     version = plan(looked, POLICY).publish
     if version is None:
         return
@@ -260,7 +260,7 @@ def test_planning_again_after_publishing_publishes_nothing(looked):
     assert plan(again, POLICY).publish is None
 
 
-def test_a_plan_holds_while_nothing_but_time_passes():
+def test_a_plan_holds_while_only_time_passes():
     looked = snapshot(complete(3), complete(5), marker=5, version=published(complete(5)))
     later = replace(looked, marker_stable_for=looked.marker_stable_for + 60.0, steps=dict(looked.steps))
     assert still_holds(plan(looked, POLICY), looked, later, POLICY)
@@ -274,7 +274,7 @@ def test_a_plan_holds_while_nothing_but_time_passes():
     st.data(),
 )
 @settings(max_examples=400)
-def test_a_plan_that_is_said_to_hold_is_what_planning_again_gives(looked, other, changed, data):
+def test_a_plan_that_still_holds_equals_a_new_plan(looked, other, changed, data):
     later = replace(
         looked,
         marker_stable_for=data.draw(st.sampled_from([0.0, 0.5, 1.0, 5.0, 3599.0, 3600.0, 1e6])),
@@ -285,7 +285,7 @@ def test_a_plan_that_is_said_to_hold_is_what_planning_again_gives(looked, other,
         assert plan(later, POLICY) == decided
 
 
-def test_without_room_a_publish_is_preceded_by_what_goes_in_any_case():
+def test_on_a_full_disk_removable_steps_are_removed_before_a_publish():
     old, before, newest, next_one = (complete(step) for step in (1, 2, 3, 4))
     version = published(newest, previous=(1, 2))
     roomy = snapshot(old, before, newest, next_one, marker=4, version=version, free=ROOM)
@@ -299,7 +299,7 @@ def test_without_room_a_publish_is_preceded_by_what_goes_in_any_case():
 
 @given(snapshots())
 @settings(deadline=None)
-def test_what_goes_before_a_publish_is_never_what_is_published_or_was(looked):
+def test_steps_removed_before_a_publish_are_never_kept_ones(looked):
     decided = plan(replace(looked, crowded=True), POLICY)
     kept = {decision.step for decision in (*decide(looked, POLICY), *decided.decisions) if decision.keep}
     assert not kept & {decision.step for decision in decided.first}

@@ -54,7 +54,7 @@ PRESENCES = st.builds(
 
 
 @given(PRESENCES)
-def test_a_presence_comes_back(presence):
+def test_a_presence_round_trips(presence):
     disk = MemoryDisk()
     write_presence(disk, EXPLORERS, presence)
     assert read_presence(disk, path_of(EXPLORERS, presence.identity)) == presence
@@ -87,7 +87,7 @@ def document(**changes) -> bytes:
         {"pid": "1"},
     ],
 )
-def test_nonsense_is_refused_and_does_not_hide_the_others(changes):
+def test_an_invalid_presence_is_refused_and_does_not_hide_others(changes):
     disk = MemoryDisk({f"{EXPLORERS}/e1.json": document(**changes)})
     with pytest.raises(CorruptDataError):
         read_presence(disk, f"{EXPLORERS}/e1.json")
@@ -102,13 +102,13 @@ def test_a_status_may_be_written_in_upper_case():
     assert read_presence(disk, f"{EXPLORERS}/e1.json").status is RunningStatus.REQUIRE_SYNC
 
 
-def test_other_names_in_the_directory_are_passed_over():
+def test_other_files_in_the_presence_directory_are_ignored():
     files = {f"{EXPLORERS}/{name}": b"" for name in ("notes", ".e1.json.0.tmp", "a b.json", "-x.json")}
     assert read_presences(MemoryDisk(files), EXPLORERS) == ({}, {})
     assert read_presences(MemoryDisk(), EXPLORERS) == ({}, {})
 
 
-def test_a_file_that_vanishes_meanwhile_is_not_there():
+def test_a_presence_that_vanishes_during_the_read_is_omitted():
     class Vanishing(MemoryDisk):
         def read(self, path, limit=0):
             raise FileNotFoundError(path)
@@ -126,7 +126,7 @@ def written(publisher) -> Presence:
     return read_presence(publisher._disk, f"{EXPLORERS}/e1.json")
 
 
-def test_every_update_is_a_new_beat(publisher):
+def test_every_update_increases_the_beat(publisher):
     publisher.update(leases=(7,))
     assert (written(publisher).beat, written(publisher).leases) == (1, (7,))
     publisher.update(leases=())
@@ -146,7 +146,7 @@ def test_a_heartbeat_is_written_when_it_is_due(publisher):
     assert written(publisher).beat == 2
 
 
-def test_what_could_not_be_written_is_not_taken_over(publisher, monkeypatch):
+def test_a_failed_update_keeps_the_last_written_presence(publisher, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -162,14 +162,14 @@ def test_what_could_not_be_written_is_not_taken_over(publisher, monkeypatch):
     assert (written(publisher).beat, written(publisher).leases) == (3, (7,))
 
 
-def test_a_new_process_clears_only_what_its_predecessor_left_half_written(tmp_path):
+def test_a_new_process_removes_only_its_predecessors_temporary_files(tmp_path):
     for name in (".e1.json.0.tmp", ".e10.json.0.tmp", ".e1.json.keep", "e1.json"):
         (tmp_path / name).write_bytes(b"")
     Publisher(LocalDisk(), HandClock(), str(tmp_path), Presence("e1")).prepare()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".e1.json.keep", ".e10.json.0.tmp", "e1.json"]
 
 
-def test_who_withdraws_is_gone_and_may_do_so_twice(publisher):
+def test_withdrawing_a_presence_is_idempotent(publisher):
     publisher.update()
     publisher.withdraw()
     publisher.withdraw()
@@ -187,7 +187,7 @@ def test_a_module_is_dead_a_ttl_after_its_last_change():
     assert liveness.silent_for("e", TTL + 7) == 2
 
 
-def test_who_was_never_seen_is_not_alive_and_who_went_starts_anew():
+def test_an_unknown_or_vanished_module_is_not_alive():
     liveness = Liveness()
     assert not liveness.is_alive("e", 0.0)
     assert liveness.silent_for("e", 0.0) == float("inf")
@@ -202,7 +202,7 @@ def test_who_was_never_seen_is_not_alive_and_who_went_starts_anew():
     st.floats(0.5, 20),
     st.lists(st.tuples(st.floats(0, 10), st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1))))),
 )
-def test_alive_is_who_changed_within_the_ttl(ttl, looks):
+def test_a_module_is_alive_if_it_changed_within_the_ttl(ttl, looks):
     """An independent reckoning: for each name, the time at which its present content was first seen."""
     liveness, now = Liveness(ttl), 0.0
     since: dict[str, tuple[int, float]] = {}

@@ -33,25 +33,25 @@ def path_of(writer: int, world_size: int) -> str:
     return f"{receipts_directory(STEP)}/{writer:05d}-of-{world_size:05d}.json"
 
 
-def test_a_receipt_comes_back(tmp_path):
+def test_a_receipt_round_trips(tmp_path):
     disk, step = LocalDisk(), f"{tmp_path}/global_step_7"
     write_receipt(disk, step, RECEIPT)
     assert read_receipts(disk, step) == [RECEIPT]
     assert read_receipt(disk, f"{step}/actor/.receipts/00001-of-00002.json") == RECEIPT
 
 
-def test_receipts_come_by_writer():
+def test_receipts_are_sorted_by_writer():
     disk = MemoryDisk()
     for writer in (3, 1, 2):
         write_receipt(disk, STEP, replace(RECEIPT, writer=writer, world_size=3))
     assert [receipt.writer for receipt in read_receipts(disk, STEP)] == [1, 2, 3]
 
 
-def test_no_receipts_before_the_first():
+def test_a_step_without_receipts_has_an_empty_list():
     assert read_receipts(MemoryDisk(), STEP) == []
 
 
-def test_what_cannot_be_read_does_not_count():
+def test_unreadable_receipts_do_not_count():
     disk = MemoryDisk()
     write_receipt(disk, STEP, RECEIPT)
     good = disk.files[path_of(1, 2)]
@@ -64,7 +64,7 @@ def test_what_cannot_be_read_does_not_count():
         read_receipt(disk, path_of(2, 2))
 
 
-def test_a_newer_receipt_says_what_to_upgrade_and_does_not_count():
+def test_a_receipt_of_a_newer_protocol_is_refused_and_does_not_count():
     disk = MemoryDisk({path_of(1, 2): b'{"protocol":99}'})
     with pytest.raises(ProtocolTooNewError, match="upgrade syncd"):
         read_receipt(disk, path_of(1, 2))
@@ -85,12 +85,12 @@ def test_a_newer_receipt_says_what_to_upgrade_and_does_not_count():
         {"tensors": None},
     ],
 )
-def test_records_that_are_refused(change):
+def test_invalid_file_records_are_refused(change):
     with pytest.raises(CorruptDataError):
         FileRecord.from_fields(Fields({**RECORD._asdict(), **change}, "/a"))
 
 
-def test_one_name_twice_is_refused():
+def test_a_duplicate_file_name_in_a_receipt_is_refused():
     disk = MemoryDisk()
     write_receipt(disk, STEP, replace(RECEIPT, shards=(RECORD, RECORD)))
     with pytest.raises(CorruptDataError, match="distinct names"):
@@ -98,7 +98,7 @@ def test_one_name_twice_is_refused():
 
 
 @pytest.mark.parametrize("change", [{"writer": 0}, {"world_size": 0}, {"step": -1}])
-def test_numbers_out_of_range_are_refused(change):
+def test_receipt_numbers_out_of_range_are_refused(change):
     disk = MemoryDisk()
     receipt = replace(RECEIPT, **change)
     write_receipt(disk, STEP, receipt)
@@ -111,7 +111,7 @@ def receipts(attempt: str, world_size: int, writers: list[int], at: float = 0.0)
     return [Receipt(7, attempt, writer, world_size, (), (), at) for writer in writers]
 
 
-def test_an_attempt_is_whole_when_every_writer_is_done():
+def test_an_attempt_is_complete_once_every_writer_is_done():
     assert whole_attempt([]) is None
     assert whole_attempt(receipts("a", 2, [1])) is None
     assert whole_attempt(receipts("a", 2, [2, 1])) == receipts("a", 2, [1, 2])
@@ -123,14 +123,14 @@ def test_attempts_are_never_mixed():
     assert whole_attempt(receipts("a", 2, [1]) + receipts("a", 3, [2, 3])) is None
 
 
-def test_of_two_whole_attempts_the_later_one_counts():
+def test_of_two_complete_attempts_the_later_one_counts():
     early, late = receipts("a", 2, [1, 2], at=5.0), receipts("b", 1, [1], at=6.0)
     assert whole_attempt(early + late) == late
     assert whole_attempt(late + early) == late
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 4)), max_size=10))
-def test_a_whole_attempt_is_whole(claims):
+def test_a_complete_attempt_has_every_writer_of_one_world_size(claims):
     found = whole_attempt([Receipt(7, attempt, writer, size, ()) for attempt, size, writer in claims])
     whole = [
         (attempt, size)

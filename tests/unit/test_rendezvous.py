@@ -39,7 +39,7 @@ OFFER = Offer("group", 3, "127.0.0.1", 1234, "gloo", 2, ("e1",), (("w", "F32", (
 
 
 @given(OFFERS)
-def test_an_offer_comes_back(offer):
+def test_an_offer_round_trips(offer):
     job = memory_job()
     assert read_offer(job, offer.group, offer.epoch) is None
     write_offer(job, offer)
@@ -63,7 +63,7 @@ def test_an_offer_comes_back(offer):
         {"epoch": None},
     ],
 )
-def test_an_offer_that_is_none_is_refused(changes):
+def test_an_invalid_offer_is_refused(changes):
     job = memory_job()
     write_offer(job, OFFER)
     path = f"{epoch_path(job, 'group', 3)}/offer.json"
@@ -77,7 +77,7 @@ def test_an_offer_that_is_none_is_refused(changes):
         IDENTITIES, st.tuples(st.sampled_from(STATES), st.none() | NUMBERS, st.text()), max_size=3
     )
 )
-def test_acknowledgements_come_back(posted):
+def test_acknowledgements_round_trip(posted):
     job = memory_job()
     expected = {
         name: Acknowledgement(name, state, step, text, text) for name, (state, step, text) in posted.items()
@@ -107,7 +107,7 @@ def test_the_latest_epoch_is_the_highest_number():
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "."])
-def test_names_that_leave_the_directory_are_refused(name):
+def test_group_and_member_names_that_leave_the_directory_are_refused(name):
     job = memory_job()
     for call in (
         lambda: epoch_path(job, name, 1),

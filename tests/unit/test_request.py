@@ -24,7 +24,7 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(REQUESTS, unique_by=lambda request: request.identity, max_size=4))
-def test_requests_come_back_in_the_order_of_asking(requests):
+def test_requests_are_read_in_the_order_of_asking(requests):
     job = memory_job()
     for request in requests:
         write_request(job, request)
@@ -32,11 +32,11 @@ def test_requests_come_back_in_the_order_of_asking(requests):
     assert read_requests(job) == tuple(expected)
 
 
-def test_every_request_has_a_name_of_its_own():
+def test_every_request_has_a_unique_identity():
     assert Request("vacate", 1).identity != Request("vacate", 1).identity
 
 
-def test_a_request_is_taken_away_once_or_twice():
+def test_removing_a_request_is_idempotent():
     job = memory_job()
     request = Request("rollback", 7)
     write_request(job, request)
@@ -56,7 +56,7 @@ def test_a_request_is_taken_away_once_or_twice():
         {"asked_at": None},
     ],
 )
-def test_what_is_no_request_is_passed_over(changes):
+def test_invalid_requests_are_ignored(changes):
     job = memory_job()
     write_request(job, Request("vacate", 7, "good"))
     bad = {**asdict(Request("vacate", 7, "bad")), **changes}
@@ -65,7 +65,7 @@ def test_what_is_no_request_is_passed_over(changes):
     assert [request.identity for request in read_requests(job)] == ["good"]
 
 
-def test_a_request_of_an_earlier_writer_names_no_digest():
+def test_a_request_without_digest_and_reason_is_read():
     job = memory_job()
     write_request(job, Request("vacate", 7, "r"))
     path = request_path(job, "r")

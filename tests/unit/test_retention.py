@@ -32,12 +32,12 @@ def numbered(*numbers, **more):
     return [complete(number, **more) for number in numbers]
 
 
-def test_nothing_goes_before_anything_is_published():
+def test_no_step_is_removed_before_the_first_publish():
     assert rules(snapshot(*numbered(1, 2, 3), marker=3)) == dict.fromkeys((1, 2, 3), "unpublished")
 
 
 @pytest.mark.fault("versions faster than the poll leak")
-def test_superseded_steps_go_and_those_that_were_never_published_too():
+def test_superseded_steps_are_removed_even_if_never_published():
     found = rules(job(*numbered(1, 2, 3, 4, 5), newest=5, previous=1), keep_last=2)
     assert found == {
         1: "previous_version",
@@ -49,7 +49,7 @@ def test_superseded_steps_go_and_those_that_were_never_published_too():
 
 
 @pytest.mark.fault("a step is pruned while it is read")
-def test_a_leased_step_stays_while_its_explorer_lives():
+def test_a_leased_step_is_kept_while_its_explorer_lives():
     looked = job(*numbered(1, 2, 3, 4), newest=4, previous=3, explorers={"e": explorer(1)})
     assert rules(looked)[1] == "leased"
     dead = job(*numbered(1, 2, 3, 4), newest=4, previous=3, explorers={"e": explorer(1, alive=False)})
@@ -57,17 +57,17 @@ def test_a_leased_step_stays_while_its_explorer_lives():
 
 
 @pytest.mark.fault("a dead explorer counts for ever")
-def test_a_dead_explorer_holds_nothing():
+def test_a_lease_of_a_dead_explorer_keeps_no_step():
     looked = job(*numbered(1, 2, 3), newest=3, previous=2, explorers={"e": explorer(1, alive=False)})
     assert rules(looked, keep_last=1)[1] == "-superseded"
 
 
-def test_keep_every():
+def test_every_nth_step_is_kept_with_keep_every():
     assert rules(job(*numbered(*range(1, 9)), newest=8, previous=7), keep_every=4)[4] == "keep_every"
 
 
 @pytest.mark.fault("the old full checkpoint is deleted before the new one is tracked")
-def test_full_checkpoints_stay_all_or_the_last():
+def test_full_checkpoints_are_kept_up_to_keep_full():
     steps = [*numbered(1, 2, 3, full=True), *numbered(4, 5)]
     assert [rules(job(*steps, newest=5, previous=4))[n] for n in (1, 2, 3)] == ["full_checkpoint"] * 3
     last = rules(job(*steps, newest=5, previous=4), keep_full=2)
@@ -80,7 +80,7 @@ def test_full_checkpoints_stay_all_or_the_last():
     }
 
 
-def test_the_checkpoint_that_a_trainer_resumes_from_stays_whatever_the_limit():
+def test_the_checkpoint_that_a_trainer_resumed_from_is_always_kept():
     """After going back the highest full checkpoint is not the one that counts."""
     steps = [complete(1, full=True), complete(5, full=True), complete(6), complete(7)]
     version = published(complete(7), 2, previous=(2, 6), abandoned=((5, complete(5).digest),))
@@ -91,12 +91,12 @@ def test_the_checkpoint_that_a_trainer_resumes_from_stays_whatever_the_limit():
     assert rules(replace(looked, tracker=None), keep_full=1)[1] == "full_checkpoint"
 
 
-def test_a_trainer_that_adds_files_to_a_step_keeps_it():
+def test_a_lease_of_a_trainer_keeps_its_step():
     trainer = {"t": Module(Presence("t", leases=(1,)))}
     assert rules(job(*numbered(1, 2, 3, 4), newest=4, previous=3, trainers=trainer))[1] == "leased"
 
 
-def test_who_cannot_be_read_may_lease_anything():
+def test_an_unreadable_presence_keeps_every_step():
     unreadable = {"e": Module(Presence("e", problem="not a JSON document"))}
     assert set(rules(job(*numbered(1, 2, 3), newest=3, explorers=unreadable)).values()) == {
         "unreadable_presence",
@@ -106,7 +106,7 @@ def test_who_cannot_be_read_may_lease_anything():
     assert rules(job(*numbered(1, 2, 3, 4), newest=4, previous=3, explorers=dead))[1] == "-superseded"
 
 
-def test_damage_is_believed_late():
+def test_a_damaged_step_is_removed_only_after_a_grace_period():
     """A mount in trouble looks like damage."""
     looked = job(replace(complete(1), state=StepState.DAMAGED), *numbered(2, 3, 4), newest=4, previous=3)
     assert rules(looked)[1] == "damaged_lately"
@@ -114,11 +114,11 @@ def test_damage_is_believed_late():
     assert rules(late)[1] == "-damaged"
 
 
-def test_pinned():
+def test_a_pinned_step_is_kept():
     assert rules(job(*numbered(1, 2, 3, 4), newest=4, previous=3, pins={1: Pin(1)}))[1] == "pinned"
 
 
-def test_the_byte_budget_takes_the_oldest_of_what_only_weak_rules_keep():
+def test_the_byte_budget_removes_the_oldest_weakly_kept_steps():
     looked = job(*numbered(*range(1, 7)), newest=6, previous=5, pins={1: Pin(1)})
     found = rules(looked, keep_last=6, max_bytes=400)
     assert found == {
@@ -126,12 +126,12 @@ def test_the_byte_budget_takes_the_oldest_of_what_only_weak_rules_keep():
     }  # fmt: skip
 
 
-def test_a_byte_budget_never_takes_what_is_protected():
+def test_the_byte_budget_never_removes_protected_steps():
     looked = job(*numbered(1, 2, 3), newest=3, previous=2, explorers={"e": explorer(1)})
     assert rules(looked, max_bytes=1) == {1: "leased", 2: "previous_version", 3: "newest_version"}
 
 
-def test_every_link_of_a_chain_stays():
+def test_every_step_of_a_delta_chain_is_kept():
     steps = [
         complete(1),
         complete(2, parent=1, kind="delta"),
@@ -143,7 +143,7 @@ def test_every_link_of_a_chain_stays():
 
 
 @pytest.mark.fault("an evaluator lists half-written checkpoints")
-def test_a_step_being_written_stays_until_it_has_long_stood_still():
+def test_a_partial_step_is_kept_until_it_is_stale():
     looked = job(filling(2), complete(3), newest=3)
     assert rules(looked)[2] == "being_written"
     stale = job(replace(filling(2), unchanged_for=4000.0), complete(3), newest=3)
@@ -152,17 +152,17 @@ def test_a_step_being_written_stays_until_it_has_long_stood_still():
     assert rules(ahead)[9] == "being_written"
 
 
-def test_foreign_steps_stay_unless_asked_for():
+def test_foreign_steps_are_kept_unless_pruning_them_is_enabled():
     steps = numbered(1, 2, 3, 4, layout="trinity-0.6")
     assert rules(job(*steps, newest=4, previous=3))[1] == "foreign"
     assert rules(job(*steps, newest=4, previous=3), Policy(prune_foreign=True))[1] == "-superseded"
 
 
-def test_pruning_can_be_off():
+def test_no_step_is_removed_if_pruning_is_off():
     assert set(rules(job(*numbered(1, 2, 3), newest=3), Policy(prune=False)).values()) == {"pruning_off"}
 
 
-def test_sealed_steps_ahead_of_the_version_stay():
+def test_sealed_steps_ahead_of_the_version_are_kept():
     assert rules(job(complete(3), complete(4), newest=3))[4] == "not_yet_published"
 
 
@@ -209,7 +209,7 @@ policies = st.builds(
 
 @given(jobs(), policies)
 @settings(max_examples=500)
-def test_what_must_never_be_removed_never_is(looked, retention):
+def test_leased_pinned_and_published_steps_are_never_removed(looked, retention):
     removed = {decision.step for decision in decide(looked, Policy(retention)) if not decision.keep}
     assert removed <= looked.steps.keys()
     assert not removed & looked.leases.keys()
@@ -229,13 +229,13 @@ def test_what_must_never_be_removed_never_is(looked, retention):
 
 @given(jobs(), policies)
 @settings(max_examples=200)
-def test_every_step_is_decided_once_and_the_newest_complete_ones_stay(looked, retention):
+def test_every_step_has_exactly_one_decision_with_a_rule(looked, retention):
     decisions = decide(looked, Policy(retention))
     assert [decision.step for decision in decisions] == sorted(looked.steps)
     assert all(decision.rule for decision in decisions)
 
 
-def test_the_end_of_a_job_keeps_no_full_checkpoint_beyond_its_policy():
+def test_without_keep_previous_keep_full_limits_the_previous_version_too():
     """A previous version that is a sync step stays in any case; a reader's lease keeps the other one, too."""
     looked = job(*numbered(1, 3, full=True), complete(2), newest=3, previous=1)
     assert rules(looked, keep_full=1)[1] == "previous_version"

@@ -39,7 +39,7 @@ def tensor(dtype="U8", shape=(1,), start=0, end=1, **more):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end], **more}
 
 
-def test_reads_what_the_library_writes(tmp_path):
+def test_headers_written_by_the_library_are_read(tmp_path):
     arrays = {
         "b": np.arange(6, dtype=np.float32).reshape(2, 3),
         "a": np.arange(4, dtype=np.int64),
@@ -61,7 +61,7 @@ def test_reads_what_the_library_writes(tmp_path):
     assert header.tensors["b"].dtype == "F32"
 
 
-def test_tensors_come_in_the_order_of_their_data():
+def test_tensors_are_listed_in_the_order_of_their_data():
     header = parse(
         {"b": tensor(start=1, end=2), "a": tensor(), "z": tensor(shape=[0], start=2, end=2)}, b"xy"
     )
@@ -69,13 +69,13 @@ def test_tensors_come_in_the_order_of_their_data():
     assert header.tensors["b"] == Tensor("b", "U8", (1,), 1, 2)
 
 
-def test_a_file_without_tensors():
+def test_a_file_without_tensors_is_accepted():
     header = parse({}, pad=b"      ")
     assert (header.tensors, header.metadata, header.data_offset, header.size) == ({}, {}, 16, 16)
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BITS))
-def test_every_dtype_has_the_size_that_the_library_gives_it(dtype):
+def test_every_dtype_has_the_size_of_the_library(dtype):
     size = DTYPE_BITS[dtype]
     whole = file_of({"a": tensor(dtype, [8], 0, size)}, bytes(size))
     assert parse_header(whole, len(whole)).tensors["a"].dtype == dtype
@@ -89,18 +89,18 @@ def test_all_dtypes_of_the_library_are_known():
     assert set(named) == set(DTYPE_BITS)
 
 
-def test_any_json_white_space_and_any_order_of_fields():
+def test_any_json_white_space_and_field_order_is_accepted():
     text = b'{ "a" :\n{"data_offsets":\t[ 0,1 ] , "shape":[1],"dtype" :"U8"}\r\n,\n"b":'
     text += b'{"shape":[],"data_offsets":[1,2],"dtype":"I8"} } \n'
     assert [item.name for item in parse(text, b"xy").tensors.values()] == ["a", "b"]
 
 
-def test_names_may_be_anything_that_json_can_spell():
+def test_tensor_names_may_be_any_json_string():
     header = parse(rb'{"\ud83d\ude00{}\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x")
     assert list(header.tensors) == ["😀{}\0"]
 
 
-def test_a_prefix_longer_than_the_header_will_do():
+def test_a_prefix_that_holds_the_header_is_enough():
     whole = file_of({"a": tensor()}, b"x")
     assert parse_header(whole[:-1], len(whole)) == parse_header(whole, len(whole))
 
@@ -203,14 +203,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(case):
+def test_invalid_headers_are_refused_with_the_reason(case):
     data, reason = REFUSED[case]
     with pytest.raises(CorruptDataError, match=r"/job/shard$") as raised:
         parse_header(data, len(data), "/job/shard")
     assert reason in raised.value.message
 
 
-def test_the_numbers_of_entries_are_bounded(monkeypatch):
+def test_the_number_of_header_entries_is_limited(monkeypatch):
     monkeypatch.setattr(subject, "TENSOR_LIMIT", 2)
     monkeypatch.setattr(subject, "METADATA_LIMIT", 2)
     empty = tensor(shape=[0], end=0)
@@ -223,13 +223,13 @@ def test_the_numbers_of_entries_are_bounded(monkeypatch):
             parse(header)
 
 
-def test_a_header_of_which_a_part_was_read():
+def test_a_truncated_header_is_refused():
     whole = file_of({"a": tensor()}, b"x")
     with pytest.raises(CorruptDataError, match="cut short: 20 bytes of"):
         parse_header(whole[:20], len(whole))
 
 
-def test_a_file_whose_data_is_missing_says_so():
+def test_a_file_with_missing_data_is_refused():
     whole = file_of({"a": tensor(shape=[4], end=4)}, b"xxxx")
     with pytest.raises(CorruptDataError, match="outside of the 3 bytes"):
         parse_header(whole, len(whole) - 1)
@@ -245,7 +245,7 @@ class CountingDisk(LocalDisk):
 
 
 @pytest.mark.parametrize("count", [1, 3000])
-def test_a_header_is_read_from_the_disk_in_one_or_two_reads(tmp_path, count):
+def test_a_header_takes_one_or_two_reads(tmp_path, count):
     whole = file_of({f"layers.{n}.weight": tensor(start=n, end=n + 1) for n in range(count)}, bytes(count))
     (tmp_path / "a").write_bytes(whole)
     disk = CountingDisk()
@@ -253,13 +253,13 @@ def test_a_header_is_read_from_the_disk_in_one_or_two_reads(tmp_path, count):
     assert disk.reads == [1 << 16] if count == 1 else len(disk.reads) == 2
 
 
-def test_a_header_that_ends_with_the_first_read(tmp_path):
+def test_a_header_that_fills_the_first_read_is_accepted(tmp_path):
     whole = file_of({}, pad=b" " * ((1 << 16) - 10))
     (tmp_path / "a").write_bytes(whole)
     assert read_header(LocalDisk(), f"{tmp_path}/a").data_offset == 1 << 16
 
 
-def test_a_length_beyond_the_file_reads_no_more(tmp_path):
+def test_a_header_length_beyond_the_file_causes_no_second_read(tmp_path):
     (tmp_path / "a").write_bytes(struct.pack("<Q", HEADER_LIMIT) + bytes(1 << 17))
     disk = CountingDisk()
     with pytest.raises(CorruptDataError, match="in a file of"):
@@ -267,7 +267,7 @@ def test_a_length_beyond_the_file_reads_no_more(tmp_path):
     assert disk.reads == [1 << 16]
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_corrupt(tmp_path):
+def test_a_file_that_shrinks_during_the_read_is_corrupt(tmp_path):
     whole = file_of({}, pad=b" " * (1 << 17))
     (tmp_path / "a").write_bytes(whole)
 
@@ -279,7 +279,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_corrupt(tmp_path):
         read_header(Shrinking(), f"{tmp_path}/a")
 
 
-def test_what_is_no_file_is_refused_and_what_is_missing_is_missing(tmp_path):
+def test_a_special_file_is_refused_and_a_missing_one_raises_not_found(tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     for name in (".", "link"):
         with pytest.raises(CorruptDataError):
@@ -288,7 +288,7 @@ def test_what_is_no_file_is_refused_and_what_is_missing_is_missing(tmp_path):
         read_header(LocalDisk(), f"{tmp_path}/none")
 
 
-def test_signature_is_of_all_shards():
+def test_the_signature_covers_all_shards():
     first = parse({"a": tensor("F16", [2], 0, 4)}, bytes(4))
     second = parse(
         {"b": tensor("F32", [1], 0, 4), "c": tensor()}.copy() | {"c": tensor(start=4, end=5)}, bytes(5)
@@ -299,7 +299,7 @@ def test_signature_is_of_all_shards():
         signature([first, first])
 
 
-def test_many_tensors_are_read_in_time_that_grows_with_their_number(record_line):
+def test_header_parsing_time_is_not_quadratic_in_the_tensors(record_line):
     few, many = seconds_of_header(300), seconds_of_header(3000)
     record_line(f"safetensors header of 300 tensors: {few * 1000:.2f} ms, of 3000: {many * 1000:.2f} ms")
     assert many / few < 40, "ten times the tensors: a hundred times the work is quadratic"

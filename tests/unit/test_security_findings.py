@@ -105,11 +105,11 @@ NFS = Mount("/shared", "nfs4", ("rw", "sec=sys"), "server:/x")
         ),
     ],
 )  # fmt: skip
-def test_each_rule(snapshot, expected):
+def test_each_security_rule_finds_its_own_case_only(snapshot, expected):
     assert sorted(found(snapshot)) == sorted(expected)
 
 
-def test_every_finding_says_where_and_nearly_every_one_how_to_mend_it():
+def test_every_finding_names_a_place_and_nearly_every_one_a_fix():
     snapshot = seen(
         directory(mode=0o777), file("secret", 0o666, uid=9), file("appended", 0o660, links=3), user=0, umask=0,
         mount=NFS, secrets=("a.token",), policy_problem="bad", unread={"/x": "Permission denied"},
@@ -121,7 +121,7 @@ def test_every_finding_says_where_and_nearly_every_one_how_to_mend_it():
         assert finding.mend or finding.name == "unread"
 
 
-def test_the_gravest_come_first_and_make_the_verdict():
+def test_findings_are_sorted_by_severity_and_the_worst_is_the_verdict():
     findings = judge(seen(directory(mode=0o757), mount=NFS))
     assert [finding.severity for finding in findings] == ["fail", "warn", "info", "info", "info"]
     assert verdict(findings) == "fail"
@@ -129,7 +129,7 @@ def test_the_gravest_come_first_and_make_the_verdict():
     assert verdict(findings[2:]) == "ok"
 
 
-def test_what_an_access_control_list_says_less_its_mask():
+def test_acl_rights_are_read_without_masked_bits():
     entries = ((0x01, 7, 0), (0x02, 7, 99), (0x04, 5, 0), (0x08, 7, 50), (0x10, 4, 0), (0x20, 0, 0))
     data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     assert list(rights_in(data, default=False)) == [AclEntry("user", 99, 4), AclEntry("group", 50, 4)]
@@ -137,7 +137,7 @@ def test_what_an_access_control_list_says_less_its_mask():
         list(rights_in(data[:length], default=True))
 
 
-def test_which_keys_hold_secrets():
+def test_secret_configuration_keys_are_recognized():
     table = {
         "monitor": {"wandb": {"api_key": "x"}, "kinds": ["jsonl"], "mlflow": {"tracking_uri": "https://u:p@host"}},
         "explorer": {"engine": {"token_env": "KEY", "address": "http://host"}}, "tokenizer": "t", "token": "",
@@ -145,7 +145,7 @@ def test_which_keys_hold_secrets():
     assert list(secret_keys(table)) == ["monitor.wandb.api_key", "monitor.mlflow.tracking_uri"]
 
 
-def test_the_settings_of_a_service():
+def test_settings_of_a_systemd_service_section_are_read():
     text = "[Unit]\nUser=no\n[Service]\n# User=no\nUser = a\nUser=b\nUMask=0022\n[Install]\nUser=no\n"
     assert service_settings(text) == {"User": "b", "UMask": "0022"}
 
@@ -157,7 +157,7 @@ def job(tmp_path):
     return made
 
 
-def test_a_real_job_is_looked_at_and_not_changed(job, tmp_path):
+def test_examining_a_job_changes_nothing(job, tmp_path):
     before = fingerprint(tmp_path)
     report = examine(job.root)
     assert fingerprint(tmp_path) == before
@@ -178,7 +178,7 @@ def test_a_real_job_is_looked_at_and_not_changed(job, tmp_path):
         (lambda job: os.mkfifo(f"{job.root}/config.toml"), "policy"),
     ],
 )  # fmt: skip
-def test_a_spoilt_job_is_found_out(job, spoil, name):
+def test_each_weakness_of_a_job_fails_the_examination(job, spoil, name):
     assert name not in {finding.name for finding in examine(job.root).findings}
     spoil(job)
     report = examine(job.root)
@@ -186,7 +186,7 @@ def test_a_spoilt_job_is_found_out(job, spoil, name):
     assert report.verdict == "fail"
 
 
-def test_a_real_access_control_list(job):
+def test_an_acl_on_disk_is_found_with_its_fix(job):
     data = struct.pack("<I", 2) + b"".join(
         struct.pack("<HHI", *entry)
         for entry in (
@@ -206,7 +206,7 @@ def test_a_real_access_control_list(job):
     assert finding.mend == f"setfacl -x user:4242 {path}"
 
 
-def test_the_command(job, capsys):
+def test_doctor_security_prints_the_documented_json(job, capsys):
     shell = Shell(capsys)
     done = shell("doctor", job.root, "--security", "--json")
     assert done.code == 0

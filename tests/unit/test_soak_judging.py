@@ -19,11 +19,11 @@ from support.processes import must, write_steps
 TERMS = Terms(3600.0, 6.0, 20.0, ["e0", "e1", "e2"], ["e0", DAEMONS[0]], 1200.0)
 
 
-def test_a_seed_is_a_schedule():
+def test_a_seed_determines_the_soak_schedule():
     assert schedule(7, TERMS) == schedule(7, TERMS) != schedule(8, TERMS)
 
 
-def test_a_schedule_does_everything_to_everybody_and_stops_in_time():
+def test_a_schedule_covers_all_faults_and_parts_and_ends_in_time():
     acts = schedule(1, TERMS)
     assert {act.kind for act in acts} == set(KINDS)
     assert {act.who for act in acts} == {"disk", "trainer", *DAEMONS, "e0", "e1", "e2"}
@@ -32,20 +32,20 @@ def test_a_schedule_does_everything_to_everybody_and_stops_in_time():
     assert any(act.lasts > TERMS.ttl for act in acts if act.kind == "stop"), "some are silent for too long"
 
 
-def test_nothing_is_done_to_a_part_that_is_not_whole_again():
+def test_a_part_rests_between_two_faults():
     free = {}
     for act in schedule(3, TERMS):
         assert act.at >= free.get(act.who, 0.0)
         free[act.who] = act.at + act.lasts + REST
 
 
-def test_what_is_spared_is_started_anew_before_and_not_after():
+def test_spared_parts_are_ended_only_before_the_sparing_begins():
     ends = [act for act in schedule(1, TERMS) if act.who in TERMS.spared and act.kind in ENDING]
     assert ends
     assert all(act.at < TERMS.spared_from for act in ends)
 
 
-def test_what_a_machine_cannot_do_is_left_out():
+def test_unsupported_faults_are_left_out_of_the_schedule():
     kinds = set(KINDS) - ON_DISK - {"cut"}
     few = Terms(600.0, 3.0, 20.0, ["e0"], kinds=tuple(kinds))
     assert {act.kind for act in schedule(1, few)} == kinds
@@ -69,7 +69,7 @@ def series(grows, noise=0.0, seed=1):
     ],
     ids=["constant", "noise", "a slow leak in noise", "a peak at the end", "grown into its size", "less", "steps"],
 )  # fmt: skip
-def test_flat_is_told_from_growing(points, flat):
+def test_a_flat_series_is_distinguished_from_a_growing_one(points, flat):
     assert is_flat(trend(points), allowance=8.0) is flat
 
 
@@ -77,7 +77,7 @@ def test_a_few_points_have_no_trend():
     assert trend([(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]) is None
 
 
-def test_a_process_that_is_started_anew_begins_its_series_anew(tmp_path):
+def test_a_restarted_process_begins_a_new_series(tmp_path):
     samples = Samples()
     (tmp_path / ".syncd").mkdir()
     for at in range(3):
@@ -88,7 +88,7 @@ def test_a_process_that_is_started_anew_begins_its_series_anew(tmp_path):
     assert [at for at, _ in samples.series["job", "state_files"]] == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_journal_that_is_never_rotated_is_told():
+def test_a_journal_that_is_never_rotated_is_reported():
     assert report.unbounded({("job", "events_longest"): 1 << 20})
     assert not report.unbounded({("job", "events_longest"): 100.0, ("job", "steps"): 5.0})
 
@@ -108,13 +108,13 @@ LOAD = {"event": "failed", "pair": [1, 5], "began": 100.0, "ended": 101.0, "byte
     ],
     ids=["cut off in it", "cut off before", "silent until then", "silent long ago", "stopped shortly", "killed"],
 )  # fmt: skip
-def test_which_loads_may_fail(done, may):
+def test_failed_loads_are_excused_only_near_a_fault(done, may):
     assert excused(LOAD, [done], ttl=20.0) is may
     judged = loads_of("e0", [LOAD, LOAD | {"event": "runs"}], [done], 20.0)
     assert (judged.loads, judged.excused, len(judged.wrong)) == (1, int(may), int(not may))
 
 
-def test_two_that_lead_or_publish_at_once_are_told():
+def test_two_concurrent_leaders_or_publishers_are_reported():
     def leads(term):
         return {"event": "leadership_acquired", "term": term}
 
@@ -126,7 +126,7 @@ def test_two_that_lead_or_publish_at_once_are_told():
     assert leaders({"a": [leads(1), published(3)], "b": [leads(2), published(3)]})
 
 
-def test_an_end_that_nobody_asked_for_is_told(tmp_path):
+def test_an_unexpected_exit_of_a_part_is_reported(tmp_path):
     part = Part("p", lambda: ["sh", "-c", "exit 3"], str(tmp_path / "log"), dict(os.environ))
     part.start()
     part.process.wait(20)
@@ -151,7 +151,7 @@ VERSION = {"generation": 1, "step": 5, "term": 2}
         ({"generation": 0, "step": 9}, False),
     ],
 )
-def test_which_version_may_come_after_which(after, allowed):
+def test_the_order_of_versions_is_judged(after, allowed):
     assert (why_not_after(VERSION, VERSION | after) == []) is allowed
     assert why_not_after(None, VERSION) == []
 
@@ -184,16 +184,16 @@ def seen_by_checker(job, *steps):
     return versions
 
 
-def test_whole_versions_in_order_are_fine(job):
+def test_complete_versions_in_order_are_accepted(job):
     versions = seen_by_checker(job, 1, 2, 3)
     assert (versions.wrong, versions.seen) == ([], 3)
 
 
-def test_a_version_that_goes_back_is_told(job):
+def test_a_version_that_decreases_is_reported(job):
     assert seen_by_checker(job, 3, 2).wrong == ["the version went from (1, 3) to (1, 2)"]
 
 
-def test_a_version_that_is_not_whole_is_told(job):
+def test_a_damaged_version_is_reported(job):
     path = f"{job}/global_step_2/actor/model-00001-of-00002.safetensors"
     with open(path, "r+b") as file:
         file.seek(-1, os.SEEK_END)

@@ -52,7 +52,7 @@ def program(call='pending_calls()("list", "/j/x")', **more):
     return [sys.executable, "-c", HANGING.format(call=call, **given)]
 
 
-def test_calls_that_change_something_are_remembered():
+def test_calls_that_may_have_changed_the_job_are_recorded():
     calls = PendingCalls(ManualClock())
     with calls("stat", "/outer"):
         assert not calls.may_have_changed
@@ -62,7 +62,7 @@ def test_calls_that_change_something_are_remembered():
     assert calls.oldest() is None
 
 
-def test_a_cancelled_thread_hears_of_it_at_its_next_call_once():
+def test_a_cancelled_thread_raises_once_at_its_next_call():
     calls = PendingCalls(ManualClock())
     calls.cancel(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt), calls("list", "/j"):
@@ -85,7 +85,7 @@ class Scripted:
         return False
 
 
-def test_a_process_that_was_stopped_and_a_host_that_slept_have_not_waited():
+def test_time_of_a_suspended_process_or_host_does_not_count_as_waiting():
     clock = ManualClock()
     calls = PendingCalls(clock)
     calls.begin("stat", "/a")
@@ -95,7 +95,7 @@ def test_a_process_that_was_stopped_and_a_host_that_slept_have_not_waited():
     assert waits[-1].elapsed == pytest.approx(3600.5)
 
 
-def test_each_call_is_waited_for_by_itself():
+def test_each_call_has_its_own_waiting_time():
     clock = ManualClock()
     calls = PendingCalls(clock)
     calls.begin("stat", "/a")
@@ -105,7 +105,7 @@ def test_each_call_is_waited_for_by_itself():
     assert [(wait.call.path, wait.waited) for wait in watching] == [("/b", 0.0), ("/b", pytest.approx(0.3))]
 
 
-def test_a_large_file_is_noted_piece_by_piece_and_its_sync_is_given_time(tmp_path):
+def test_each_piece_of_a_large_write_and_its_sync_has_its_own_allowance(tmp_path):
     clock = ManualClock()
     calls, ages, last = PendingCalls(clock), [], []
 
@@ -131,7 +131,7 @@ def test_a_large_file_is_noted_piece_by_piece_and_its_sync_is_given_time(tmp_pat
         ("step {step} is pinned", True, "(list); it is not known whether step 7 is pinned"),
     ],
 )
-def test_the_error_of_a_stalled_verb_says_what_is_not_known(changes, changed, said):
+def test_the_error_of_a_stalled_verb_names_what_is_unknown(changes, changed, said):
     wait = CallWait(DiskCall("list", "/j/x", 0.0), 10.0, 10.0, 11.0)
     error = MountVerb("pin", changes=changes)._stuck({"step": 7, "job": "/j"}, wait, changed=changed)
     assert error.message.startswith("the mount has not answered for 10 s, since ")
@@ -140,7 +140,7 @@ def test_the_error_of_a_stalled_verb_says_what_is_not_known(changes, changed, sa
     assert ("syncd status /j" in error.hint) == ("not known" in said)
 
 
-def test_a_stalled_verb_ends_with_74_and_keeps_what_it_has_printed():
+def test_a_stalled_verb_exits_with_74_and_keeps_its_output():
     began = time.monotonic()
     done = subprocess.run(
         program(), capture_output=True, text=True, timeout=LONG, check=False, env=environment()
@@ -160,7 +160,7 @@ def test_a_stalled_verb_ends_with_74_and_keeps_what_it_has_printed():
         (signal.SIGHUP, True, 129, "cleaned up"),
     ],
 )
-def test_a_signal_ends_a_verb_and_what_is_unfinished_is_removed(number, cleans_up, code, printed):
+def test_a_signal_ends_a_verb_after_its_clean_up(number, cleans_up, code, printed):
     line = program("nullcontext()", flush=True, sleep=0.05, cleans_up=cleans_up)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(line, text=True, env=environment(), **pipes) as process:
@@ -171,7 +171,7 @@ def test_a_signal_ends_a_verb_and_what_is_unfinished_is_removed(number, cleans_u
     assert ("cleaned up" in out) == (printed == "cleaned up")
 
 
-def test_ctrl_c_ends_a_verb_whose_call_does_not_return():
+def test_ctrl_c_ends_a_verb_with_a_hung_call():
     line = program(flush=True, patience=600)
     with subprocess.Popen(
         line, text=True, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -183,7 +183,7 @@ def test_ctrl_c_ends_a_verb_whose_call_does_not_return():
     assert "the mount has not answered for" in err
 
 
-def test_an_ignored_sigint_stays_ignored():
+def test_a_verb_keeps_sigint_ignored():
     line = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *program(flush=True, patience=2)]
     with subprocess.Popen(
         line, text=True, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -194,7 +194,7 @@ def test_an_ignored_sigint_stays_ignored():
     assert process.returncode == 74
 
 
-def test_work_runs_in_a_thread_and_its_error_is_raised_by_whoever_asks_for_the_result():
+def test_a_worker_thread_raises_its_error_when_the_result_is_read():
     ended = []
     work = WorkerThread(lambda: 5, ended=lambda: ended.append(True))
     work.start()

@@ -43,7 +43,7 @@ def test_code_lines_are_neither_blank_nor_comments_nor_docstrings(sources):
     }
 
 
-def test_imports_give_circles_shared_names_and_single_importers(sources):
+def test_structure_finds_circles_shared_names_and_single_importers(sources):
     figures = structure.measure(sources)
     assert figures["product files"] == 6
     assert figures["code lines"] == 14

@@ -53,18 +53,18 @@ def read(**changes) -> Version | None:
 
 
 @given(VERSIONS)
-def test_a_version_comes_back(version):
+def test_a_version_round_trips(version):
     assert version_from(decode(encode_version(version), "/a")) == version
 
 
 @given(VERSIONS, st.text())
-def test_only_a_remote_version_may_be_anywhere(version, uri):
+def test_a_remote_version_may_have_any_uri(version, uri):
     remote = replace(version, kind="remote", path=uri)
     assert version_from(decode(encode_version(remote), "/a")) == remote
 
 
 @pytest.mark.parametrize("path", ["", "/abs", "../up", "a/../b", "a//b", ".", "a\n", "x" * 300])
-def test_a_path_outside_the_job_is_refused(path):
+def test_a_version_path_outside_the_job_is_refused(path):
     with pytest.raises(CorruptDataError, match="path"):
         read(path=path)
 
@@ -92,16 +92,16 @@ def test_a_path_outside_the_job_is_refused(path):
         {"term": "1"},
     ],
 )
-def test_nonsense_is_refused(changes):
+def test_a_version_with_invalid_fields_is_refused(changes):
     with pytest.raises(CorruptDataError):
         read(**changes)
 
 
-def test_before_the_first_publish_there_is_none():
+def test_before_the_first_publish_the_version_is_none():
     assert read_version(memory_job()) is None
 
 
-def test_a_damaged_version_is_none_where_the_caller_reads_again_and_a_newer_protocol_is_refused():
+def test_read_version_or_none_is_none_if_damaged_and_refuses_later_protocols():
     job = memory_job()
     assert read_version_or_none(job) is None
     job.disk.files[job.version] = b"{"
@@ -113,7 +113,7 @@ def test_a_damaged_version_is_none_where_the_caller_reads_again_and_a_newer_prot
         read_version_or_none(job)
 
 
-def test_optional_fields_may_be_missing():
+def test_optional_version_fields_may_be_missing():
     job = memory_job()
     needed = ("generation", "step", "kind", "path", "digest", "published_at")
     job.disk.files[job.version] = encode({key: DOCUMENT[key] for key in needed})
@@ -121,7 +121,7 @@ def test_optional_fields_may_be_missing():
 
 
 @given(PAIRS, PAIRS)
-def test_the_generation_comes_before_the_step(one, other):
+def test_pairs_are_ordered_by_generation_then_step(one, other):
     first, second = (Version(*pair, "weights", "a", "").pair for pair in (one, other))
     older = one[0] < other[0] or (one[0] == other[0] and one[1] < other[1])
     assert (first < second) == older
@@ -129,13 +129,13 @@ def test_the_generation_comes_before_the_step(one, other):
 
 
 @given(PAIRS, PAIRS, PAIRS)
-def test_pairs_are_in_one_order(one, two, three):
+def test_pairs_are_totally_ordered(one, two, three):
     low, middle, high = sorted([one, two, three])
     assert low <= middle <= high
     assert low <= high
 
 
 @given(st.none() | PAIRS)
-def test_a_pair_comes_back(pair):
+def test_a_pair_round_trips(pair):
     fields = decode(encode({"pair": pair_document(pair)}), "/a")
     assert pair_from(fields.optional_record("pair")) == pair

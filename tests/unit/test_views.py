@@ -48,7 +48,7 @@ def shown(renderable, width=160):
     return console.file.getvalue()
 
 
-def test_an_empty_job(job, clock):
+def test_the_status_of_an_empty_job_says_nothing_is_published(job, clock):
     document = data.status(JobViewer(job, clock).read())
     assert document["version"] is None
     assert document["daemon"] is None
@@ -64,19 +64,19 @@ def test_an_empty_job(job, clock):
     assert "nothing is published yet" in shown(table.status(document))
 
 
-def test_a_missing_job_is_an_error(tmp_path, clock):
+def test_viewing_a_missing_job_raises(tmp_path, clock):
     with pytest.raises(JobMissingError):
         JobViewer(Job.at(tmp_path / "none"), clock).read()
 
 
-def test_looking_writes_nothing(job, clock):
+def test_viewing_a_job_writes_nothing(job, clock):
     write_step(job, 1)
     before = sorted(os.walk(job.root))
     data.status(JobViewer(job, clock).read())
     assert sorted(os.walk(job.root)) == before
 
 
-def test_what_is_published_and_filling(job, clock):
+def test_status_shows_the_published_and_the_filling_step(job, clock):
     write_step(job, 5, world_size=2)
     publish(job, clock, 5, previous=(1, 3))
     writer = StepWriter(job, 6, 4, "a")
@@ -94,7 +94,7 @@ def test_what_is_published_and_filling(job, clock):
     assert "3/4" in text
 
 
-def test_one_look_cannot_tell_who_lives(job, clock):
+def test_a_single_reading_leaves_liveness_unknown(job, clock):
     explorer(job, clock, "e0")
     document = data.status(JobViewer(job, clock).read())
     (module,) = document["explorers"]
@@ -105,7 +105,7 @@ def test_one_look_cannot_tell_who_lives(job, clock):
     assert "one reading cannot tell" in text
 
 
-def test_a_heartbeat_that_changes_is_life_and_silence_is_death(job, clock):
+def test_a_changing_heartbeat_is_alive_and_a_silent_one_dead(job, clock):
     beating, silent = explorer(job, clock, "beating"), explorer(job, clock, "silent", leases=(3,))
     looker = JobViewer(job, clock)
     looker.read()
@@ -122,7 +122,7 @@ def test_a_heartbeat_that_changes_is_life_and_silence_is_death(job, clock):
     assert looker.read().hearts["explorer/silent"] is Heart.ALIVE
 
 
-def test_who_came_while_looking_lives(job, clock):
+def test_a_module_that_appears_between_readings_is_alive(job, clock):
     looker = JobViewer(job, clock)
     looker.read()
     clock.at += 1
@@ -130,14 +130,14 @@ def test_who_came_while_looking_lives(job, clock):
     assert looker.read().hearts == {"explorer/new": Heart.ALIVE}
 
 
-def test_who_has_said_goodbye_has_left(job, clock):
+def test_a_stopped_module_is_shown_as_left(job, clock):
     explorer(job, clock, "gone", status=RunningStatus.STOPPED)
     document = data.status(JobViewer(job, clock).read())
     assert (document["explorers"][0]["heart"], document["explorers"][0]["alive"]) == ("left", False)
     assert not [item for item in document["problems"] if item["name"] == "dead"]
 
 
-def test_settling_ends_when_all_is_known_and_never_later_than_asked(job, clock):
+def test_read_until_known_ends_early_or_at_its_time_limit(job, clock):
     publisher = explorer(job, clock, "e0")
     started = clock.at
     JobViewer(job, clock).read_until_known(6)
@@ -157,13 +157,13 @@ def test_settling_ends_when_all_is_known_and_never_later_than_asked(job, clock):
     ("process", "heart"),
     [(Process.current(), "alive"), (Process("another-boot", "pid:[1]", 4242, 1), "unknown")],
 )
-def test_a_daemon_of_this_host_is_known_at_once(job, clock, process, heart):
+def test_the_state_of_a_daemon_on_this_host_is_known_at_once(job, clock, process, heart):
     Candidate(job, clock, process=process).claim()
     document = data.status(JobViewer(job, clock).read())
     assert (document["daemon"]["heart"], document["daemon"]["term"]) == (heart, 1)
 
 
-def test_a_daemon_that_has_ended_or_left(job, clock):
+def test_an_ended_daemon_is_dead_and_a_released_one_has_left(job, clock):
     here = Process.current()
     Candidate(job, clock, process=Process(here.boot, here.namespace, 2**22 + 1, 5)).claim()
     document = data.status(JobViewer(job, clock).read())
@@ -175,7 +175,7 @@ def test_a_daemon_that_has_ended_or_left(job, clock):
     assert data.status(JobViewer(job, clock).read())["daemon"]["heart"] == "left"
 
 
-def test_a_daemon_on_another_host_that_stands_still_is_dead(job, clock):
+def test_a_silent_daemon_on_another_host_is_dead(job, clock):
     Candidate(job, clock, process=Process("another-boot", "pid:[1]", 4242, 1)).claim()
     looker = JobViewer(job, clock)
     looker.read()
@@ -185,7 +185,7 @@ def test_a_daemon_on_another_host_that_stands_still_is_dead(job, clock):
     assert look.lead.heart is Heart.DEAD
 
 
-def test_damage_is_said(job, clock):
+def test_damaged_steps_and_presences_are_problems(job, clock):
     write_step(job, 1)
     publish(job, clock, 1)
     os.truncate(f"{job.step(1)}/actor/model-00001-of-00001.safetensors", 3)
@@ -196,7 +196,7 @@ def test_damage_is_said(job, clock):
     assert {"damaged_step", "published_step", "explorer/torn"} <= names
 
 
-def test_steps_say_why_each_is_kept(job, clock):
+def test_each_step_is_listed_with_the_rule_that_keeps_it(job, clock):
     for step in (1, 2, 3):
         write_step(job, step, full=step == 1)
     publish(job, clock, 3, previous=(1, 2))
@@ -216,14 +216,14 @@ def test_steps_say_why_each_is_kept(job, clock):
     assert len(text.splitlines()) == 4
 
 
-def test_what_others_wrote_steers_no_terminal_and_is_no_markup(job, clock):
+def test_presence_text_cannot_inject_control_characters_or_markup(job, clock):
     explorer(job, clock, "e0", host="[red]\x1b[2Jevil[/nope]", pid=7)
     text = shown(table.status(data.status(JobViewer(job, clock).read())))
     assert "\x1b" not in text
     assert "[red]?[2Jevil[/nope]:7" in text
 
 
-def test_many_explorers_are_cut_and_the_worst_come_first(job, clock):
+def test_many_explorers_are_cut_with_the_worst_first(job, clock):
     write_step(job, 9)
     publish(job, clock, 9)
     for number in range(20):
@@ -244,7 +244,7 @@ def test_json_is_one_line_with_a_schema_version(job, clock):
     ("count", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 40, "5.0 TiB"), (1 << 60, "1024.0 PiB")],
 )
-def test_sizes(count, text):
+def test_sizes_are_shown_with_their_unit(count, text):
     assert table.size(count) == text
 
 
@@ -252,5 +252,5 @@ def test_sizes(count, text):
     ("seconds", "text"),
     [(0.4, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3700, "1 h 1 min"), (200000, "2 d 7 h")],
 )
-def test_ages(seconds, text):
+def test_ages_are_shown_with_their_unit(seconds, text):
     assert table.age(seconds) == text

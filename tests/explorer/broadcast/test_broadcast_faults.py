@@ -73,7 +73,7 @@ def check(processes, names, generations=(1,)):
 @pytest.mark.fault("two explorers break the broadcast")
 @pytest.mark.fault("a failed broadcast still advances the version")
 @pytest.mark.parametrize(("number", "fault"), list(enumerate(drawn())))
-def test_a_broadcast_that_breaks_off_leaves_the_step_to_files(processes, record_line, number, fault):
+def test_a_failed_broadcast_falls_back_to_files(processes, record_line, number, fault):
     side, phase, name, place = fault
     text = f"{phase}:{name}:{place}"
     if side == "explorer":
@@ -151,7 +151,7 @@ def ip(*arguments):
     subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
 
 
-def test_a_link_that_is_cut_leaves_the_step_to_files(processes, apart):
+def test_a_cut_network_link_falls_back_to_files(processes, apart):
     """The member is held in the midst of a broadcast, and goes on with the link cut: only files reach it."""
     program = [sys.executable, f"{HERE}/programs/receive.py", processes.job, "e0", "fixed", str(STEPS)]
     with open(f"{processes.job}.e0.log", "wb") as log:
@@ -176,7 +176,7 @@ def test_a_link_that_is_cut_leaves_the_step_to_files(processes, apart):
     assert {way for step, way in processes.result("e0")["ways"] if step > 1} == {"files"}
 
 
-def test_a_model_of_another_shape_takes_its_steps_from_files(processes):
+def test_a_model_of_another_shape_gets_its_steps_from_files(processes):
     """It refuses before a byte is sent, every time; the trainer leaves it alone more and more."""
     processes.explorer("e0", "fixed", 2, "shape:SIGKILL:1", "end")
     processes.trainer("fixed", 2, 1, "", TIMEOUT)

@@ -31,7 +31,7 @@ def until(condition):
         time.sleep(0.005)
 
 
-def test_a_root_that_stands_still_is_not_waited_for_beyond_the_deadline():
+def test_joining_a_silent_trainer_times_out_and_leaves_nothing_open():
     gc.disable()  # what is left must go by itself
     try:
         before = len(os.listdir("/proc/self/fd"))
@@ -52,14 +52,14 @@ def joined(port, goes_on=lambda: True):
     return ProcessGroup.join(offer, "e0", Deadline(SystemClock(), LONG), torch.device("cpu"), goes_on)
 
 
-def test_a_root_that_is_gone_is_not_waited_for():
+def test_joining_a_trainer_that_is_gone_fails_at_once():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     with pytest.raises(GroupError, match="refused"):
         joined(port)
 
 
-def test_a_round_that_the_trainer_has_given_up_is_not_joined():
+def test_joining_stops_if_the_trainer_gave_up_the_round():
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(GroupError, match="gave up"):
         joined(silent.getsockname()[1], lambda: False)
     until(lambda: not joining())
@@ -75,7 +75,7 @@ class Group:
         self.aborted.set()
 
 
-def test_what_is_made_too_late_is_aborted():
+def test_a_group_created_after_the_deadline_is_aborted():
     group, go = Group(), threading.Event()
 
     def make():
@@ -89,7 +89,7 @@ def test_what_is_made_too_late_is_aborted():
     assert group.aborted.wait(LONG)
 
 
-def test_what_is_made_in_time_is_returned_and_what_fails_is_raised():
+def test_a_group_created_in_time_is_returned_and_errors_are_raised():
     group = Group()
     assert make_in_time(lambda: group, Deadline(SystemClock(), LONG)) is group
     with pytest.raises(ZeroDivisionError):

@@ -123,9 +123,7 @@ def check(processes, names, steps=STEPS):
 
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("style", ["fixed", "trainer_driven", "explorer_driven", "fully_async"])
-def test_ready_explorers_take_part_and_say_truly_what_made_their_experiences(
-    processes, scene, style, members
-):
+def test_ready_explorers_join_broadcasts_and_label_experiences_correctly(processes, scene, style, members):
     names = scene(style, members)
     trained = check(processes, names)
     for name in names:
@@ -143,7 +141,7 @@ def test_ready_explorers_take_part_and_say_truly_what_made_their_experiences(
 
 
 @pytest.mark.fault("two explorers break the broadcast")
-def test_one_that_is_killed_in_the_midst_leaves_the_step_to_files_for_the_others(processes, scene):
+def test_an_explorer_killed_in_a_broadcast_leaves_the_step_to_files(processes, scene):
     names = scene("fixed", 3, "confirming:SIGKILL:2")
     assert processes.all["e0"].wait(LONG) == -signal.SIGKILL
     trained = check(processes, names[1:])
@@ -157,7 +155,7 @@ def test_one_that_is_killed_in_the_midst_leaves_the_step_to_files_for_the_others
         assert "1.1" in heard(processes, name, "broadcast_received")
 
 
-def test_auto_measures_each_way_and_then_takes_the_fastest(processes, scene, shm):
+def test_auto_measures_each_method_and_then_uses_the_fastest(processes, scene, shm):
     """All three ways bring the same weights, and experiences name the right version whichever way it came."""
     names = scene("fixed", 1, method="auto", memory=shm, steps=5)
     trained = check(processes, names, 5)

@@ -41,7 +41,7 @@ def check(processes, names):
     return trained
 
 
-def test_all_take_nccl_where_each_has_a_gpu_of_its_own(processes):
+def test_nccl_is_used_if_each_process_has_its_own_gpu(processes):
     names = ["e0", "e1"]
     start(processes, names)
     check(processes, names)
@@ -60,7 +60,7 @@ def test_all_take_nccl_where_each_has_a_gpu_of_its_own(processes):
     assert all("backend=nccl" in line for line in formed)
 
 
-def test_where_nccl_fails_the_step_goes_through_files_and_the_next_one_over_gloo(processes):
+def test_after_nccl_fails_the_step_uses_files_and_the_next_uses_gloo(processes):
     """It fails on a member; the trainer gives its own group up within its time."""
     names = ["e0", "e1"]
     start(processes, names, failing="e1", timeout="8")

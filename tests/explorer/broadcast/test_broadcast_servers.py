@@ -69,7 +69,7 @@ def test_a_server_runs_each_version_before_its_files_are_published(processes, be
     assert found["updates"] >= STEPS
 
 
-def test_a_server_is_loaded_while_it_works(processes, begin_from, engine):
+def test_a_server_receives_broadcasts_while_it_generates(processes, begin_from, engine):
     """Rollouts that a version came into are of none: they are vouched for by all versions that they name."""
     server = engine("sglang")
     begin(processes, begin_from, server, "fully_async")
@@ -82,7 +82,7 @@ def test_a_server_is_loaded_while_it_works(processes, begin_from, engine):
 
 @pytest.mark.fault("an exception between pause and resume leaves an engine paused")
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
-def test_what_a_server_does_not_take_comes_through_files_and_the_next_broadcast_again(
+def test_a_broadcast_refused_by_the_server_comes_by_files_and_the_next_succeeds(
     processes, begin_from, engine, kind
 ):
     server = engine(kind)
@@ -94,9 +94,7 @@ def test_what_a_server_does_not_take_comes_through_files_and_the_next_broadcast_
     assert heard(processes, "e0", "broadcast_received") == ["1.1", "1.3"]
 
 
-def test_the_first_version_of_all_that_breaks_off_leaves_the_server_to_its_files(
-    processes, begin_from, engine
-):
+def test_a_failed_first_broadcast_is_replaced_by_files(processes, begin_from, engine):
     server = engine("sglang")
     server.break_at("update", "refuse", 0)
     begin(processes, begin_from, server, "fixed")
@@ -104,9 +102,7 @@ def test_the_first_version_of_all_that_breaks_off_leaves_the_server_to_its_files
     assert heard(processes, "e0", "version_applied")[0] == "1.1"
 
 
-def test_a_server_that_is_killed_in_the_midst_is_loaded_from_files_once_it_is_back(
-    processes, begin_from, engine
-):
+def test_a_server_killed_during_a_broadcast_loads_files_after_its_restart(processes, begin_from, engine):
     server = engine("sglang")
     server.break_at("update", "SIGKILL", 1)
     begin(processes, begin_from, server, "fixed")
@@ -118,7 +114,7 @@ def test_a_server_that_is_killed_in_the_midst_is_loaded_from_files_once_it_is_ba
     assert "1.2" in heard(processes, "e0", "version_applied")
 
 
-def test_a_server_that_is_killed_in_the_last_version_takes_it_once_it_is_back(processes, begin_from, engine):
+def test_a_server_killed_during_the_last_broadcast_loads_it_after_restart(processes, begin_from, engine):
     server = engine("sglang")
     server.break_at("update", "SIGKILL", STEPS - 1)
     begin(processes, begin_from, server, "fixed")

@@ -28,8 +28,8 @@ class SglangRealBed(RealBed):
     cannot: ClassVar = {
         "label before commit": "SGLang takes weights and version in one request",
         "fail_commit": "nothing makes real SGLang fail there at will",
-        "gone": "a start takes a minute: test_a_restarted_engine_comes_to_the_newest_version has it",
-        "restart": "a start takes a minute: test_a_restarted_engine_comes_to_the_newest_version has it",
+        "gone": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
+        "restart": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
     }
 
     def __enter__(self):

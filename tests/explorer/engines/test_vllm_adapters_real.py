@@ -101,7 +101,7 @@ class TestContract(HookContract):
             yield bed
 
 
-def test_each_name_answers_with_its_own_weights(bed, record_line):
+def test_each_adapter_name_answers_with_its_own_weights(bed, record_line):
     hook, targets, took = bed.open(), [bed.target((1, step)) for step in range(1, 9)], []
     for target in targets:
         before = time.monotonic()
@@ -125,7 +125,7 @@ def streaming(bed, name, count):
     return thread, answered
 
 
-def test_an_adapter_that_a_request_uses_stays_until_the_request_has_ended(bed):
+def test_an_adapter_in_use_stays_loaded_until_its_request_ends(bed):
     hook = bed.open()
     load(hook, bed.target((1, 1)))
     thread, answered = streaming(bed, "policy-1.1", 450)
@@ -142,7 +142,7 @@ def test_an_adapter_that_a_request_uses_stays_until_the_request_has_ended(bed):
     assert bed.listed() == ["policy", "policy-1.4", "policy-1.5", "policy-1.6"]
 
 
-def test_a_request_goes_on_with_an_adapter_that_is_taken_back(bed):
+def test_a_request_finishes_on_an_adapter_that_was_rolled_back(bed):
     hook, good = bed.open(), bed.target((1, 1))
     load(hook, good)
     load(hook, bed.target((1, 2)))
@@ -153,7 +153,7 @@ def test_a_request_goes_on_with_an_adapter_that_is_taken_back(bed):
     assert answered == [300]
 
 
-def test_an_adapter_of_a_higher_rank_is_not_loaded_and_the_old_one_goes_on(bed):
+def test_an_adapter_above_max_lora_rank_is_refused_and_the_old_one_stays(bed):
     hook, good = bed.open(), bed.target((1, 1))
     load(hook, good)
     wrong = bed.target((1, 2))

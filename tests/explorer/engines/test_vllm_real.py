@@ -45,7 +45,7 @@ class TestVllm(TakesWeights, RealEngineContract):
         yield engine
         engine.kill()
 
-    def test_a_stale_cache_would_have_been_seen(self, bed):
+    def test_a_stale_prefix_cache_is_detected_by_the_comparison(self, bed):
         """The check is worth something: without a reset the same prompt is answered with the old keys and values."""
         target = bed.target((1, 10))
         assert bed.runs(None)

@@ -18,11 +18,11 @@ def ranks(two_ranks, engine):
     return two_ranks(engine)[0]["contract"]
 
 
-def test_counts_its_steps(ranks, engine):
+def test_an_engine_counts_its_steps_from_zero(ranks, engine):
     assert [(found["fresh"], found["steps"]) for found in ranks] == [(0, 4)] * 2
 
 
-def test_figures_are_finite_and_the_same_on_all_ranks_with_the_same_names_in_each_step(ranks, engine):
+def test_metrics_are_finite_and_have_the_same_names_and_values_on_all_ranks(ranks, engine):
     first, second = (found["metrics"] for found in ranks)
     assert first == second
     assert len({tuple(sorted(metrics)) for metrics in first}) == 1
@@ -32,7 +32,7 @@ def test_figures_are_finite_and_the_same_on_all_ranks_with_the_same_names_in_eac
     assert {"actor/pg_loss", "actor/grad_norm", "actor/lr", "reward/mean", "train/tokens"} <= first[0].keys()
 
 
-def test_steps_change_the_weights(ranks, engine):
+def test_training_steps_change_every_weight(ranks, engine):
     start, end = ranks[0]["start"], ranks[0]["end"]
     assert start.keys() == end.keys()
     assert not any(torch.equal(start[name], end[name]) for name in start)
@@ -44,17 +44,17 @@ def test_every_rank_exports_the_same_in_the_same_order(ranks, engine):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_says_what_of_a_row_its_model_can_take(ranks, engine):
+def test_an_engine_reports_the_vocabulary_size_of_its_model(ranks, engine):
     assert [found["limits"].vocabulary for found in ranks] == [64 if engine == "tests.tiny" else 61] * 2
 
 
-def test_tied_names_are_names_of_the_export(ranks, engine):
+def test_tied_names_are_a_subset_of_the_exported_names(ranks, engine):
     found = ranks[0]
     assert set(found["tied"]) < set(found["end"])
     assert found["tied"] == (["lm_head.weight"] if engine == "tests.tiny" else [])
 
 
-def test_goes_on_bit_for_bit_from_what_it_saved(ranks, engine):
+def test_training_resumes_bit_for_bit_from_a_checkpoint(ranks, engine):
     for found in ranks:
         assert found["again"] == found["metrics"][2:]
         assert all(torch.equal(found["end"][name], found["end again"][name]) for name in found["end"])
@@ -62,7 +62,7 @@ def test_goes_on_bit_for_bit_from_what_it_saved(ranks, engine):
         assert len(found["files"]) >= 2
 
 
-def test_another_number_of_ranks_is_refused_with_both_numbers(one_rank, engine):
+def test_a_checkpoint_of_another_world_size_is_refused_naming_both_sizes(one_rank, engine):
     ((kind, message, hint),) = one_rank(engine)["other_ranks"]
     assert kind in ("ConfigError", "CorruptDataError")
     assert "2 ranks" in message
@@ -70,25 +70,25 @@ def test_another_number_of_ranks_is_refused_with_both_numbers(one_rank, engine):
     assert "trainer export" in hint
 
 
-def test_state_that_is_cut_off_is_refused_on_all_ranks(two_ranks, engine):
+def test_a_truncated_training_state_is_refused_on_all_ranks(two_ranks, engine):
     refusals = two_ranks(engine)[0]["cut_off"]
     assert [kind for kind, _, _ in refusals] == ["CorruptDataError"] * 2
 
 
-def test_log_probs_are_of_the_response_and_the_same_on_all_ranks(ranks, engine):
+def test_log_probs_cover_the_response_and_are_equal_on_all_ranks(ranks, engine):
     first, second = (found["log_probs"] for found in ranks)
     assert [len(row) for row in first] == [7, 4, 6, 2, 2, 3, 4, 8, 8, 8]
     assert all(row.dtype == torch.float32 and (row < 0).all() for row in first)
     assert all(map(torch.equal, first, second))
 
 
-def test_companions_are_files(ranks, engine):
+def test_companion_files_are_bytes_and_include_the_model_config(ranks, engine):
     found = ranks[0]["companions"]
     assert all(isinstance(content, bytes) for content in found.values())
     assert json.loads(found["config.json"])["architectures"]
 
 
-def test_hands_its_weights_out_through_memory(two_ranks, engine):
+def test_an_engine_sends_its_weights_through_memory(two_ranks, engine):
     """Both ranks write one copy with the digests of the step, which goes when the engine does."""
     found = two_ranks(engine)[0].get("remembered")
     if found is None:

@@ -41,7 +41,7 @@ class Threads:
         return self.gather(value)[0]
 
 
-def test_no_rank_walks_over_the_files_of_another_that_is_not_done(tmp_path, monkeypatch):
+def test_a_rank_waits_to_sync_files_until_all_ranks_have_written_theirs(tmp_path, monkeypatch):
     """Some engines write more than belongs there and take it away again: verl's, on its first rank."""
     (tmp_path / "job").mkdir()
     config, told = configured("none", tmp_path / "job"), []
@@ -75,7 +75,7 @@ def test_no_rank_walks_over_the_files_of_another_that_is_not_done(tmp_path, monk
     assert told == ["written", "written", "synced", "synced"]
 
 
-def test_a_save_that_fails_once_training_is_further_leaves_no_attempt(tmp_path, monkeypatch):
+def test_a_save_that_fails_in_the_background_removes_its_attempt(tmp_path, monkeypatch):
     """A disk that is full needs the room back, and only the next save notices that this one failed."""
     (tmp_path / "job").mkdir()
 

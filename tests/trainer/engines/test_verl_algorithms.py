@@ -250,25 +250,25 @@ def agrees(found, loss, gradients):
     assert flat(found["gradients"]) == pytest.approx(flat(gradients), rel=1e-3, abs=1e-6)
 
 
-def test_the_batch_shows_what_it_should():
+def test_the_sample_batch_has_varied_lengths_masked_tokens_and_two_weights():
     assert len({len(mask) for mask in MASKS}) > 3
     assert any(0 in mask for mask in MASKS)
     assert len(set(BATCH.weights)) == 2
 
 
-def test_every_listed_algorithm_is_computed(computed):
+def test_results_exist_for_every_listed_algorithm(computed):
     assert set(computed["found"]) == set(ALL)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_advantages_are_those_of_the_formula(computed, name):
+def test_advantages_match_the_formula(computed, name):
     found = computed["found"][name]["advantages"]
     assert flat(found) == pytest.approx(flat(advantages(name)), rel=1e-4, abs=2e-5)
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("split", ["whole", "micro-batches", "two ranks"])
-def test_loss_and_gradient_are_those_of_the_formula(computed, name, split):
+def test_loss_and_gradient_match_the_formula(computed, name, split):
     found = computed["found"][name][split]
     assert sorted(flat(found["parts"])) == list(range(len(MASKS)))
     assert len(found["parts"]) == {"whole": 1, "micro-batches": 4, "two ranks": 4}[split]
@@ -276,7 +276,7 @@ def test_loss_and_gradient_are_those_of_the_formula(computed, name, split):
 
 
 @pytest.mark.parametrize("split", ["whole", "micro-batches", "two ranks"])
-def test_examples_are_learnt_by_their_mean_log_likelihood(computed, split):
+def test_sft_loss_is_the_mean_negative_log_likelihood(computed, split):
     now, found = computed["sft"]["now"], computed["sft"]["splits"][split]
     count = len(flat(now))
     agrees(found, -sum(flat(now)) / count, [[-1 / count] * len(row) for row in now])
@@ -284,7 +284,7 @@ def test_examples_are_learnt_by_their_mean_log_likelihood(computed, split):
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("threshold", [2.0, "0.5_2.0"])
-def test_rollout_correction_weighs_each_token(computed, level, threshold):
+def test_rollout_correction_weights_match_the_formula(computed, level, threshold):
     given, found = computed["given"], computed["corrected"][level, threshold]
     rows = []
     for old, recorded, mask in zip(given["old"], given["recorded"], MASKS, strict=True):

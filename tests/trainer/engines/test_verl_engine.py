@@ -27,7 +27,7 @@ def same(found, expected, tolerance=1e-5):
         assert (found[name] - gradient).norm() <= tolerance * gradient.norm(), name
 
 
-def test_gradients_are_those_of_the_formula(one):
+def test_gradients_match_the_formula(one):
     (found,), (expected,) = one["same_gradients"], one["expected_gradients"]
     assert set(expected) == {"token-mean", "entropy", "sft", "mixed"}
     for name, gradients in expected.items():
@@ -51,7 +51,7 @@ def test_a_rollout_of_several_segments_counts_once(one, two):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("directory", [".", "huggingface"])
-def test_a_written_step_is_the_model_that_was_trained(two, dtype, tolerance, directory):
+def test_transformers_loads_a_saved_step_with_the_trained_log_probs(two, dtype, tolerance, directory):
     transformers = pytest.importorskip("transformers")
     path, expected = two["published"][0][dtype]
     place = os.path.join(path, directory)
@@ -65,7 +65,7 @@ def test_a_written_step_is_the_model_that_was_trained(two, dtype, tolerance, dir
         torch.testing.assert_close(found[row.prompt_length - 1 :], wanted, rtol=0, atol=tolerance)
 
 
-def test_gradients_do_not_depend_on_ranks_and_micro_batches(one, two):
+def test_gradients_are_independent_of_ranks_and_micro_batches(one, two):
     (alone,) = one["same_gradients"]
     assert len(alone) == 21
     for together in two["same_gradients"]:
@@ -74,14 +74,14 @@ def test_gradients_do_not_depend_on_ranks_and_micro_batches(one, two):
             same(alone[name, budget][0], alone[name, "eight"][0])
 
 
-def test_figures_do_not_depend_on_ranks_and_micro_batches(one, two):
+def test_metrics_are_independent_of_ranks_and_micro_batches(one, two):
     (alone,) = one["same_gradients"]
     for together in two["same_gradients"]:
         for (name, budget), (_, metrics) in together.items():
             assert metrics == pytest.approx(alone[name, "eight"][1], rel=1e-4, abs=1e-6), (name, budget)
 
 
-def test_figures_are_of_the_batch(one):
+def test_metrics_describe_the_batch(one):
     metrics = one["same_gradients"][0]["mixed", "three"][1]
     assert 0 <= metrics["reward/min"] < metrics["reward/mean"] < metrics["reward/max"] <= 1
     assert 0.1 < metrics["rollout/logprob_diff_mean"] < metrics["rollout/logprob_diff_max"] < 2
@@ -90,7 +90,7 @@ def test_figures_are_of_the_batch(one):
     assert metrics["train/tokens"] < metrics["response/tokens"] + 30
 
 
-def test_several_updates_a_step_with_a_reference_and_a_schedule(one, two):
+def test_several_updates_per_step_give_the_same_metrics_on_one_and_two_ranks(one, two):
     (alone,) = one["many_updates"]
     for metrics in two["many_updates"]:
         for step, its in zip(metrics, alone, strict=True):
@@ -101,7 +101,7 @@ def test_several_updates_a_step_with_a_reference_and_a_schedule(one, two):
     assert first["actor/lr"] > second["actor/lr"] > 0
 
 
-def test_learns_examples_and_rewards(one):
+def test_training_learns_from_examples_and_from_rewards(one):
     (found,) = one["learns"]
     assert found["examples"][-1] < 0.5 * found["examples"][0]
     best = max(range(4), key=found["rewards"].__getitem__)
@@ -110,7 +110,7 @@ def test_learns_examples_and_rewards(one):
 
 
 @pytest.mark.parametrize("model", ["untied", "tied"])
-def test_log_probs_are_those_of_transformers_before_and_after_training(one, model):
+def test_log_probs_match_transformers_before_and_after_training(one, model):
     (found,) = one["plain_log_probs"]
     for when in ("fresh", "trained"):
         ours, plain, dtype = found[model, when]
@@ -120,7 +120,7 @@ def test_log_probs_are_those_of_transformers_before_and_after_training(one, mode
     assert not torch.equal(found[model, "fresh"][0][0], found[model, "trained"][0][0])
 
 
-def test_exports_the_names_of_the_model_and_says_which_are_tied(one):
+def test_an_export_has_the_model_s_names_and_reports_tied_ones(one):
     (found,) = one["plain_log_probs"]
     for model, tied in (("untied", []), ("tied", ["lm_head.weight"])):
         exported, names, repeated = found[model, "names"]
@@ -128,7 +128,7 @@ def test_exports_the_names_of_the_model_and_says_which_are_tied(one):
         assert repeated == tied
 
 
-def test_companions_are_config_and_tokenizer_where_there_is_one(one):
+def test_companion_files_are_the_config_and_the_tokenizer_if_there_is_one(one):
     (found,) = one["plain_log_probs"]
     assert set(found["untied", "files"]) == {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"
@@ -139,7 +139,7 @@ def test_companions_are_config_and_tokenizer_where_there_is_one(one):
     assert config["dtype"] == config["torch_dtype"] == "float32"
 
 
-def test_every_algorithm_estimator_and_loss_takes_a_step(one):
+def test_every_algorithm_estimator_and_loss_completes_a_step(one):
     (found,) = one["every_algorithm"]
     assert len(found) >= 30
     for way, metrics in found:
@@ -147,7 +147,7 @@ def test_every_algorithm_estimator_and_loss_takes_a_step(one):
         assert 1e-3 < metrics["actor/grad_norm"] < 100, way
 
 
-def test_update_of_what_is_not_finite_is_left_out_and_ten_in_a_row_end_the_run(one):
+def test_an_update_that_is_not_finite_is_skipped_and_the_tenth_in_a_row_raises(one):
     (found,) = one["not_finite"]
     assert found["same"]
     assert found["skipped"]["actor/updates_skipped"] == 1
@@ -159,7 +159,7 @@ def test_update_of_what_is_not_finite_is_left_out_and_ten_in_a_row_end_the_run(o
     assert (kind, "not finite" in message, "lr" in hint) == ("CorruptDataError", True, True)
 
 
-def test_computes_in_bfloat16_and_keeps_float32(one):
+def test_a_bfloat16_engine_keeps_float32_parameters(one):
     ((metrics, dtypes),) = one["halves"]
     assert all(map(math.isfinite, metrics.values()))
     assert dtypes == {"torch.float32"}
@@ -196,7 +196,7 @@ REFUSALS = {
 }
 
 
-def test_says_what_it_cannot_do_and_what_to_write_instead(one):
+def test_unsupported_configurations_are_refused_with_a_hint(one):
     (found,) = one["refused"]
     assert found.keys() == REFUSALS.keys()
     for name, (message, hint) in REFUSALS.items():
@@ -206,16 +206,16 @@ def test_says_what_it_cannot_do_and_what_to_write_instead(one):
         assert hint in advice, name
 
 
-def test_nothing_is_left_of_the_locks_of_verl(two, two_ranks):
+def test_verl_leaves_no_lock_files(two, two_ranks):
     found = os.listdir(f"{two_ranks('verl')[1]}/temporary")
     assert [name for name in found if name.endswith(".lock")] == []
 
 
-def test_ray_never_runs(one, two):
+def test_ray_is_never_started(one, two):
     assert one["no_ray"] == [(False, [])]
     assert two["no_ray"] == [(False, [])] * 2
 
 
-def test_processors_are_a_platform_of_verl_and_nothing_is_said(one, two):
+def test_the_cpu_platform_of_verl_runs_without_warnings(one, two):
     assert two["platform"] == ['["cpu", "gloo"]'] * 2
     assert not any("WARN" in said or "Warning" in said for said in two["said"])

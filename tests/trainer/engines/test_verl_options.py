@@ -46,7 +46,7 @@ def accepted(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_every_field_of_the_actor_is_used_or_refused(one, loss):
+def test_every_actor_field_is_used_or_refused(one, loss):
     names = one["fields"][0]["algorithm"]
     assert len(names) > 50
     assert accepted(loss) <= names, "verl has all that is accepted"
@@ -61,7 +61,7 @@ def test_every_field_of_the_actor_is_used_or_refused(one, loss):
         assert all(name in problem.text for problem in found), found
 
 
-def test_every_option_that_is_accepted_changes_the_loss(one):
+def test_every_accepted_option_changes_the_loss(one):
     effects = one["effects"][0]
     for loss in LOSSES:
         measured = accepted(loss) - {"calculate_entropy"}
@@ -71,7 +71,7 @@ def test_every_option_that_is_accepted_changes_the_loss(one):
             assert usual != other, (loss, name)
 
 
-def test_losses_read_of_verl_s_tables_what_the_table_says(one):
+def test_each_loss_reads_the_options_that_its_table_lists(one):
     clips = {"clip_ratio", "clip_ratio_low", "clip_ratio_high"}
     beside = {"global_batch_info", "policy_loss", *clips}
     for loss, found in one["reads"][0].items():
@@ -79,13 +79,13 @@ def test_losses_read_of_verl_s_tables_what_the_table_says(one):
         assert bool(found & clips) == bool(LOSSES[loss].clip), loss
 
 
-def test_keys_that_are_refused_for_an_algorithm_change_nothing_of_it_and_the_others_do(one):
+def test_keys_that_an_algorithm_refuses_do_not_change_its_result(one):
     found = one["keys_matter"][0]
     assert found["norm_advantage"] == NORMALISED
     assert found["loss_agg_mode"] == {name for name, loss in LOSSES.items() if loss.has_modes}
 
 
-def test_options_beside_the_loss_change_the_figures_of_a_step(one):
+def test_entropy_and_correction_options_change_the_metrics_of_a_step(one):
     found = one["through_the_engine"][0]["metrics"]
     assert "actor/entropy" not in found["rollout"]
     assert found["rollout with entropy"]["actor/entropy"] > 0
@@ -93,7 +93,7 @@ def test_options_beside_the_loss_change_the_figures_of_a_step(one):
     assert 0 < found["corrected"]["rollout/is_weight_mean"] <= 2
 
 
-def test_every_field_of_the_engine_is_read_or_refused(one):
+def test_every_engine_field_is_read_or_refused(one):
     names, read = one["fields"][0]["engine"], one["through_the_engine"][0]["engine"]
     usable = {*OF_ENGINE, *OF_FSDP1}
     assert usable <= names
@@ -110,5 +110,5 @@ def test_every_field_of_the_engine_is_read_or_refused(one):
     assert set(OF_ENGINE) <= read, "a step with fsdp2 reads them all"
 
 
-def test_the_two_tables_of_losses_agree():
+def test_both_tables_of_losses_list_the_same_options():
     assert set(OF_LOSSES) == {name for loss in LOSSES.values() for name in loss.reads}

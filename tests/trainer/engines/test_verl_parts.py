@@ -33,7 +33,7 @@ lengths = st.lists(st.integers(2, 30), min_size=1, max_size=40)
 
 
 @given(lengths, st.integers(1, 5), st.integers(1, 9))
-def test_ranks_take_each_row_once_and_as_many_as_each_other(sizes, ranks, most):
+def test_ranks_get_each_row_once_and_equally_many(sizes, ranks, most):
     found = [row_of(size) for size in sizes]
     shares = [rows.deal(found, range(len(found)), rank, ranks) for rank in range(ranks)]
     assert sorted(slot for share in shares for slot in share if slot is not None) == list(range(len(found)))
@@ -47,7 +47,7 @@ def test_ranks_take_each_row_once_and_as_many_as_each_other(sizes, ranks, most):
 
 
 @given(lengths)
-def test_ranks_have_about_as_many_tokens(sizes):
+def test_ranks_get_about_equally_many_tokens(sizes):
     found = [row_of(size) for size in sizes]
     tokens = [
         sum(sizes[slot] for slot in rows.deal(found, range(len(found)), rank, 2) if slot is not None)
@@ -65,7 +65,7 @@ def test_updates_of_a_pass_have_every_row_once_and_are_never_empty(rollouts, exa
     assert len(found) == min(parts, max(rollouts, examples))
 
 
-def test_part_in_which_nothing_was_chosen_is_no_update():
+def test_a_part_without_learnt_tokens_is_no_update():
     found = rows.split_updates(
         [row_of(5, learnt=False), row_of(5, learnt=False), row_of(5), row_of(5)], [], 2
     )
@@ -73,7 +73,7 @@ def test_part_in_which_nothing_was_chosen_is_no_update():
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(1, 5))
-def test_segments_of_a_rollout_are_in_one_update(sizes, parts):
+def test_all_segments_of_a_rollout_are_in_one_update(sizes, parts):
     found = [replace(row_of(5), rollout=number) for number, size in enumerate(sizes) for _ in range(size)]
     updates = rows.split_updates(found, [], parts)
     assert [number for part in updates for number in part.rollouts] == list(range(len(found)))
@@ -85,7 +85,7 @@ def test_segments_of_a_rollout_are_in_one_update(sizes, parts):
     assert rows.count_samples([row_of(5), row_of(5), row_of(5, learnt=False)], range(3)) == 2
 
 
-def test_unproven_tokens_are_not_learnt_and_a_horizon_is_of_whole_rollouts():
+def test_unproven_tokens_are_masked_and_the_horizon_counts_whole_rollouts():
     batch = samples.segmented_batch(1)
     step = prepare_step(resolve(AlgorithmSection()), batch, mixed=False)
     for row, one in zip(step.rollouts, batch.experiences, strict=True):
@@ -95,18 +95,18 @@ def test_unproven_tokens_are_not_learnt_and_a_horizon_is_of_whole_rollouts():
     assert step.horizon == max(sum(len(r.mask) for r in step.rollouts if r.rollout == n) for n in range(6))
 
 
-def test_response_is_what_positions_before_its_tokens_say():
+def test_the_response_slice_starts_one_position_before_its_first_token():
     row = rows.TokenRow(torch.arange(6), 2, torch.ones(4))
     assert row.response(torch.arange(10, 16)).tolist() == [11, 12, 13, 14]
 
 
-def test_tokens_that_the_model_does_not_have_are_refused():
+def test_tokens_outside_the_vocabulary_are_refused():
     rows.check_vocabulary([row_of(5)], 5)
     with pytest.raises(CorruptDataError, match="token 4 in a batch for a model of 4 tokens"):
         rows.check_vocabulary([row_of(5)], 4)
 
 
-def test_rows_of_a_batch_are_its_samples():
+def test_prepared_rows_match_the_samples_of_the_batch():
     step = prepare_step(resolve(AlgorithmSection()), samples.batch_of(1, examples=2), mixed=False)
     assert (len(step.rollouts), len(step.examples), len(step.rows)) == (10, 2, 12)
     assert step.rollouts[2].mask.tolist() == [int(x) for x in samples.batch_of(1).experiences[2].action_mask]
@@ -128,7 +128,7 @@ class Pair:
         return [value, self.other]
 
 
-def test_figures_of_all_ranks_are_weighted():
+def test_step_metrics_are_weighted_over_all_ranks():
     one, other = StepMetrics(sums={"unseen": 0.0}), StepMetrics(tops={"unseen top": 0.0})
     one.add("sum", 1.0)
     other.add("sum", 2.0)
@@ -140,7 +140,7 @@ def test_figures_of_all_ranks_are_weighted():
     assert one.over(Pair(other)) == {"unseen": 0, "sum": 3, "mean": 1.5, "top": -1, "unseen top": 0}
 
 
-def test_lengths_count_what_the_model_chose_and_a_tool_apart():
+def test_response_lengths_exclude_tool_tokens_which_are_counted_separately():
     batch = samples.batch_of(1, sizes=(3, 3))
     chosen = [sum(row.action_mask) for row in batch.experiences]
     others = [sum(not chose for chose in row.action_mask) for row in batch.experiences]
@@ -155,7 +155,7 @@ def test_lengths_count_what_the_model_chose_and_a_tool_apart():
     assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
 
 
-def test_name_stands_for_what_the_file_does_not_say():
+def test_an_algorithm_name_sets_what_the_configuration_leaves_open():
     found = resolve(AlgorithmSection(name="gspo"))
     assert (found.advantage, found.loss) == ("grpo", "gspo")
     own = resolve(AlgorithmSection(name="gspo", loss="cispo"))
@@ -163,7 +163,7 @@ def test_name_stands_for_what_the_file_does_not_say():
     assert all(resolve(AlgorithmSection(name=name)).advantage for name in ALGORITHMS if name != "sft")
 
 
-def test_schedule_counts_updates():
+def test_the_schedule_counts_updates():
     def steps(**algorithm):
         return schedule_steps(samples.configured("m", algorithm=algorithm, trainer={"total_steps": 10}))
 
@@ -173,14 +173,14 @@ def test_schedule_counts_updates():
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"architectures": ["A", "B"]}'])
-def test_directory_without_a_config_of_one_model_is_refused(tmp_path, content):
+def test_a_directory_without_the_config_of_one_model_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError) as refused:
         read_model_config(str(tmp_path))
     assert refused.value.hint
 
 
-def test_companions_are_all_but_weights_and_code_only_where_it_may_run(tmp_path):
+def test_companions_exclude_weights_and_exclude_code_unless_it_is_allowed(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["A"], "torch_dtype": "float32", "own": 1}')
     for name in (
         "tokenizer.model",

@@ -1,0 +1,62 @@
+"""Broadcasts between real processes: the trainer's loop, explorers, a daemon; gloo on this host."""
+
+import pytest
+from support.broadcasts import SIZES, left_over, write_experiences
+
+STEPS = 4
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("style", ["fixed", "trainer_driven", "explorer_driven", "fully_async"])
+def test_trainer_and_explorers_end_with_the_same_weights(processes, style, members):
+    names = [f"e{number}" for number in range(members)]
+    for name in names:
+        processes.explorer(name, style, STEPS)
+    processes.trainer(style, STEPS, members)
+    for name in ("trainer", *names):
+        processes.ended(name)
+    trained = processes.result("trainer")
+    for name in names:
+        found = processes.result(name)
+        assert found["digest"] == trained["digest"]
+        assert found["applied"] == [1, STEPS]
+        assert [way for _, way in found["ways"]].count("broadcast") >= 1
+    assert [step for step, _ in trained["ends"]] != []
+    assert left_over(processes.job) == []
+
+
+TWO_RANKS = """
+[job]
+dir = "{job}"
+[model]
+path = "/nowhere"
+[engine]
+name = "tests.tiny"
+options = {{ vocab = {vocab}, width = {width} }}
+[data]
+groups = 2
+group_size = 2
+[sync]
+method = "nccl"
+bucket_mib = 1
+[trainer]
+start_daemon = false
+nproc = 2
+total_steps = 3
+"""
+
+
+def test_a_trainer_of_two_ranks_broadcasts_as_one(processes):
+    """By its own command; both ranks walk the export, and the first one sends."""
+    with open(f"{processes.job}.toml", "w", encoding="utf-8") as file:
+        file.write(TWO_RANKS.format(job=processes.job, **SIZES))
+    write_experiences(processes.job, 6)
+    processes.explorer("e0", "fixed", 3, "", "end")
+    processes.until(lambda: "ready" in processes.log("e0"))
+    processes.start("trainer", "-m", "trainer", "train", f"{processes.job}.toml")
+    for name in ("trainer", "e0"):
+        processes.ended(name)
+    found = processes.result("e0")
+    assert "broadcast" in {way for _, way in found["ways"]}, processes.log("trainer")
+    assert found["applied"] == [1, 3]
+    assert left_over(processes.job) == []

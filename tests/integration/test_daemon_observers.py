@@ -1,0 +1,104 @@
+"""A real daemon heard by all its adapters: log, journal, endpoint, textfile, systemd."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+
+import pytest
+from support.cli import command, environment
+from support.jobs import write_step
+
+from syncd.observe.journal import read_events
+from syncd.protocol.layout import Job
+
+pytest.importorskip("prometheus_client")
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def until(condition, seconds=60.0):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def journal_has(job, name):
+    return [item for item in read_events(job.events, 100) if item["event"] == name]
+
+
+@pytest.fixture
+def manager(tmp_path_factory):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path_factory.mktemp("manager") / "notify"))
+        listener.settimeout(0.1)
+        yield listener
+
+
+def heard(listener):
+    lines = []
+    while True:
+        try:
+            lines += listener.recv(4096).decode().splitlines()
+        except TimeoutError:
+            return lines
+
+
+def test_daemon_events_reach_log_journal_metrics_and_systemd(tmp_path, tmp_path_factory, manager):
+    job, port, textfile = Job.at(tmp_path), free_port(), tmp_path_factory.mktemp("prom") / "job.prom"
+    args = command("watch", job.root, "--metrics-port", port, "--metrics-textfile", textfile)
+    more = environment(NOTIFY_SOCKET=manager.getsockname(), WATCHDOG_USEC="2000000")
+    with subprocess.Popen(args, stderr=subprocess.PIPE, text=True, env=more) as process:
+        try:
+            until(lambda: journal_has(job, "leadership_acquired"))
+            write_step(job, 1)
+            until(lambda: journal_has(job, "version_published"))
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+                scraped = answer.read().decode()
+            process.send_signal(signal.SIGHUP)
+            until(lambda: journal_has(job, "config_reloaded"))
+        finally:
+            process.terminate()
+            _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    logged = [json.loads(line)["event"] for line in err.splitlines()]
+    written = [item["event"] for item in read_events(job.events, 100)]
+    for name in (
+        "daemon_started",
+        "watch_mode_selected",
+        "leadership_acquired",
+        "version_published",
+        "config_reloaded",
+        "daemon_stopped",
+    ):
+        assert name in logged
+        assert name in written
+    assert f'syncd_version_step{{directory="{job.root}"}} 1.0' in scraped
+    assert f'syncd_is_leader{{directory="{job.root}"}} 0.0' in textfile.read_text()
+    told = heard(manager)
+    assert told.count("READY=1") == 2, "at the start and after the reload"
+    assert told.index("RELOADING=1") > told.index("READY=1")
+    assert "STOPPING=1" in told
+    assert "WATCHDOG=1" in told
+    assert any(line.startswith("STATUS=step 1 published") for line in told)
+
+
+def test_an_unwritable_journal_does_not_stop_the_daemon(tmp_path):
+    job = Job.at(tmp_path)
+    os.makedirs(f"{job.events}/not-a-file")
+    write_step(job, 1)
+    done = subprocess.run(
+        command("watch", job.root, "--once"), capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.path.exists(job.version)

@@ -1,0 +1,623 @@
+"""The daemon in one process on a real file system, its clock moved by hand."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import ManualClock, explorer, start, steps_of, write_step
+
+from syncd.daemon.run import run_once
+from syncd.errors import JobMissingError, LockHeldError
+from syncd.protocol.disk import temporary_name
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import Presence, Publisher, RunningStatus
+from syncd.protocol.process import Process
+from syncd.protocol.request import Pin, Request, read_requests, write_pin, write_request
+from syncd.protocol.version import read_version, write_marker
+from syncd.protocol.writer import StepWriter
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job.at(tmp_path)
+
+
+def pair(job):
+    version = read_version(job)
+    return version.pair if version else None
+
+
+def other_host() -> Process:
+    """A process of which nobody here can say whether it lives."""
+    return Process("another-boot", "pid:[1]", 4242, 1)
+
+
+def test_each_step_is_published_and_old_ones_are_pruned(job):
+    daemon, heard, _ = start(job)
+    for step in range(1, 6):
+        write_step(job, step, world_size=2)
+        daemon.tick(woken=True)
+        assert pair(job) == (1, step)
+    assert steps_of(job) == [4, 5]
+    assert [event["rule"] for event in heard.of("step_pruned")] == ["superseded"] * 3
+
+
+def test_progress_is_reported_during_a_long_verification(job):
+    """The service manager's watchdog must not end a daemon in the midst of reading a large step."""
+    daemon, _, _ = start(job, verify="content")
+    daemon.tick()
+    seen = []
+    daemon.on_progress(lambda: seen.append(pair(job)))
+    write_step(job, 1, world_size=5)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 1)
+    assert seen.count(None) >= 5, "once a file at least, before anything is published"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_term_beats_while_a_large_header_is_parsed(job, native):
+    """A legal header of 10^6 tensors parses for seconds, on a busy host for longer than a stand-by waits."""
+    count = 40_000
+    entries = {f"t{n}": {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]} for n in range(count)}
+    text = json.dumps(entries).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(count)
+    daemon, _, clock = start(job)
+    daemon.tick()
+    if native:
+        writer = StepWriter(job, 1, 1, "attempt")
+        writer.begin()
+        shard = writer.write("actor/model-00001-of-00001.safetensors", content, tensors=count)
+        writer.receipt(1, [shard])
+        writer.seal()
+        writer.announce()
+    else:
+        os.makedirs(f"{job.root}/checkpoint-1")
+        Path(job.root, "checkpoint-1", "config.json").write_text("{}")
+        Path(job.root, "checkpoint-1", "model.safetensors").write_bytes(content)
+    places = []
+
+    def progress():
+        frame, inside = sys._getframe(), False
+        while frame is not None:
+            inside = inside or frame.f_code.co_name == "parse_header"
+            frame = frame.f_back
+        places.append(inside)
+
+    daemon.on_progress(progress)
+    clock.at += 1
+    daemon.tick(woken=True)
+    assert places.count(True) >= 2, "from within the header"
+
+
+@pytest.mark.fault("versions faster than the poll leak")
+def test_steps_that_were_never_published_are_pruned_too(job):
+    daemon, _, _ = start(job)
+    daemon.tick()
+    for step in range(1, 9):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 8)
+    assert steps_of(job) == [7, 8]
+
+
+def test_progress_events_are_emitted_while_a_step_fills(job):
+    daemon, heard, _ = start(job)
+    writer = StepWriter(job, 7, 3, "a")
+    writer.begin()
+    for rank in (1, 2, 3):
+        writer.receipt(rank, [writer.write(f"actor/model-0000{rank}-of-00003.safetensors", b"x" * 9)])
+        daemon.tick(woken=True)
+    seen = [(event["present"], event["expected"]) for event in heard.of("step_progressed")]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert pair(job) is None
+
+
+@pytest.mark.fault("an empty or torn marker starves the loop")
+def test_a_bad_marker_is_reported_once_and_publishing_continues(job):
+    daemon, heard, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    for _ in range(5):
+        with open(job.marker, "wb") as file:
+            file.write(b"")
+        daemon.tick(woken=True)
+        clock.at += 0.7
+    assert len(heard.of("marker_rejected")) == 1
+    write_step(job, 2)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 2)
+
+
+@pytest.mark.fault("a marker moving back is ignored")
+def test_a_rewind_is_published_and_abandoned_steps_are_removed(job):
+    daemon, heard, clock = start(job, keep_last=9)
+    for step in range(1, 6):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    write_marker(job.disk, job.marker, 2)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 5), "a marker that goes back must stand still first"
+    clock.at += 1.5
+    daemon.tick()
+    assert pair(job) == (2, 2)
+    assert heard.of("version_rewound") == [{"reason": "rewind", "step": 2, "before": 5}]
+    assert steps_of(job) == [1, 2, 3, 4, 5], "3 might be the new run's, sealed and not yet announced"
+    clock.at += 3600
+    daemon.tick()
+    assert steps_of(job) == [1, 2, 5], "5 is the previous version"
+    write_step(job, 3)
+    daemon.tick(woken=True)
+    assert pair(job) == (2, 3)
+
+
+@pytest.mark.fault("a step is pruned while it is read")
+def test_a_leased_step_is_kept_until_its_reader_dies(job):
+    daemon, heard, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    reader = explorer(job, clock, leases=(1,))
+    for step in (2, 3, 4):
+        write_step(job, step)
+        daemon.tick(woken=True)
+    assert steps_of(job) == [1, 3, 4]
+    for _ in range(10):
+        clock.at += 10
+        reader.beat()
+        daemon.tick()
+    assert 1 in steps_of(job)
+    for _ in range(10):
+        clock.at += 10
+        daemon.tick()
+    assert steps_of(job) == [3, 4]
+    assert [event["explorer"] for event in heard.of("explorer_died")] == ["e0"]
+
+
+def test_a_lease_written_after_the_decision_keeps_its_step(job):
+    """The leases are read again right before the rename, whatever the snapshot said."""
+    daemon, heard, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    write_step(job, 2)
+    daemon.tick(woken=True)
+    explorer(job, clock)
+    clock.at += 6
+    daemon.tick()
+    write_step(job, 3)
+    explorer(job, clock, leases=(1,))
+    daemon.tick(woken=True)
+    assert steps_of(job) == [1, 2, 3]
+    assert any("leased by e0" in event["detail"] for event in heard.of("step_kept"))
+
+
+def test_an_explorer_considered_dead_that_beats_again_keeps_its_lease(job):
+    daemon, _, clock = start(job, keep_last=1)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    reader = explorer(job, clock, leases=(1,))
+    write_step(job, 2)
+    clock.at += 6
+    daemon.tick(woken=True)
+    clock.at += 61
+    daemon.tick()
+    reader.update()  # it wakes up; the daemon has not looked yet
+    write_step(job, 3)
+    write_step(job, 4)
+    daemon.tick(woken=True)
+    assert steps_of(job) == [1, 2, 4]
+
+
+def test_a_step_is_kept_while_the_trainer_adds_a_full_checkpoint(job):
+    """The optimizer's files take minutes; the step must not be superseded under them."""
+    daemon, _, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    trainer = Publisher(job.disk, clock, job.trainers, Presence("t", incarnation="i"))
+    trainer.prepare()
+    trainer.update(leases=(1,))
+    for step in (2, 3, 4):
+        write_step(job, step)
+        daemon.tick(woken=True)
+    assert steps_of(job) == [1, 3, 4]
+    job.disk.replace(f"{job.step(1)}/.full_checkpoint", b"{}")
+    trainer.update(leases=())
+    clock.at += 61
+    write_step(job, 5)
+    daemon.tick(woken=True)
+    assert steps_of(job) == [1, 4, 5]
+
+
+def test_a_new_full_checkpoint_replaces_an_older_one_under_keep_full(job):
+    daemon, _, clock = start(job, keep_last=1, keep_full=1, trash_grace=0)
+    write_step(job, 1, full=True)
+    job.disk.replace(job.tracker, b"1")
+    daemon.tick(woken=True)
+    for step in (2, 3):
+        write_step(job, step)
+        daemon.tick(woken=True)
+    assert steps_of(job) == [1, 2, 3]
+    job.disk.replace(f"{job.step(3)}/.full_checkpoint", b"{}")
+    job.disk.replace(job.tracker, b"3")
+    clock.at += 6
+    for _ in range(2):
+        daemon.tick()
+    assert steps_of(job) == [2, 3]
+
+
+def test_a_full_checkpoint_behind_the_tracker_is_counted(job):
+    daemon, _, clock = start(job, keep_last=1, keep_full=2, trash_grace=0)
+    write_step(job, 1, full=True)
+    job.disk.replace(job.tracker, b"1")
+    for step in (1, 3, 4):
+        if step > 1:
+            write_step(job, step)
+        daemon.tick(woken=True)
+    assert steps_of(job) == [1, 3, 4], "3 is the version before"
+    clock.at += 6
+    daemon.tick()
+    for step in (3, 4):
+        job.disk.replace(f"{job.step(step)}/.full_checkpoint", b"{}")
+        job.disk.replace(job.tracker, str(step).encode())
+    clock.at += 6
+    for _ in range(2):
+        daemon.tick()
+    assert steps_of(job) == [3, 4]
+
+
+def test_a_damaged_or_newer_presence_stops_pruning_until_it_is_silent(job):
+    daemon, _, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    for name, text in (("torn", "{"), ("newer", '{"protocol": 99, "leases": [1]}')):
+        with open(f"{job.explorers}/{name}.json", "w") as file:
+            file.write(text)
+    for step in (2, 3, 4):
+        write_step(job, step)
+        daemon.tick(woken=True)
+    assert pair(job) == (1, 4), "publishing goes on"
+    assert steps_of(job) == [1, 2, 3, 4]
+    for _ in range(15):
+        clock.at += 6
+        daemon.tick()
+    assert steps_of(job) == [3, 4]
+
+
+def test_pinned_steps_full_checkpoints_and_other_entries_are_kept(job, tmp_path):
+    (tmp_path / "global_step_x").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "global_step_99").symlink_to(tmp_path / "notes")
+    daemon, _, _ = start(job)
+    write_step(job, 1, full=True)
+    write_step(job, 2)
+    write_pin(job, Pin(2, "the good one"))
+    for step in range(3, 7):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    names = {entry.name for entry in job.disk.list(job.root)}
+    assert {"global_step_x", "notes", "global_step_99"} <= names
+    assert [s for s in range(1, 7) if f"global_step_{s}" in names] == [1, 2, 5, 6]
+
+
+@pytest.mark.fault("a payload that is late behind its marker kills the watcher silently")
+def test_a_step_is_published_once_complete_if_the_marker_was_ahead(job):
+    daemon, heard, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    write_marker(job.disk, job.marker, 2)
+    for _ in range(3):
+        daemon.tick(woken=True)
+        clock.at += 0.7
+    assert len(heard.of("marker_rejected")) == 1
+    write_step(job, 2, announce=False)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 2)
+
+
+def test_damaged_content_is_never_announced(job):
+    daemon, heard, _ = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    manifest = write_step(job, 2, announce=False)
+    path = f"{job.step(2)}/{manifest.shards[0].name}"
+    with open(path, "r+b") as file:
+        file.write(b"\xff" * 8)  # same size, no header any more
+    write_marker(job.disk, job.marker, 2)
+    daemon.tick(woken=True)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 1)
+    assert heard.of("step_damaged")
+
+
+def test_truncation_of_the_published_step_is_reported(job):
+    daemon, heard, clock = start(job)
+    manifest = write_step(job, 1)
+    daemon.tick(woken=True)
+    os.truncate(f"{job.step(1)}/{manifest.shards[0].name}", 10)
+    clock.at += 61
+    daemon.tick()
+    assert any("no longer complete" in event.get("detail", "") for event in heard.of("step_damaged"))
+    assert pair(job) == (1, 1)
+    write_step(job, 2)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 2)
+
+
+@pytest.mark.fault("a restart below an explorer's version asserts")
+def test_a_lost_version_file_is_rewritten_with_a_higher_pair(job):
+    daemon, _, _ = start(job)
+    write_step(job, 5)
+    daemon.tick(woken=True)
+    os.unlink(job.version)
+    daemon.tick(woken=True)
+    assert pair(job) == (2, 5)
+    with open(job.version, "wb") as file:
+        file.write(b"{torn")
+    daemon.tick(woken=True)
+    assert pair(job) == (3, 5)
+
+
+def test_the_pair_increases_across_restarts_without_the_version_file(job):
+    first, _, _ = start(job)
+    write_step(job, 5)
+    first.tick(woken=True)
+    first.close()
+    os.unlink(job.version)
+    second, _, _ = start(job)
+    second.tick(woken=True)
+    assert pair(job) == (2, 5)
+
+
+def test_a_rollback_request_is_carried_out_once(job):
+    daemon, heard, _ = start(job, keep_last=5)
+    for step in (1, 2, 3):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    write_request(job, Request("rollback", 2))
+    for _ in range(3):
+        daemon.tick(woken=True)
+    assert pair(job) == (2, 2)
+    assert read_requests(job) == ()
+    assert len(heard.of("request_completed")) == 1
+    write_step(job, 4)
+    daemon.tick(woken=True)
+    assert pair(job) == (2, 4)
+
+
+def test_a_step_is_vacated_after_a_rewind(job):
+    daemon, _, clock = start(job, keep_last=5)
+    for step in (1, 2, 3):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    write_marker(job.disk, job.marker, 1)
+    write_request(job, Request("vacate", 3))
+    daemon.tick(woken=True)
+    clock.at += 2
+    daemon.tick()
+    daemon.tick()
+    assert pair(job) == (2, 1)
+    assert steps_of(job) == [1, 2]
+    assert read_requests(job) == ()
+    write_step(job, 3, salt=77)
+    daemon.tick(woken=True)
+    assert pair(job) == (2, 3)
+
+
+def test_a_standby_takes_over_when_the_leader_is_silent(job):
+    clock = ManualClock()
+    first, _, _ = start(job, clock)
+    first.leader._candidate._process = other_host()
+    write_step(job, 1)
+    first.tick(woken=True)
+    second, heard, _ = start(job, clock)
+    second.tick()
+    assert not second.leads
+    for _ in range(20):
+        clock.at += 2
+        first.tick()
+        second.tick()
+    assert not second.leads
+    for _ in range(20):
+        clock.at += 2
+        second.tick()
+    assert second.leads
+    assert "leadership_acquired" in heard.names()
+
+
+def test_a_leader_that_wakes_after_a_takeover_cannot_publish_or_delete(job):
+    clock = ManualClock()
+    old, heard, _ = start(job, clock, keep_last=1)
+    old.leader._candidate._process = other_host()
+    write_step(job, 1)
+    old.tick(woken=True)
+    actor = old._actor
+    new, _, _ = start(job, clock)
+    for _ in range(20):
+        clock.at += 2
+        new.tick()
+    for step in (2, 3, 4):
+        write_step(job, step)
+    before = pair(job), steps_of(job)
+    assert old._actor is actor
+    old.tick(woken=True)
+    assert heard.names()[-1] == "leadership_lost"
+    assert not old.leads
+    assert (pair(job), steps_of(job)) == before
+    new.tick(woken=True)
+    assert pair(job) == (1, 4)
+
+
+def test_a_missing_job_is_reported_and_publishing_resumes_afterwards(tmp_path):
+    root, away = tmp_path / "job", tmp_path / "away"
+    root.mkdir()
+    job = Job.at(root)
+    daemon, heard, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    os.rename(root, away)
+    for _ in range(3):
+        daemon.tick(woken=True)
+    assert heard.names().count("job_disappeared") == 1
+    root.mkdir()  # the mount point of a mount that is gone
+    daemon.tick(woken=True)
+    assert list(root.iterdir()) == [], "nothing may be written below an unmounted job"
+    root.rmdir()
+    os.rename(away, root)
+    daemon.tick(woken=True)
+    assert heard.names()[-1] == "job_recovered"
+    write_step(job, 2)
+    clock.at += 3
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 2)
+
+
+def test_the_trash_is_emptied_after_its_grace_period(job):
+    daemon, _, clock = start(job, trash_grace=30.0)
+    for step in (1, 2, 3):
+        write_step(job, step)
+    daemon.tick(woken=True)
+
+    def trash():
+        return [path.name for path in Path(job.trash).glob("*/*/*")]
+
+    assert len(trash()) == 1
+    clock.at += 20
+    daemon.tick()
+    assert len(trash()) == 1
+    clock.at += 31
+    daemon.tick()
+    assert trash() == []
+
+
+def test_temporary_files_of_killed_writers_are_removed_after_a_while(job):
+    daemon, _, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    ours = [
+        f"{job.root}/{temporary_name('latest_state_dict_iteration.txt')}",
+        f"{job.pins}/{temporary_name('p.json')}",
+    ]
+    theirs = [f"{job.root}/.notes.tmp", f"{job.root}/.model.safetensors.0.tmp"]
+    for path in (*ours, *theirs):
+        with open(path, "w"):
+            pass
+    for _ in range(59):
+        clock.at += 61
+        daemon.tick()
+    assert [os.path.exists(path) for path in ours] == [True, True], "it may be about to be renamed"
+    for _ in range(3):
+        clock.at += 61
+        daemon.tick()
+    assert [os.path.exists(path) for path in ours] == [False, False]
+    assert all(os.path.exists(path) for path in theirs)
+
+
+def test_run_once_does_one_cycle_and_releases_the_lead(job):
+    for step in (1, 2, 3):
+        write_step(job, step)
+    daemon, _, clock = start(job)
+    run_once(daemon, clock)
+    assert pair(job) == (1, 3)
+    other, _, _ = start(job)
+    other.tick()
+    assert other.leads
+    third, _, _ = start(job)
+    with pytest.raises(LockHeldError):
+        run_once(third, clock)
+
+
+def test_run_once_publishes_a_rewind(job):
+    daemon, _, clock = start(job, keep_last=5)
+    for step in (1, 2, 3):
+        write_step(job, step)
+    run_once(daemon, clock)
+    write_marker(job.disk, job.marker, 1)
+    again, _, _ = start(job, clock, keep_last=5)
+    run_once(again, clock)
+    assert pair(job) == (2, 1)
+
+
+def test_run_once_in_a_missing_job_fails(tmp_path):
+    daemon, _, clock = start(Job.at(tmp_path / "nowhere"))
+    with pytest.raises(JobMissingError):
+        run_once(daemon, clock)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_external_state_directory_leaves_the_job_untouched(tmp_path):
+    root, state = tmp_path / "job", tmp_path / "state"
+    root.mkdir()
+    job = Job.at(root, state)
+    for step in (1, 2, 3, 4):
+        write_step(job, step)
+    before = sorted(str(path) for path in root.rglob("*"))
+    daemon, heard, _ = start(job, prune=False)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 4)
+    assert sorted(str(path) for path in root.rglob("*")) == before
+    assert "operation_failed" not in heard.names()
+
+
+def test_the_daemon_knows_when_all_modules_have_left(job):
+    daemon, _, clock = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    assert not daemon.is_left, "nobody has been there yet"
+    reader = explorer(job, clock)
+    clock.at += 6
+    daemon.tick()
+    assert not daemon.is_left
+    reader.update(status=RunningStatus.STOPPED)
+    clock.at += 6
+    daemon.tick()
+    assert daemon.is_left
+
+
+def test_a_full_disk_is_reported_once_and_publishing_resumes(job, monkeypatch):
+    daemon, heard, _ = start(job)
+    daemon.tick()
+    write_step(job, 1)
+    real = type(job.disk).replace
+
+    def full(disk, path, data, **more):
+        if path == job.version:
+            raise OSError(28, "No space left on device", path)
+        real(disk, path, data, **more)
+
+    monkeypatch.setattr(type(job.disk), "replace", full)
+    for _ in range(3):
+        daemon.tick(woken=True)
+    assert heard.names().count("operation_failed") == 1
+    assert pair(job) is None
+    monkeypatch.undo()
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 1)
+
+
+def test_another_directory_in_place_of_the_job_is_reported_as_missing(tmp_path):
+    """Another directory in the place of the job is never taken for an empty job."""
+    root = tmp_path / "job"
+    root.mkdir()
+    job = Job.at(root, tmp_path / "state")
+    daemon, heard, _ = start(job)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    shutil.move(root, tmp_path / "old")
+    root.mkdir()
+    daemon.tick(woken=True)
+    assert heard.names()[-1] == "job_disappeared"
+    assert pair(job) == (1, 1)
+
+
+def test_a_step_found_damaged_by_one_reading_only_is_published(job, monkeypatch):
+    """What a read returns may have a flipped bit where the file has none."""
+    from syncd.daemon import service
+
+    readings = iter([["model.safetensors: not what its header says"]])
+    monkeypatch.setattr(service, "problems_of", lambda *_: next(readings, []))
+    write_step(job, 1)
+    daemon, heard, _ = start(job)
+    daemon.tick()
+    assert [event["step"] for event in heard.of("version_published")] == [1]
+    assert heard.of("step_damaged") == []

@@ -1,0 +1,184 @@
+"""`syncd watch` as its users run it: real processes, signals, a stand-by, and jobs that others wrote."""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.jobs import shard_bytes, steps_of, write_step
+
+from syncd.protocol.layout import Job
+from syncd.protocol.leadership import Leader, encode_leader, latest_token, token_name
+from syncd.protocol.process import Process
+from syncd.protocol.version import read_version
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job").mkdir()
+    return Job.at(tmp_path / "job")
+
+
+@contextlib.contextmanager
+def watching(job: Job, *options: str):
+    command = [sys.executable, "-m", "syncd", "watch", job.root, "--log-level", "warning", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    ends = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.02)
+
+
+def published(job: Job) -> int:
+    version = read_version(job)
+    return version.step if version else -1
+
+
+def write_foreign(job: Job, step: int, *, full: bool = False) -> None:
+    """Write a step the way Trinity-RFT does: in place, the marker last and not atomically."""
+    actor = f"{job.step(step)}/actor"
+    os.makedirs(actor)
+    if full:
+        with open(f"{job.step(step)}/.full_checkpoint", "w"):
+            pass
+    with open(f"{actor}/model.safetensors", "wb") as file:
+        file.write(shard_bytes({"w": (16, 16)}, step))
+    with open(job.marker, "w") as file:
+        file.write(str(step))
+
+
+def test_sigterm_exits_with_0_and_a_standby_leads_at_once(job):
+    write_step(job, 1)
+    with watching(job) as first:
+        until(lambda: published(job) == 1)
+        with watching(job) as second:
+            write_step(job, 2)
+            until(lambda: published(job) == 2)
+            assert latest_token(job) == 1, "the second one stands by"
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(20) == 0
+            until(lambda: latest_token(job) == 2)
+            write_step(job, 3)
+            until(lambda: published(job) == 3)
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(20) == 0
+
+
+def test_after_sigkill_the_next_daemon_leads_at_once(job):
+    """The process is known to be gone from this host: nobody waits for a heartbeat to run out."""
+    for number in range(1, 6):
+        with watching(job, "--takeover", "300") as process:
+            write_step(job, number)
+            until(lambda: published(job) == number)  # noqa: B023 - it is called before the next round
+            process.kill()
+            process.wait(20)
+    assert read_version(job).pair == (1, 5)
+
+
+def led_elsewhere(job: Job, beat: int) -> None:
+    """Leave what a leader on another host leaves, alive or not."""
+    place = f"{job.lock}/{token_name(max(latest_token(job), 1))}"
+    os.makedirs(place, exist_ok=True)
+    leader = Leader("elsewhere", "elsewhere", Process("another boot", "another", 1, 1), beat=beat)
+    job.disk.replace(f"{place}/leader.json", encode_leader(leader))
+
+
+def once(job: Job) -> int:
+    command = [sys.executable, "-m", "syncd", "watch", job.root, "--once", "--takeover", "4"]
+    return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode
+
+
+def test_watch_once_replaces_a_dead_leader_and_one_without_its_file(job):
+    write_step(job, 1)
+    led_elsewhere(job, 1)
+    assert (once(job), published(job)) == (0, 1)
+    write_step(job, 2)
+    os.unlink(f"{job.lock}/{token_name(latest_token(job))}/leader.json")
+    assert (once(job), published(job)) == (0, 2)
+
+
+def test_watch_once_gives_way_to_a_live_leader_on_another_host(job):
+    write_step(job, 1)
+    led_elsewhere(job, 1)
+    ended = threading.Event()
+
+    def beat():
+        for number in itertools.count(2):
+            if ended.wait(0.5):
+                return
+            led_elsewhere(job, number)
+
+    with ThreadPoolExecutor(1) as others:
+        beating = others.submit(beat)
+        try:
+            assert (once(job), published(job)) == (5, -1)
+        finally:
+            ended.set()
+        beating.result()
+
+
+def test_a_foreign_job_is_published_and_kept_unchanged(job):
+    with watching(job):
+        for step in range(1, 6):
+            write_foreign(job, step)
+            until(lambda: published(job) == step)  # noqa: B023
+    assert steps_of(job) == [1, 2, 3, 4, 5]
+    assert read_version(job).layout.startswith("trinity")
+
+
+def test_foreign_steps_are_pruned_with_prune_foreign(job):
+    with watching(job, "--prune-foreign", "--keep-last", "1"):
+        for step in range(1, 6):
+            write_foreign(job, step, full=step == 2)
+            until(lambda: published(job) == step)  # noqa: B023
+        until(lambda: steps_of(job) == [2, 4, 5])
+
+
+def test_watch_with_a_state_directory_writes_nothing_into_the_job(job, tmp_path):
+    elsewhere = Job.at(job.root, tmp_path / "state")
+    write_foreign(job, 1)
+    before = sorted(os.listdir(job.root))
+    with watching(job, "--state-dir", elsewhere.state):
+        until(lambda: published(elsewhere) == 1)
+        write_foreign(job, 2)
+        until(lambda: published(elsewhere) == 2)
+    assert sorted(os.listdir(job.root)) == sorted([*before, "global_step_2"])
+
+
+@pytest.mark.group("mounts")
+def test_a_job_on_a_read_only_mount_is_published(job, tmp_path):
+    write_step(job, 1)
+    write_foreign(job, 2)
+    state = tmp_path / "state"
+    mount = f"mount --bind {job.root} {job.root} && mount -o remount,ro,bind {job.root}"
+    probe = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && ! touch {job.root}/probe"],
+        capture_output=True,
+        check=False,
+    )
+    if probe.returncode != 0:
+        pytest.skip("no mounts in a namespace of one's own here")
+    watch = f"{sys.executable} -m syncd watch {job.root} --state-dir {state} --once"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && {watch}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert published(Job.at(job.root, state)) == 2

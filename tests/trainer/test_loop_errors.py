@@ -1,0 +1,287 @@
+"""What explorers, storage and rank 0 do wrong: a run continues, or ends with its last step on disk."""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, small_config
+
+from syncd.client.client import Client
+from syncd.errors import NonFiniteError, ProtocolTooNewError, StorageError, SyncdError, TimedOutError
+from syncd.experience import batch_paths
+from syncd.experience.model import Experience
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
+from syncd.synchronizer import Synchronizer
+
+BAD_TOKEN = 64
+"""The first token id that the tiny engine's model does not have."""
+
+
+@contextlib.contextmanager
+def trainer(config, **options):
+    """Yield a trainer that is ready, and what it shows."""
+    with Synchronizer.open(config.job.dir, "trainer", poll=0.01) as sync:
+        made, shown = make_trainer(config, sync, **options)
+        made.prepare()
+        try:
+            yield made, shown
+        finally:
+            made.shutdown()
+
+
+def run(config, **options):
+    """Train to the end; return the exit code and what was shown."""
+    with trainer(config, **options) as (made, shown):
+        return made.train(), shown
+
+
+def batch_of(step):
+    return [rollout(step, group, number) for group in range(2) for number in range(2)]
+
+
+def with_bad_token(experience):
+    fields = {name: getattr(experience, name) for name in experience.__slots__}
+    return Experience(**fields | {"tokens": [1, 5, 6, BAD_TOKEN]})
+
+
+def fill(job, steps, bad=()):
+    """Write batches, those numbered in `bad` with a token that the model does not have in their last row."""
+    job.mkdir(exist_ok=True)
+    with ExperienceWriter(Job.at(job), "e0") as writer:
+        for number in range(1, steps + 1):
+            rows = batch_of(number)
+            writer.write([*rows[:-1], with_bad_token(rows[-1])] if number in bad else rows)
+
+
+def weights(job, step):
+    return torch.load(f"{job}/global_step_{step}/training/tiny_0_of_1.pt")
+
+
+def same(one, other):
+    """Compare two training states bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_a_batch_that_the_model_cannot_take_is_rejected_and_training_continues(tmp_path, capsys):
+    job = tmp_path / "job"
+    fill(job, 6, bad={2})
+    code, shown = run(small_config(job))
+    assert code == 0
+    assert [step for step, _ in shown.records] == [1, 2, 3, 4]
+    assert batch_paths.numbers(Job.at(job), batch_paths.rejected(Job.at(job), "e0")) == {2}
+    said = capsys.readouterr().out
+    assert "experience_rejected" in said
+    assert "e0" in said
+    assert "2.parquet" in said
+    assert "token 64 for a model of 64 tokens" in said
+
+
+@pytest.mark.parametrize("bad", [{2}, {3}])
+def test_a_resume_after_a_rejected_batch_matches_an_uninterrupted_run(tmp_path, bad):
+    states = {}
+    for name, totals in {"straight": [4], "twice": [2, 4]}.items():
+        job = tmp_path / name
+        fill(job, 7, bad=bad)
+        for total in totals:
+            assert run(small_config(job, trainer={"total_steps": total}))[0] == 0
+        states[name] = weights(job, 4)
+    assert same(states["straight"], states["twice"])
+
+
+def full_checkpoints(job):
+    return sorted(int(path.parent.name[12:]) for path in job.glob("global_step_*/.full_checkpoint"))
+
+
+def fail_at(monkeypatch, step, error):
+    """Have a look at the published version fail once so many steps are trained, until the run has ended."""
+    get, asked = Client.latest_version, [0]
+
+    def failing(sync):
+        asked[0] += 1
+        if asked[0] > step:
+            raise error
+        return get(sync)
+
+    monkeypatch.setattr(Client, "latest_version", failing)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StorageError("No space left on device"), 74),
+        (ProtocolTooNewError("written by a newer syncd"), 78),
+        (PermissionError(13, "Permission denied"), 74),
+    ],
+    ids=["storage", "newer", "oserror"],
+)
+def test_an_error_outside_a_step_saves_a_full_checkpoint_and_its_exit_code(
+    tmp_path, monkeypatch, error, code
+):
+    fill(tmp_path / "straight", 6)
+    assert run(small_config(tmp_path / "straight", trainer={"total_steps": 5}))[0] == 0
+    job = tmp_path / "job"
+    fill(job, 6)
+    config = small_config(job, trainer={"total_steps": 5})
+    with monkeypatch.context() as patch:
+        fail_at(patch, 3, error)
+        with trainer(config) as (made, shown), pytest.raises(SyncdError) as caught:
+            made.train()
+    assert caught.value.exit_code == code
+    assert full_checkpoints(job) == [3]
+    assert any("saved because of an error" in note for note in shown.notes)
+    code, shown = run(config)
+    assert (code, [step for step, _ in shown.records]) == (0, [4, 5])
+    assert same(weights(job, 5), weights(tmp_path / "straight", 5))
+
+
+def test_an_io_error_of_the_experience_reader_saves_a_full_checkpoint(tmp_path, monkeypatch):
+    """A gap in the numbers has the reader ask how far batches were consumed, and the mount does not say."""
+    fill(tmp_path, 4)
+    (tmp_path / "experiences/e0/3.parquet").unlink()
+    read = LocalDisk.read
+
+    with trainer(small_config(tmp_path)) as (made, _):
+
+        def failing(disk, path, *limit):
+            if ".consumed" in path and made.train_step_num == 2:
+                raise OSError(errno.EIO, "Input/output error", path)
+            return read(disk, path, *limit)
+
+        monkeypatch.setattr(LocalDisk, "read", failing)
+        with pytest.raises(StorageError) as caught:
+            made.train()
+    assert "e0.json" in str(caught.value)
+    assert full_checkpoints(tmp_path) == [2]
+
+
+def test_an_error_in_the_progress_display_saves_a_full_checkpoint(tmp_path, monkeypatch):
+    fill(tmp_path, 6)
+
+    def broken(shown, metrics, step):
+        if step == 3:
+            raise RuntimeError("no such panel")
+
+    monkeypatch.setattr(Shown, "log", broken)
+    with trainer(small_config(tmp_path)) as (made, _), pytest.raises(SyncdError, match="no such panel"):
+        made.train()
+    assert full_checkpoints(tmp_path) == [4]
+
+
+def test_an_error_inside_a_step_saves_nothing_and_names_the_newest_checkpoint(tmp_path, monkeypatch, capsys):
+    fill(tmp_path, 6)
+    with trainer(small_config(tmp_path, trainer={"save_interval": 2})) as (made, shown):
+        train = made.engine.train
+
+        def failing(batch, step):
+            if step == 4:
+                raise RuntimeError("out of memory")
+            return train(batch, step)
+
+        monkeypatch.setattr(made.engine, "train", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            made.train()
+    assert full_checkpoints(tmp_path) == [2]
+    assert shown.notes[-1].startswith("step 3 is not saved: the error came from inside a step")
+    assert "newest full checkpoint: 2" in shown.notes[-1]
+    assert "checkpoint_save_failed" in capsys.readouterr().out
+
+
+def test_non_finite_weights_are_not_saved_at_the_end(tmp_path):
+    fill(tmp_path, 6)
+    with contextlib.suppress(NonFiniteError), trainer(small_config(tmp_path)) as (made, shown):
+        made.train_step(made.rank0.strategy.sample(0, generation=1))
+        with torch.no_grad():
+            made.engine.model.layer.bias[0] = float("nan")
+        made._stop.requested = 15
+        with pytest.raises(NonFiniteError):
+            made.train()
+    assert full_checkpoints(tmp_path) == []
+    assert "the weights are not finite" in shown.notes[-1]
+
+
+class Deaf:
+    """Ranks of which the others do not answer: what a rank meets alone, it may not act upon."""
+
+    rank, world_size = 0, 2
+
+    def broadcast(self, value):
+        raise TimedOutError("another rank has ended or does not answer")
+
+    gather = broadcast
+
+
+def test_no_checkpoint_is_saved_unless_all_ranks_met_the_error(tmp_path):
+    fill(tmp_path, 6)
+    with trainer(small_config(tmp_path)) as (made, shown):
+        made.train_step(made.rank0.strategy.sample(0, generation=1))
+        made._ranks = Deaf()
+        with pytest.raises(TimedOutError):
+            made.train()
+    assert full_checkpoints(tmp_path) == []
+    assert "not all ranks have met the error" in shown.notes[-1]
+
+
+def test_a_briefly_damaged_version_file_does_not_end_the_run(tmp_path):
+    fill(tmp_path, 3)
+    with trainer(small_config(tmp_path, trainer={"save_interval": 2})) as (made, _):
+        (tmp_path / ".syncd/version.json").write_text("{")
+        made.engine.context.job.disk.sync_directory(str(tmp_path / ".syncd"))
+        for _ in range(3):
+            made.train_step(made.rank0._train_or_wait(made.train_step_num).batch)
+        made._stop.requested = 15
+        assert made.train() == 75
+    assert full_checkpoints(tmp_path) == [3]
+
+
+@pytest.mark.slow
+def test_two_ranks_save_together_and_exit_with_the_error_of_rank_0(tmp_path):
+    """Rank 0 cannot look at explorers any more once it waits for the third batch."""
+    fill(tmp_path, 2)
+    path = tmp_path / "job.toml"
+    path.write_text(FILE.format(job=tmp_path))
+    program = (
+        "import sys; from trainer.launch.train import train; from trainer.config.load import load_config\n"
+    )
+    program += "sys.exit(train(load_config(sys.argv[1]), run='blind_rank:run_rank'))"
+    python_path = f"{ENVIRONMENT['PYTHONPATH']}{os.pathsep}{HERE}/programs"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        env=os.environ | {"PYTHONPATH": python_path},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 74, done.stderr
+    assert "stale file handle" in done.stderr
+    assert "checkpoint_saved_after_error" in done.stderr
+    assert full_checkpoints(tmp_path) == [2]
+    assert {f"tiny_{rank}_of_2.pt" for rank in (0, 1)} < set(os.listdir(tmp_path / "global_step_2/training"))
+
+
+FILE = """
+[job]
+dir = "{job}"
+[model]
+path = "/nowhere"
+[engine]
+name = "tests.tiny"
+[data]
+groups = 2
+group_size = 2
+[trainer]
+nproc = 2
+start_daemon = false
+"""
