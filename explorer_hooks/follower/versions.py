@@ -12,7 +12,7 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
-from syncd.transports.filesystem.directory import FoundDirectory, HeldDirectory, LoadTimings
+from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 from syncd.transports.filesystem.receive import (
     DirectoryOptions,
     FilesystemReceiver,
@@ -206,13 +206,13 @@ class Fetcher:
         """
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._sync.lease(wanted))
-            return HeldDirectory(self._find(leased, timings), lease.pop_all())
+            return self._find(leased, timings).keep_lease(lease)
 
     def fetch_running(self, pair: Pair) -> HeldDirectory | None:
         """Return the directory of a version that the engine runs already, to restore it later; None if removed."""
         with contextlib.ExitStack() as lease, contextlib.suppress(SyncdError, OSError):
             leased = lease.enter_context(self._sync.lease(pair))
-            return HeldDirectory(self._files.find_unchecked(leased), lease.pop_all())
+            return self._files.find_unchecked(leased).keep_lease(lease)
         return None
 
     def reject(self) -> bool:
@@ -229,7 +229,7 @@ class Fetcher:
         if self._stage is not None:
             self._stage.close()
 
-    def _find(self, leased: Leased, timings: LoadTimings) -> FoundDirectory:
+    def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
         found = self._memory.find(leased, timings) or self._files.find(leased, timings)
         assert found is not None, "the job directory has every version"
         return found

@@ -17,7 +17,7 @@ from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.buckets import plan_buckets  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.transports import torch_tensors  # noqa: E402
-from syncd.transports.broadcast import checksums, group_calls, process_group  # noqa: E402
+from syncd.transports.broadcast import group_calls, packing, process_group  # noqa: E402
 from syncd.transports.broadcast.packing import Packer  # noqa: E402
 from syncd.transports.broadcast.process_group import CPU  # noqa: E402
 from syncd.transports.filesystem.export_walk import ExportWalk  # noqa: E402
@@ -115,7 +115,7 @@ def test_a_group_of_one_broadcasts_and_is_aborted(tmp_path):
     walk = ExportWalk(state(), 0, 1, None)
     walk.plan()
     plan = plan_buckets([spec[:3] for spec in walk.specs], 1 << 20)
-    found, wanted = checksums.WordChecksum(device), checksums.WordChecksum(CPU)
+    found, wanted = packing.WordChecksum(device), packing.WordChecksum(CPU)
     with group_calls.aborted_at(group, deadline):
         for bucket in Packer(check_finite=True).buckets(plan, ExportWalk(state(), 0, 1, None), device):
             work = process_group.start_broadcast(group, bucket, deadline)

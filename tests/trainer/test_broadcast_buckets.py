@@ -5,7 +5,7 @@ import torch
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import plan_buckets
-from syncd.transports.broadcast.packing import bytes_of, fill
+from syncd.transports.broadcast.packing import Packer
 from syncd.transports.filesystem.export_walk import ExportWalk
 
 STATE = {
@@ -29,10 +29,8 @@ def planned(state, bucket, dtype=None):
 
 def poured(plan, state, dtype=None):
     """Return all bytes that are sent, in one piece."""
-    size = min(plan.bucket, plan.total)
-    room = (torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8))
-    pieces = ((piece, bytes_of(piece)) for piece in walked(state, dtype))
-    return torch.cat([bucket.clone() for bucket in fill(plan, pieces, room)])
+    buckets = Packer(check_finite=False).buckets(plan, walked(state, dtype), torch.device("cpu"))
+    return torch.cat([bucket.clone() for bucket in buckets])
 
 
 @pytest.mark.parametrize("bucket", [16, 32, 48, 100, 160, 4096])
@@ -61,5 +59,5 @@ def test_every_tensor_is_packed_at_its_slot_in_the_right_dtype(bucket, dtype):
 def test_a_changed_export_is_refused(change):
     changed = dict(STATE)
     change(changed)
-    with pytest.raises(CorruptDataError, match="the export has"):
+    with pytest.raises(CorruptDataError, match="the export has changed at tensor"):
         poured(planned(STATE, 64), changed)

@@ -76,11 +76,12 @@ class TestLayout:
     @given(exports)
     def test_every_tensor_is_aligned_and_no_byte_is_unused(self, export):
         layout, position = ShardLayout(specs_of(export)), 0
-        for spec, start, end in layout.spans():
-            assert start == position
-            assert end - start == spec.size
-            assert start % (DTYPE_BITS[spec.dtype] // 8) == 0
-            position = end
+        for spec, tensor in zip(layout.specs, layout.tensors(), strict=True):
+            assert tensor[:3] == spec[:3]
+            assert tensor.start == position
+            assert tensor.end - tensor.start == spec.size
+            assert tensor.start % (DTYPE_BITS[spec.dtype] // 8) == 0
+            position = tensor.end
         assert position == layout.data_size == layout.size - layout.data_offset
 
     @given(exports)

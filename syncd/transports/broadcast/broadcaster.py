@@ -22,7 +22,7 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
 from syncd.transports.base import Export
-from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast import packing, process_group
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU, ProcessGroup
@@ -126,9 +126,7 @@ class Broadcaster:
         walk.finish()
         is_done = self._ranks.broadcast(is_done)
         if not is_done:
-            self._plan = (
-                None  # tensors may have changed; all ranks plan at once, since a walk may be a collective
-            )
+            self._plan = None  # tensors may have changed; all ranks plan at once: a walk may be a collective
         return is_done
 
     @property
@@ -231,14 +229,10 @@ class Broadcaster:
     def _kept_group(self, asks: Mapping[str, int], plan: BucketPlan, backend: str) -> _OfferedGroup | None:
         """Return the group of the last broadcast if it serves for this one."""
         group = self._group
-        if (
-            group is not None
-            and set(group.offer.members) == set(asks)
-            and group.plan.digest == plan.digest
-            and group.offer.backend == backend
-        ):
-            return group
-        return None
+        wanted = set(asks), plan.digest, backend
+        if group is None or (set(group.offer.members), group.plan.digest, group.offer.backend) != wanted:
+            return None
+        return group
 
     def _offer_group(
         self,
@@ -287,7 +281,7 @@ class Broadcaster:
     def _send_buckets(self, offered: _OfferedGroup, walk: ExportWalk, deadline: Deadline) -> str:
         """Send all buckets, each packed while the one before it is under way; return their checksum."""
         group, pending = offered.process_group, None
-        checksum = checksums.make_checksum(group.device)
+        checksum = packing.make_checksum(group.device)
         with group.aborted_at(deadline):
             for bucket in self._packer.buckets(offered.plan, walk, group.device):
                 work = group.broadcast(bucket, deadline)

@@ -18,6 +18,7 @@ from syncd.protocol.backend import Gpu
 from syncd.protocol.disk import MISSING
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import (
+    Acknowledgement,
     Offer,
     TensorInfo,
     clear_offers,
@@ -274,27 +275,35 @@ class BroadcastControl(BroadcastSide):
             raise
 
     def _is_whole(self, offer: Offer) -> bool:
-        posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
-        for name, posting in posted.items():
-            if name in offer.members and posting.state in ("failed", "left"):
-                raise TryAgainError(f"explorer {name} could not join: {posting.message or posting.state}")
+        posted = self._posted(offer, "could not join")
         self._require_living(offer)
         return all(name in posted for name in offer.members)
 
     def _is_received(self, sent: Round, offer: Offer, checksum: str) -> bool:
-        posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
-        received = 0
-        for name in offer.members:
-            posting = posted.get(name)
-            if posting is not None and posting.state in {"failed", "left"}:
-                raise TryAgainError(f"explorer {name} has failed: {posting.message or posting.state}")
-            if posting is not None and posting.state == "received" and posting.step == sent.step:
-                if posting.checksum != checksum:
-                    raise TryAgainError(f"explorer {name} has received something else")
-                received += 1
-        if received < len(offer.members):
+        received = [
+            posting
+            for posting in self._posted(offer, "has failed").values()
+            if posting.state == "received" and posting.step == sent.step
+        ]
+        for posting in received:
+            if posting.checksum != checksum:
+                raise TryAgainError(f"explorer {posting.member} has received something else")
+        if len(received) < len(offer.members):
             self._require_living(offer)
-        return received == len(offer.members)
+        return len(received) == len(offer.members)
+
+    def _posted(self, offer: Offer, problem: str) -> dict[str, Acknowledgement]:
+        """Return what each member has posted.
+
+        Raises:
+            TryAgainError: One has posted that it failed or left.
+        """
+        posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
+        members = {name: posted[name] for name in offer.members if name in posted}
+        for name, posting in members.items():
+            if posting.state in {"failed", "left"}:
+                raise TryAgainError(f"explorer {name} {problem}: {posting.message or posting.state}")
+        return members
 
     def _require_living(self, offer: Offer) -> None:
         if gone := set(offer.members) - set(self._client.explorers.living()):

@@ -28,7 +28,7 @@ from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
 from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
-from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast import packing, process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
 from syncd.transports.tensors import TensorMeta, compare, require_fit
@@ -191,7 +191,7 @@ class BroadcastReceiver(EarlyReceiver):
         """Receive all buckets; return views of the tensors, and the checksum of all bytes."""
         group, plan = joined.process_group, joined.plan
         memory = self._allocated(plan.total, group.device)
-        checksum = checksums.make_checksum(group.device)
+        checksum = packing.make_checksum(group.device)
         under_way: deque[tuple[torch.Tensor, Any]] = deque()
 
         def finish_first() -> None:

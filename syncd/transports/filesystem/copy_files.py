@@ -80,7 +80,9 @@ def _each(
         work: Called with a file and a function that returns whether the work is over.
     """
     failed = threading.Event()
-    over = _either(stop, failed)
+
+    def over() -> bool:
+        return failed.is_set() or stop()
 
     def one(record: FileRecord) -> None:
         try:
@@ -99,10 +101,6 @@ def _each(
     # Raise the failure that made the others give up, not one of those.
     for error in sorted(errors, key=lambda error: isinstance(error, TryAgainError)):
         raise error
-
-
-def _either(stop: Callable[[], bool], failed: threading.Event) -> Callable[[], bool]:
-    return lambda: failed.is_set() or stop()
 
 
 def _copy(disk: Disk, source: str, target: str, record: FileRecord, stop: Callable[[], bool]) -> None:

@@ -3,7 +3,8 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from syncd.errors import SyncdError
 from syncd.protocol.disk import Clock
@@ -13,9 +14,9 @@ from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory
 
 
-@dataclass(slots=True)
-class FoundDirectory:
-    """A version's directory, and what keeps it besides the lease.
+@dataclass(slots=True, eq=False)
+class HeldDirectory:
+    """A version's directory, which stays on this host until `close`, and what keeps it.
 
     Args:
         directory: The version as hooks get it.
@@ -24,6 +25,7 @@ class FoundDirectory:
         release: Gives up the claim on the copy in memory or in the stage; None for the job's own files.
         files: For a copy in memory: the same version in the job directory.
         check: Compares every byte of the job's files with their digests; None if that is not wanted.
+        lease: Closes the lease on the step, which is the caller's before `keep_lease`.
     """
 
     directory: WeightDirectory
@@ -32,24 +34,12 @@ class FoundDirectory:
     release: Callable[[], None] | None = None
     files: WeightDirectory | None = None
     check: Callable[[], None] | None = None
+    lease: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-
-class HeldDirectory:
-    """A version whose directory stays on this host until `close`.
-
-    Args:
-        found: The directory.
-        lease: Closes the lease on the step.
-    """
-
-    def __init__(self, found: FoundDirectory, lease: contextlib.ExitStack) -> None:
-        self._found, self._lease = found, lease
-        self.source, self.size = found.source, found.size
-
-    @property
-    def directory(self) -> WeightDirectory:
-        """Return the version as hooks get it."""
-        return self._found.directory
+    def keep_lease(self, lease: contextlib.ExitStack) -> Self:
+        """Take the lease over from the caller, and return this directory."""
+        self.lease = lease.pop_all()
+        return self
 
     @property
     def pair(self) -> Pair:
@@ -66,32 +56,32 @@ class HeldDirectory:
 
         Files that this process has not hashed yet are hashed now.
         """
-        directory, check = self.directory, self._found.check
+        directory = self.directory
         if directory.version.kind != "remote" and not os.path.isdir(directory.path):
             return False
-        if check is not None and not directory.verified:
+        if self.check is not None and not directory.verified:
             try:
-                check()
+                self.check()
             except (SyncdError, OSError):
                 return False
-            self._found.directory = replace(directory, verified=True)
+            self.directory = replace(directory, verified=True)
         return True
 
     def keep_durable(self) -> None:
         """Keep the version, now that it is loaded, by one thing: the staged copy, else the lease on its files."""
         if self.source == "stage":
-            self._lease.close()
-        elif self._found.files is not None:
-            self._found.directory, self._found.files = self._found.files, None
+            self.lease.close()
+        elif self.files is not None:
+            self.directory, self.files = self.files, None
             self._release()
 
     def close(self) -> None:
         """Give up the directory."""
-        self._lease.close()
+        self.lease.close()
         self._release()
 
     def _release(self) -> None:
-        release, self._found.release = self._found.release, None
+        release, self.release = self.release, None
         if release is not None:
             release()
 

@@ -13,7 +13,7 @@ import torch
 
 from syncd.errors import UsageError
 from syncd.protocol.layout import shard_name
-from syncd.protocol.safetensors import DTYPE_BITS, METADATA, encode_header
+from syncd.protocol.safetensors import DTYPE_BITS, METADATA, Tensor, encode_header
 from syncd.transports.torch_tensors import FROM_TORCH
 
 WORD = 8
@@ -32,14 +32,6 @@ class TensorSpec(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     size: int
-
-
-class TensorSpan(NamedTuple):
-    """Where one tensor is; `start` and `end` count from the beginning of the data."""
-
-    spec: TensorSpec
-    start: int
-    end: int
 
 
 class ExportedTensor(NamedTuple):
@@ -190,12 +182,12 @@ class ShardLayout:
         """Return the length of the file."""
         return len(self.header) + self.data_size
 
-    def spans(self) -> Iterator[TensorSpan]:
-        """Yield the place of each tensor, in file order."""
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what each tensor is and where its data lies, in file order."""
         start = 0
-        for spec in self.specs:
-            yield TensorSpan(spec, start, start + spec.size)
-            start += spec.size
+        for name, dtype, shape, size in self.specs:
+            yield Tensor(name, dtype, shape, start, start + size)
+            start += size
 
 
 def is_odd(spec: TensorSpec) -> bool:

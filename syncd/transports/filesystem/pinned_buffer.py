@@ -93,35 +93,6 @@ class PinnedBuffer:
             self._pinned = False
 
 
-class KeptBuffer:
-    """The buffer that all saves share: allocated ahead by a thread, or on first use."""
-
-    def __init__(self) -> None:
-        self._buffer: PinnedBuffer | None = None
-        self._ahead: Future[PinnedBuffer] | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Return whether there is one, or a thread is allocating one."""
-        return self._buffer is not None or self._ahead is not None
-
-    def begin(self, size: int, thread: Executor) -> None:
-        """Have a thread allocate one of `size` bytes, pinned if there is CUDA."""
-        self._ahead = thread.submit(PinnedBuffer, size, pinned=True)
-
-    def get(self) -> PinnedBuffer:
-        """Return it, waiting for the thread that allocates it."""
-        ahead, self._ahead = self._ahead, None
-        self._buffer = self._buffer or (ahead.result() if ahead else PinnedBuffer())
-        return self._buffer
-
-    def close(self) -> None:
-        """Give the memory back."""
-        if self.begun:
-            self.get().close()
-            self._buffer = None
-
-
 class TensorCopies:
     """Copies tensors, half of each large one by a helper thread. All are done when the `with` block ends.
 

@@ -20,7 +20,6 @@ from syncd.protocol.version import Version
 from syncd.transports.base import Announcement, ReceiveContext, WeightDirectory, WeightReceiver
 from syncd.transports.filesystem.copy_files import check_files
 from syncd.transports.filesystem.directory import (
-    FoundDirectory,
     HeldDirectory,
     LoadTimings,
     PayloadFiles,
@@ -111,7 +110,7 @@ class DirectoryReceiver(WeightReceiver):
             found = self.find(leased, LoadTimings(self._client.clock))
             if found is None:
                 return None
-            self._received = HeldDirectory(found, lease.pop_all())
+            self._received = found.keep_lease(lease)
         return self._received.directory
 
     def close(self) -> None:
@@ -120,7 +119,7 @@ class DirectoryReceiver(WeightReceiver):
         if received is not None:
             received.close()
 
-    def find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
+    def find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
         """Return the directory of a leased version, checked; None if this transport does not have it here.
 
         Raises:
@@ -136,7 +135,7 @@ class DirectoryReceiver(WeightReceiver):
             raise self._missing(leased, error) from None
 
     @abstractmethod
-    def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
+    def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
         """Return the directory of a leased version, checked; None if this transport does not have it here."""
 
     def _require_sizes(self, leased: "Leased", manifest: Manifest) -> None:
@@ -192,7 +191,7 @@ class FilesystemReceiver(DirectoryReceiver):
         super().__init__(client, options)
         self._stage = stage
 
-    def find_unchecked(self, leased: "Leased") -> FoundDirectory:
+    def find_unchecked(self, leased: "Leased") -> HeldDirectory:
         """Return the directory of a version that an engine runs already; its content is checked when it is used.
 
         Raises:
@@ -207,10 +206,10 @@ class FilesystemReceiver(DirectoryReceiver):
         directory = WeightDirectory(version, path, payload.shards, tensors, verified=staged is not None)
         check = self._content_check(disk, path, payload, lambda: False) if leased.manifest else None
         if staged is None:
-            return FoundDirectory(directory, "files", payload.size, check=check)
-        return FoundDirectory(directory, "stage", payload.size, staged.close, check=check)
+            return HeldDirectory(directory, "files", payload.size, check=check)
+        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
 
-    def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory:
+    def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         version, kinds = self._loadable(leased), self._options.kinds
         if version.kind not in kinds:
             able = ", ".join(sorted(kinds))
@@ -218,27 +217,27 @@ class FilesystemReceiver(DirectoryReceiver):
         if leased.version.kind == "remote" and (problem := uri_problem(leased.version.path)):
             raise RefusedError(f"step {version.step} cannot be loaded: {problem}")
         if version.kind == "remote":
-            return FoundDirectory(WeightDirectory(version, leased.path))
+            return HeldDirectory(WeightDirectory(version, leased.path))
         if leased.manifest is None or version is not leased.version:
             return self._find_foreign(leased, version, timings)
         with timings.part("verify"):
             self._require_sizes(leased, leased.manifest)
         return self._find_native(leased, payload_of(leased.manifest), timings)
 
-    def _find_foreign(self, leased: "Leased", version: Version, timings: LoadTimings) -> FoundDirectory:
+    def _find_foreign(self, leased: "Leased", version: Version, timings: LoadTimings) -> HeldDirectory:
         with timings.part("verify"):
             tensors = list_tensors(self._disk, version, leased.path, self._options.kinds)
         if version is not leased.version:
             # A start model's dtypes are not compared: it often has wider ones than the versions trained from it.
             tensors = {}
-        return FoundDirectory(WeightDirectory(version, leased.path, (), tensors))
+        return HeldDirectory(WeightDirectory(version, leased.path, (), tensors))
 
-    def _find_native(self, leased: "Leased", payload: PayloadFiles, timings: LoadTimings) -> FoundDirectory:
+    def _find_native(self, leased: "Leased", payload: PayloadFiles, timings: LoadTimings) -> HeldDirectory:
         staged = self._staged(self._stage_source(leased, payload), timings)
         if staged is None:
             with timings.part("verify"):
                 checked = self._checked(leased.version, self._disk, leased.path, payload)
-            return FoundDirectory(checked, "files", payload.size)
+            return HeldDirectory(checked, "files", payload.size)
         try:
             with timings.part("verify"):
                 tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
@@ -246,7 +245,7 @@ class FilesystemReceiver(DirectoryReceiver):
             staged.close()
             raise
         directory = WeightDirectory(leased.version, staged.path, payload.shards, tensors, verified=True)
-        return FoundDirectory(directory, "stage", payload.size, staged.close)
+        return HeldDirectory(directory, "stage", payload.size, staged.close)
 
     def _loadable(self, leased: "Leased") -> Version:
         """Return the version as hooks get it.

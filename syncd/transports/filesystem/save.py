@@ -10,9 +10,11 @@ else; `stream` blocks until the step is whole and needs 48 MiB of memory. docs/s
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,6 +25,7 @@ from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
+from syncd.transports.base import FILES, Sent
 from syncd.transports.filesystem.export_walk import (
     AnyExport,
     ExportWalk,
@@ -30,7 +33,7 @@ from syncd.transports.filesystem.export_walk import (
     can_repeat,
     encode_index,
 )
-from syncd.transports.filesystem.pinned_buffer import KeptBuffer, PinnedBuffer, TensorCopies
+from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, TensorCopies
 from syncd.transports.filesystem.save_outcome import leave_failure_note, wait_until_whole
 from syncd.transports.filesystem.shard import (
     THREADS,
@@ -47,23 +50,6 @@ from syncd.transports.filesystem.shard import (
 Mode = Literal["background", "stream"]
 
 INDEX = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The result of one save on this rank.
-
-    Args:
-        step: The step.
-        size: Bytes of the weights, of all ranks.
-        seconds: From the call until this rank's files were durable.
-        is_copied: Whether the second copy has this rank's part too.
-    """
-
-    step: int
-    size: int
-    seconds: float
-    is_copied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +102,12 @@ class StepSaver:
         self._check, self._fence = check_finite, fence
         self._writers = ThreadPoolExecutor(THREADS, "save-write")
         self._behind = ThreadPoolExecutor(1, "save")
-        self._memory = KeptBuffer()
+        self._buffer: PinnedBuffer | None = None
+        self._buffer_ahead: Future[PinnedBuffer] | None = None
         self._ring: Ring | None = None
         self._layout: ShardLayout | None = None
         self._pending: tuple[_Save, Future[bool]] | None = None
-        self.written: Written | None = None
+        self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
 
     def prepare(self, tensors: AnyExport) -> None:
@@ -135,14 +122,15 @@ class StepSaver:
         Raises:
             UsageError: Memory was allocated already, by this or by a save.
         """
-        if self._memory.begun or self._ring:
+        if self._buffer or self._buffer_ahead or self._ring:
             raise UsageError("memory is allocated once, before the first save")
         if self._mode == "stream":
             self._ring = Ring()
             return
         walk = self._walk(tensors)
         walk.plan()
-        self._memory.begin(ShardLayout(walk.specs).data_size, self._behind)
+        size = ShardLayout(walk.specs).data_size
+        self._buffer_ahead = self._behind.submit(PinnedBuffer, size, pinned=True)
 
     def planned_size(self, tensors: AnyExport) -> int:
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
@@ -208,7 +196,9 @@ class StepSaver:
         finally:
             self._behind.shutdown()
             self._writers.shutdown()
-            self._memory.close()
+            if self._buffer or self._buffer_ahead:
+                self._kept_buffer().close()
+                self._buffer = None
 
     def _start(self, save: _Save, tensors: AnyExport) -> None:
         walk = self._walk(tensors)
@@ -217,9 +207,15 @@ class StepSaver:
             _require(walk)
         self._pending = save, self._behind.submit(self._write_behind, save, walk, buffer)
 
+    def _kept_buffer(self) -> PinnedBuffer:
+        """Return the buffer that all saves share; wait for the thread that allocates it, if one does."""
+        ahead, self._buffer_ahead = self._buffer_ahead, None
+        self._buffer = self._buffer or (ahead.result() if ahead else PinnedBuffer())
+        return self._buffer
+
     def _gather(self, walk: ExportWalk) -> PinnedBuffer:
         """Copy this rank's share into the buffer: training is blocked for this alone."""
-        buffer, end = self._memory.get(), 0
+        buffer, end = self._kept_buffer(), 0
         with TensorCopies(self._behind) as copies:
             for spec, tensor, dtype, lasts in walk.in_file_order():
                 if end + spec.size > buffer.capacity:
@@ -232,31 +228,19 @@ class StepSaver:
 
     def _write_behind(self, save: _Save, walk: ExportWalk, buffer: PinnedBuffer) -> bool:
         layout = ShardLayout(walk.specs)
-
-        def fill(path: str) -> tuple[int, str]:
-            with self._shard(path, layout, save.copy) as shard:
-                put_all(shard, buffer.bytes, layout.data_size)
-                return shard.finish()
-
         try:
             with self._guarded(save):
-                return self._publish(save, walk, fill)
+                return self._publish(save, walk, layout, partial(put_all, buffer.bytes, layout.data_size))
         finally:
             buffer.renew(layout.data_size)
 
     def _stream(self, save: _Save, tensors: AnyExport) -> None:
         layout = self._planned(tensors)
-        walk, ring = self._walk(tensors), self._ring or Ring()
-        self._ring = ring
-
-        def fill(path: str) -> tuple[int, str]:
-            with self._shard(path, layout, save.copy) as shard:
-                pour(walk, layout, ring, shard)
-                return shard.finish()
-
+        walk = self._walk(tensors)
+        self._ring = self._ring or Ring()
         with self._guarded(save, walk):
             try:
-                done = self._publish(save, walk, fill)
+                done = self._publish(save, walk, layout, partial(pour, walk, layout, self._ring))
             except ChangedError:
                 self._layout = None
                 raise
@@ -277,26 +261,22 @@ class StepSaver:
             self._layout = ShardLayout(walk.specs)
         return self._layout
 
-    def _publish(self, save: _Save, walk: ExportWalk, fill: Callable[[str], tuple[int, str]]) -> bool:
+    def _publish(
+        self, save: _Save, walk: ExportWalk, layout: ShardLayout, put: Callable[[ShardWriter], None]
+    ) -> bool:
         """Write this rank's files and its receipt; seal and announce the step if all receipts are there."""
         writer, number = save.writer, self._rank + 1
         name = shard_name(number, self._world_size)
         writer.begin()
-        if self._write_mode is None:
-            self._write_mode = find_write_mode(f"{writer.path}/{ACTOR}", name=name)
-        shard = writer.place(f"{ACTOR}/{name}", fill)
-        shard = FileRecord(shard.name, shard.size, shard.digest, len(walk.specs))
+        fill = partial(self._fill, name, layout, put, save.copy)
+        shard = writer.place(f"{ACTOR}/{name}", fill, tensors=len(layout.specs))
         files = self._companions(save, walk) if self._rank == 0 else []
         if save.copy is not None:
             save.copy.seal(number, shard, files)  # first: once the step is whole, its copy is too
         writer.receipt(number, [shard], files)
-        self._note(save, walk)
-        return writer.publish_if_whole()
-
-    def _note(self, save: _Save, walk: ExportWalk) -> None:
-        is_copied = save.copy is not None and not save.copy.failed
         seconds = self._clock.monotonic() - save.begun
-        self.written = Written(save.writer.step, walk.total_size, seconds, is_copied)
+        self.sent = Sent(FILES, writer.step, walk.total_size, seconds, is_done=True)
+        return writer.publish_if_whole()
 
     def _companions(self, save: _Save, walk: ExportWalk) -> list[FileRecord]:
         files = {**save.companions, INDEX: encode_index(walk.weight_map, walk.total_size)}
@@ -308,11 +288,23 @@ class StepSaver:
     def _walk(self, tensors: AnyExport) -> ExportWalk:
         return ExportWalk(tensors, self._rank, self._world_size, self._dtype, self._tied)
 
-    def _shard(self, path: str, layout: ShardLayout, copy: SecondCopy | None) -> ShardWriter:
-        assert self._write_mode is not None
+    def _fill(
+        self,
+        name: str,
+        layout: ShardLayout,
+        put: Callable[[ShardWriter], None],
+        copy: SecondCopy | None,
+        path: str,
+    ) -> tuple[int, str]:
+        """Write a shard at a path, and return its size and digest."""
+        self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
         if copy is not None:
-            copy.begin(shard_name(self._rank + 1, self._world_size), layout.size)
-        return ShardWriter(path, layout, self._write_mode, self._writers, check=self._check, copy=copy)
+            copy.begin(name, layout.size)
+        with ShardWriter(
+            path, layout, self._write_mode, self._writers, check=self._check, copy=copy
+        ) as shard:
+            put(shard)
+            return shard.finish()
 
     @contextlib.contextmanager
     def _guarded(self, save: _Save, walk: ExportWalk | None = None) -> Iterator[None]:

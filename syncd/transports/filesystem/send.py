@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -10,7 +11,7 @@ from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
-from syncd.transports.filesystem.save import StepSaver, Written
+from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.filesystem.shard import SecondCopy
 from syncd.transports.ranks import Ranks, all_or_error
 
@@ -90,19 +91,12 @@ class FilesystemSender(WeightSender):
             raise
 
     @property
-    def written(self) -> Written | None:
-        """Return what the last send wrote, None while this rank is writing or if it failed."""
-        written = self._saver.written
-        is_last = written is not None and self._attempt is not None and written.step == self._attempt[0]
-        return written if is_last else None
-
-    @property
     def sent(self) -> Sent | None:
-        """Return the result of the last send."""
-        written = self.written
-        if written is None:
+        """Return the result of the last send, None while this rank is writing or if it failed."""
+        sent = self._saver.sent
+        if sent is None or self._attempt is None or sent.step != self._attempt[0]:
             return None
-        return Sent(self.name, written.step, written.size, written.seconds, is_done=True)
+        return replace(sent, method=self.name)
 
     @property
     def has_failed(self) -> bool:

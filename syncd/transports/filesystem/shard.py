@@ -198,8 +198,8 @@ class ShardWriter:
         self._state, self._header = hasher(DEFAULT), PinnedBuffer(layout.data_offset)
         self._file = NewFile(path, layout.size, mode)
         self._pipeline = WritePipeline(self._file, pool)
-        self._spans = layout.spans()
-        self._span = next(self._spans, None)
+        self._tensors = layout.tensors()
+        self._tensor = next(self._tensors, None)
 
     def __enter__(self) -> Self:
         self._header.bytes.copy_(torch.frombuffer(bytearray(self._layout.header), dtype=torch.uint8))
@@ -239,16 +239,15 @@ class ShardWriter:
         if not self._check:
             return
         end = start + content.numel()
-        while self._span is not None and self._span.start < end:
-            spec, first, last = self._span
-            part = content[max(first, start) - start : min(last, end) - start]
-            check_finite(spec.name, part, TO_TORCH[spec.dtype])
-            if last > end:
+        while (tensor := self._tensor) is not None and tensor.start < end:
+            part = content[max(tensor.start, start) - start : min(tensor.end, end) - start]
+            check_finite(tensor.name, part, TO_TORCH[tensor.dtype])
+            if tensor.end > end:
                 break
-            self._span = next(self._spans, None)
+            self._tensor = next(self._tensors, None)
 
 
-def put_all(shard: ShardWriter, memory: torch.Tensor, size: int) -> None:
+def put_all(memory: torch.Tensor, size: int, shard: ShardWriter) -> None:
     """Write the data of a shard that is in memory as a whole."""
     for start in range(0, size, PIECE):
         shard.put(memory[start:], start, min(PIECE, size - start))

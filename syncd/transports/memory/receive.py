@@ -12,7 +12,7 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.memory import HeldCopy, hold_copy, memory_directory_of
 from syncd.protocol.presence import read_presences
-from syncd.transports.filesystem.directory import FoundDirectory, LoadTimings, payload_of
+from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings, payload_of
 from syncd.transports.filesystem.receive import DirectoryOptions, DirectoryReceiver
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class MemoryReceiver(DirectoryReceiver):
         self._found = ""
         return bool(found)
 
-    def _find(self, leased: "Leased", timings: LoadTimings) -> FoundDirectory | None:
+    def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
         self._found = ""
         manifest = leased.manifest
         if manifest is None or manifest.kind != _KIND or _KIND not in self._options.kinds:
@@ -57,7 +57,7 @@ class MemoryReceiver(DirectoryReceiver):
                     return copy
         return None
 
-    def _check_copy(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> FoundDirectory | None:
+    def _check_copy(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> HeldDirectory | None:
         """Return a copy, checked as files are; None if it cannot be used."""
         with contextlib.ExitStack() as undo:
             undo.callback(copy.close)
@@ -72,10 +72,10 @@ class MemoryReceiver(DirectoryReceiver):
             undo.pop_all()
             return found
 
-    def _describe(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> FoundDirectory:
+    def _describe(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> HeldDirectory:
         payload = payload_of(manifest)
         path = f"{copy.path}/{manifest.payload}"
         directory = self._checked(leased.version, LocalDisk(), path, payload)
         files = replace(directory, path=leased.path, verified=False)
         check = self._content_check(self._disk, leased.path, payload, lambda: False)
-        return FoundDirectory(directory, "memory", payload.size, copy.close, files, check)
+        return HeldDirectory(directory, "memory", payload.size, copy.close, files, check)

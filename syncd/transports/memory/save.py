@@ -7,6 +7,7 @@ only consequence is that there is none. docs/memory.md has the rules.
 import atexit
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, Self
 
@@ -68,6 +69,7 @@ class MemorySender(WeightSender):
         self._files, self._copies, self._client = files, copies, client
         self._log = structlog.get_logger()
         self._size: int | None = None
+        self._copy: StepCopy | None = None  # of the last send
 
     @classmethod
     def open(cls, context: SendContext) -> Self:
@@ -94,7 +96,8 @@ class MemorySender(WeightSender):
 
     def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
         """Begin to write a step, and its copy if there is room for one."""
-        self._files.send(step, attempt, export, files, self._next_copy(step, attempt, export))
+        self._copy = self._next_copy(step, attempt, export)
+        self._files.send(step, attempt, export, files, self._copy)
 
     def wait(self) -> None:
         """Return once the step is whole and announced; its copy is whole then too."""
@@ -103,10 +106,8 @@ class MemorySender(WeightSender):
     @property
     def sent(self) -> Sent | None:
         """Return the result of the last send; it is done if there is a copy."""
-        written = self._files.written
-        if written is None:
-            return None
-        return Sent(self.name, written.step, written.size, written.seconds, written.is_copied)
+        sent, copy = self._files.sent, self._copy
+        return sent and replace(sent, method=self.name, is_done=copy is not None and not copy.failed)
 
     @property
     def has_failed(self) -> bool:
@@ -186,8 +187,13 @@ class MemoryCopies:
         Returns:
             Why no copies can be made, empty if they can.
         """
+        root = os.path.dirname(self.place.directory)
         try:
-            return self._open()
+            if not is_memory(root):
+                return f"{root} is not in memory"
+            clear_all(root)
+            atexit.register(self.close)  # a run that ends by an error must give the host's memory back
+            return self._own()
         except (OSError, SyncdError) as error:
             return str(error)
 
@@ -220,14 +226,6 @@ class MemoryCopies:
         if owner is not None:
             owner.close()
             clear_directory(self.place.directory)
-
-    def _open(self) -> str:
-        root = os.path.dirname(self.place.directory)
-        if not is_memory(root):
-            return f"{root} is not in memory"
-        clear_all(root)
-        atexit.register(self.close)  # a run that ends by an error must give the host's memory back
-        return self._own()
 
     def _own(self) -> str:
         if self._owner is not None and self._owner.is_valid():

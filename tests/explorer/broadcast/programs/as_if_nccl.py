@@ -14,7 +14,7 @@ import sys
 import torch.distributed as dist
 
 from syncd.protocol.backend import Gpu
-from syncd.transports.broadcast import checksums, process_group
+from syncd.transports.broadcast import packing, process_group
 
 LOOPBACK = "127.0.0.1"
 
@@ -43,7 +43,7 @@ def install(failing):
     OverGloo.failing = failing
     dist.ProcessGroupNCCL = OverGloo
     process_group.gpu_of = lambda device: Gpu(f"gpu-{os.getpid()}", "2.27")
-    checksums.make_checksum = checksums.WordChecksum
+    packing.make_checksum = packing.WordChecksum
 
 
 def main(side, failing, *rest):
