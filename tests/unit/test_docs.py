@@ -13,6 +13,7 @@ FOLDERS = "syncd|trainer|explorer_hooks|tests|benchmarks|examples"
 FILE = re.compile(rf"(?<![\w/])(?:{FOLDERS})/[\w./-]+\.(?:py|sh|toml|sbatch|yml|json|md)\b")
 DOTTED = re.compile(r"\b(?:syncd|trainer|explorer_hooks)(?:\.\w+)+")
 IMPORT = re.compile(r"from ((?:syncd|trainer|explorer_hooks)[\w.]*) import ([\w, ]+)")
+TEST_FILE = re.compile(r"`(test_\w+)(?:\.py)?`")
 GUARD = re.compile(r"(tests/[\w/]+\.py)?::(\w+)")
 
 
@@ -47,6 +48,12 @@ def test_the_index_names_every_page():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page):
     assert {name for name in FILE.findall(page.read_text()) if not (ROOT / name).exists()} == set()
+
+
+def test_every_test_file_that_a_page_names_exists():
+    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    named = {name for page in PAGES for name in TEST_FILE.findall(page.read_text())}
+    assert named - files == set()
 
 
 @functools.cache
