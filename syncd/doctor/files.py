@@ -89,10 +89,8 @@ def permissions(place: ProbeTarget) -> Finding:
     file, directory = (os.stat(f"{place.scratch}/{name}") for name in ("file", "directory"))
     detail = f"files {stat.filemode(file.st_mode)}, directories {stat.filemode(directory.st_mode)}"
     if file.st_uid != os.geteuid():
-        return warn(
-            f"{detail}; the server makes user {os.geteuid()} into {file.st_uid}",
-            "run trainer, daemon and explorers as one user, or export without squashing",
-        )
+        advice = "run trainer, daemon and explorers as one user, or export without squashing"
+        return warn(f"{detail}; the server makes user {os.geteuid()} into {file.st_uid}", advice)
     if not file.st_mode & stat.S_IRGRP or not directory.st_mode & stat.S_IXGRP:
         return warn(f"{detail}: the group cannot read them", "umask 022 (or UMask=0022 in the unit)")
     return ok(detail)
@@ -208,9 +206,7 @@ def directory_fsync(place: ProbeTarget) -> Finding:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-        return warn(
-            f"not supported ({errno_name(error)}): only the file system decides when a rename is durable",
-            "a step may vanish whole in a power cut, never in part",
-        )
+        found = f"not supported ({errno_name(error)}): only the file system decides when a rename is durable"
+        return warn(found, "a step may vanish whole in a power cut, never in part")
     finally:
         os.close(descriptor)

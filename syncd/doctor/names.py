@@ -78,9 +78,8 @@ def rename_to_trash(place: ProbeTarget) -> Finding:
 def rmdir_full(place: ProbeTarget) -> Finding:
     """A full directory cannot be removed: a leader is fenced only once its directory is empty and gone."""
     full_directory(f"{place.scratch}/full")
-    return _refused(
-        _refusal(lambda: os.rmdir(f"{place.scratch}/full"), _FULL), "a full directory was removed"
-    )
+    refusal = _refusal(lambda: os.rmdir(f"{place.scratch}/full"), _FULL)
+    return _refused(refusal, "a full directory was removed")
 
 
 @probe("create-in-removed", essential=True)

@@ -150,9 +150,8 @@ def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError
         return None, error
     except OSError as error:
         broken = f"the exchange with the second host failed ({errno_name(error)})"
-        return None, StorageError(
-            broken, path=place.directory, hint=advice_for(error, place.directory) or None
-        )
+        hint = advice_for(error, place.directory) or None
+        return None, StorageError(broken, path=place.directory, hint=hint)
 
 
 def peer_findings(peer: Peer) -> list[Finding]:
