@@ -13,17 +13,21 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine works again
 
 import contextlib
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from syncd.client.client import Client
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
-from syncd.protocol.version import Pair, pair_of
-from syncd.transports.base import WeightDirectory
+from syncd.protocol.version import UNKNOWN_LABEL, Pair, pair_of
+from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
-_FLAGS = {"true": True, "false": False}
+RESTART = "restart the engine"
+
+_FLAGS = ("true", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,52 @@ class Hook(ABC):
         """Close connections; the engine keeps running."""
 
 
+class UntouchedError(LoadFailedError):
+    """The engine refused the weights before it wrote anything."""
+
+
+class TensorHook(Hook):
+    """A hook that also loads what a transport has received into memory, before the step is published."""
+
+    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
+    is_restored_at_once: ClassVar[bool] = False
+    """Whether the follower restores an engine that `load_received` left half loaded, before files are loaded."""
+
+    def no_broadcasts(self) -> str:
+        """Return why the engine cannot take weights from this process's memory, empty if it can."""
+        return ""
+
+    @abstractmethod
+    def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
+        """Return what a receiver for this engine is opened with."""
+
+    @abstractmethod
+    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+        """Have the engine run weights that were received, before they are published, and report that it does.
+
+        Args:
+            weights: The weights, which run under their `label` until then.
+            receiver: What received them.
+
+        Raises:
+            UntouchedError: The engine took nothing and still runs what it ran.
+            LoadFailedError: It gets no work until a version is loaded or `abort` is called.
+            EngineUnreachableError: It does not answer.
+        """
+
+    @abstractmethod
+    def set_label(self, label: str) -> None:
+        """Replace the label of weights from `load_received` by that of their files, once they are published.
+
+        Raises:
+            SyncdError: The engine was not told.
+        """
+
+    @abstractmethod
+    def drop_label(self) -> None:
+        """Forget the label of weights that were not published: the engine runs unknown weights."""
+
+
 class HookSettings:
     """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused.
 
@@ -166,10 +216,7 @@ class HookSettings:
         Raises:
             ConfigError: It is another word.
         """
-        value = self.text(key, default)
-        if value not in among:
-            raise self._wrong(key, value, f"one of {', '.join(among)}")
-        return value
+        return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return true or false.
@@ -177,10 +224,7 @@ class HookSettings:
         Raises:
             ConfigError: It is neither.
         """
-        value = self.text(key, "true" if default else "false")
-        if value not in _FLAGS:
-            raise self._wrong(key, value, "true or false")
-        return _FLAGS[value]
+        return self._checked(key, str(default).lower(), "true or false", _FLAGS.__contains__) == "true"
 
     def seconds(self, key: str, default: float) -> float:
         """Return a number of seconds above 0.
@@ -188,14 +232,7 @@ class HookSettings:
         Raises:
             ConfigError: It is not one.
         """
-        value = self.text(key, str(default))
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise self._wrong(key, value, "a number of seconds above 0")
-        return seconds
+        return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
 
     def count(self, key: str, default: int) -> int:
         """Return a whole number, at least 0.
@@ -203,10 +240,8 @@ class HookSettings:
         Raises:
             ConfigError: It is not one.
         """
-        value = self.text(key, str(default))
-        if not (value.isascii() and value.isdigit()):
-            raise self._wrong(key, value, "a whole number")
-        return int(value)
+        is_count = re.compile("[0-9]+").fullmatch
+        return int(self._checked(key, str(default), "a whole number", is_count))
 
     def done(self) -> None:
         """Return if every given setting was read.
@@ -220,8 +255,18 @@ class HookSettings:
                 hint=f"it has {', '.join(sorted(self._known))}",
             )
 
-    def _wrong(self, key: str, value: str, wanted: str) -> ConfigError:
-        return ConfigError(f"{key}={value} of the hook {self._hook}", hint=f"{key} is {wanted}")
+    def _checked(self, key: str, default: str, wanted: str, is_good: Callable[[str], object]) -> str:
+        value = self.text(key, default)
+        if not is_good(value):
+            raise ConfigError(f"{key}={value} of the hook {self._hook}", hint=f"{key} is {wanted}")
+        return value
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 class LoadState:
@@ -276,6 +321,50 @@ class LoadState:
             raise EngineDeadError(
                 "the engine was touched and there is no good version to go back to", hint=hint
             )
+
+
+class PhaseHook(Hook):
+    """A hook that has somebody else's program do each phase, and remembers what was committed last."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
+
+    def __init__(self) -> None:
+        self._state = LoadState()
+        self._label: str | None = None
+
+    @abstractmethod
+    def _do(self, phase: str, target: WeightDirectory) -> None:
+        """Have the program do `prepare`, `load` or `commit` of a version, or `abort` with the one to restore."""
+
+    def prepare(self, target: WeightDirectory) -> None:
+        """Refuse a version of another kind or without a directory; the program may refuse it too."""
+        require_loadable(target, self)
+        self._state.prepare()
+        self._do("prepare", target)
+
+    def load(self, target: WeightDirectory) -> None:
+        """Have the program load it."""
+        self._state.load()
+        self._do("load", target)
+
+    def commit(self, target: WeightDirectory) -> None:
+        """Have the program serve it; the label is the new one from now on."""
+        self._do("commit", target)
+        self._keep(target.label)
+        self._state.commit()
+
+    def abort(self, last_good: WeightDirectory | None) -> None:
+        """Have the program restore the last good version."""
+        if last_good is None:
+            self._state.require_untouched(RESTART)
+            return
+        self._keep(UNKNOWN_LABEL)
+        with self._state.restoring(RESTART):
+            self._do("abort", last_good)
+        self._keep(last_good.label)
+
+    def _keep(self, label: str | None) -> None:
+        self._label = label
 
 
 def require_loadable(target: WeightDirectory, hook: Hook) -> None:

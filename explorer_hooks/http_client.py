@@ -25,7 +25,7 @@ MAX_ANSWER = 16 << 20
 _EXCERPT = 300
 _SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
 _PIECE = 1 << 16
-_OK, _REDIRECT, _BAD = 200, 300, 400
+_REDIRECT, _BAD = 300, 400
 _UNAUTHORISED = frozenset({401, 403})
 _MISSING = 404
 _MESSAGES = ("message", "detail", "error", "object")
@@ -94,7 +94,7 @@ class HttpClient:
     ) -> None:
         self._url = _checked_url(address)
         self._token = token
-        self._timeout = timeout
+        self.timeout = timeout
         self._ask_timeout = min(timeout, ask_timeout)
         self._missing = missing
         self._max_answer = max_answer
@@ -111,11 +111,6 @@ class HttpClient:
     def host(self) -> str:
         """Return the host that it names."""
         return self._url.hostname or ""
-
-    @property
-    def timeout(self) -> float:
-        """Return the seconds that a load may take."""
-        return self._timeout
 
     def get(self, path: str) -> Reply:
         """Return the answer to a GET; an error status counts as an unreachable engine.
@@ -138,9 +133,7 @@ class HttpClient:
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, or redirects.
         """
-        reply = self._sent("GET", path, None, self._ask_timeout)
-        self._check_configured(reply)
-        return reply
+        return self._sent("GET", path, None, self._ask_timeout)
 
     def get_json(self, path: str) -> dict[str, Any]:
         """Return the JSON object that answers a GET.
@@ -199,10 +192,7 @@ class HttpClient:
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, or redirects.
         """
-        timeout = min(seconds or self._timeout, self._timeout)
-        reply = self._sent("POST", path, {} if body is None else body, timeout)
-        self._check_configured(reply)
-        return reply
+        return self._sent("POST", path, body or {}, min(seconds or self.timeout, self.timeout))
 
     def complaint(self, reply: Reply) -> str:
         """Return one line about an answer that is an error."""
@@ -249,6 +239,7 @@ class HttpClient:
         if late.is_set():
             # A body that ends with the connection looks whole when the deadline has ended it.
             self._unreachable(f"{request} was not answered within {timeout:g} s", None)
+        self._check_configured(reply)
         return reply
 
     def _unreachable(self, message: str, error: Exception | None) -> NoReturn:
@@ -256,12 +247,10 @@ class HttpClient:
         raise EngineUnreachableError(message, path=self.address, hint=hint) from error
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        host, port = self._url.hostname or "", self._url.port
         if self._url.scheme == "https":
-            return http.client.HTTPSConnection(
-                host, port, timeout=timeout, context=ssl.create_default_context()
-            )
-        return http.client.HTTPConnection(host, port, timeout=timeout)
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self.host, self._url.port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(self.host, self._url.port, timeout=timeout)
 
     def _exchanged(
         self, connection: http.client.HTTPConnection, request: str, body: Mapping[str, Any] | None
@@ -270,9 +259,8 @@ class HttpClient:
         data = None if body is None else json.dumps(body).encode()
         connection.request(method, f"{self._url.path}{path}", data, self._headers(data or b""))
         with contextlib.closing(connection.getresponse()) as response:
-            return Reply(
-                request, response.status, _whole(response, self._max_answer), response.getheader("Location")
-            )
+            whole = _whole(response, self._max_answer)
+            return Reply(request, response.status, whole, response.getheader("Location"))
 
     def _headers(self, data: bytes) -> dict[str, str]:  # noqa: ARG002 - what signs has to see it
         headers = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}

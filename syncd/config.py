@@ -124,7 +124,7 @@ def load(
         _refuse_reaching(table, path)
     given = {key: value for key, value in overrides.items() if value is not None}
     where = path or "the command line"
-    values = {key: _value(key, value, where) for key, value in {**table, **given}.items()}
+    values = {key: check_value(key, value, where) for key, value in {**table, **given}.items()}
     return dataclasses.replace(DaemonConfig(), **values)
 
 
@@ -139,7 +139,23 @@ def check_value(key: str, value: Any, where: str = "the command line") -> Any:
     Raises:
         ConfigError: It is of another type, or out of range.
     """
-    return _value(key, value, where)
+    if key not in _FIELDS:
+        near = difflib.get_close_matches(key, _FIELDS, 1)
+        raise ConfigError(
+            f"unknown key {key!r} in [daemon]",
+            path=where,
+            hint=f"did you mean {near[0]!r}?" if near else None,
+        )
+    if key in _SIZES and isinstance(value, str):
+        value = parse_size(value)
+    kind = _FIELDS[key].type
+    if kind is float and type(value) is int and abs(value) <= _MOST:
+        value = float(value)
+    if type(value) is not kind:
+        shown = f"{value!r:.80}"
+        raise ConfigError(f"{key} = {shown} is not of type {getattr(kind, '__name__', kind)}", path=where)
+    _check_range(key, value, where)
+    return value
 
 
 def parse_size(text: str) -> int:
@@ -182,26 +198,6 @@ def _refuse_reaching(table: Mapping[str, Any], path: str | None) -> None:
                 path=path,
                 hint=f"syncd watch ... --{key.replace('_', '-')} VALUE, or --config with your own file",
             )
-
-
-def _value(key: str, value: Any, where: str) -> Any:
-    if key not in _FIELDS:
-        near = difflib.get_close_matches(key, _FIELDS, 1)
-        raise ConfigError(
-            f"unknown key {key!r} in [daemon]",
-            path=where,
-            hint=f"did you mean {near[0]!r}?" if near else None,
-        )
-    if key in _SIZES and isinstance(value, str):
-        value = parse_size(value)
-    kind = _FIELDS[key].type
-    if kind is float and type(value) is int and abs(value) <= _MOST:
-        value = float(value)
-    if type(value) is not kind:
-        shown = f"{value!r:.80}"
-        raise ConfigError(f"{key} = {shown} is not of type {getattr(kind, '__name__', kind)}", path=where)
-    _check_range(key, value, where)
-    return value
 
 
 def _check_range(key: str, value: Any, where: str) -> None:

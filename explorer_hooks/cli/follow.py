@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,15 +15,13 @@ from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER
 from syncd.stall.worker import WorkerThread
 
 if TYPE_CHECKING:
-    from explorer_hooks.follower.follower import FollowOptions, TurnOutcome
-    from explorer_hooks.hook import Hook
+    from explorer_hooks.follower.follower import TurnOutcome
 
 _CREDENTIAL = "hook-token"
 """The token's name in systemd/syncd-follow@.service; the default if neither option is given."""
 
 _TOKEN_SIZE = 1 << 16
-_LEVELS = ("debug", "info", "warning", "error")
-_SECONDS = click.FloatRange(min=0, max=1e9)
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -33,7 +31,23 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     return {key: text for key, _, text in (value.partition("=") for value in values)}
 
 
-@click.command()
+def _seconds(name: str, default: float, text: str) -> Callable[[_F], _F]:
+    return click.option(name, type=click.FloatRange(min=0, max=1e9), default=default, metavar="S", help=text)
+
+
+def _count(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
+    return click.option(name, type=click.IntRange(min=0), help=text, **more)
+
+
+def _choice(name: str, default: str, among: Sequence[str], text: str) -> Callable[[_F], _F]:
+    return click.option(name, type=click.Choice(among), default=default, help=text)
+
+
+def _path(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
+    return click.option(name, type=UncheckedPath(), help=text, **more)
+
+
+@click.command(context_settings={"show_default": True})
 @click.argument("job", metavar="JOB", type=UncheckedPath())
 @click.argument("argv", metavar="[-- ARGV...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -48,83 +62,30 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     help="A setting of the hook; its documentation lists them.",
 )
 @click.option("--name", metavar="ID", help="This explorer's name in the job; default: host and process.")
-@click.option(
-    "--stage",
-    metavar="DIR",
-    type=UncheckedPath(),
-    help="Directory for one copy per host, such as /dev/shm/syncd.",
-)
-@click.option(
-    "--policy", metavar="P", default="newest", show_default=True, help="newest, every, exact=N or at-least=N."
-)
-@click.option(
-    "--max-lag", type=click.IntRange(min=0), metavar="N", help="Steps that a ready engine may be behind."
-)
-@click.option(
+@_path("--stage", "Directory for one copy per host, such as /dev/shm/syncd.", metavar="DIR")
+@click.option("--policy", metavar="P", default="newest", help="newest, every, exact=N or at-least=N.")
+@_count("--max-lag", "Steps that a ready engine may be behind.", metavar="N")
+@_choice(
     "--verify",
-    type=click.Choice(["size", "header", "content"]),
-    default="content",
-    show_default=True,
-    help="What to check of a version before loading it; content: every byte. With --stage always content.",
+    "content",
+    ("size", "header", "content"),
+    "What to check of a version before loading it; content: every byte. With --stage always content.",
 )
 @click.option("--token-env", metavar="VAR", help="Environment variable with the engine's token.")
 @click.option(
     "--token-file", metavar="FILE", help="File with the token; default: systemd's credential `hook-token`."
 )
-@click.option(
-    "--timeout",
-    type=_SECONDS,
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds for one request or load.",
-)
-@click.option(
-    "--retries",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="Retries of a load that failed.",
-)
+@_seconds("--timeout", 300.0, "Seconds for one request or load.")
+@_count("--retries", "Retries of a load that failed.", default=2)
 @click.option("--once", is_flag=True, help="Exit once the engine runs the version that the policy selects.")
-@click.option(
-    "--wait",
-    type=_SECONDS,
-    default=3600.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds to wait with --once.",
-)
+@_seconds("--wait", 3600.0, "Seconds to wait with --once.")
 @click.option("--stay", is_flag=True, help="Wait for another trainer after one is gone.")
-@click.option(
-    "--ready-file", type=UncheckedPath(), metavar="PATH", help="A file that exists while the engine is ready."
-)
-@click.option(
-    "--state-dir", type=UncheckedPath(), envvar="SYNCD_STATE_DIR", help="The state directory of syncd watch."
-)
-@click.option(
-    "--ttl",
-    type=_SECONDS,
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds of silence that mean dead.",
-)
+@_path("--ready-file", "A file that exists while the engine is ready.", metavar="PATH")
+@_path("--state-dir", "The state directory of syncd watch.", envvar="SYNCD_STATE_DIR")
+@_seconds("--ttl", 60.0, "Seconds of silence that mean dead.")
 @click.option("--json", "as_json", is_flag=True, help="Print each result as one JSON line.")
-@click.option(
-    "--log-level",
-    type=click.Choice(_LEVELS),
-    default="info",
-    show_default=True,
-    help="The lowest level to log.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["auto", "json", "text"]),
-    default="auto",
-    show_default=True,
-    help="auto: JSON unless stderr is a terminal.",
-)
+@_choice("--log-level", "info", ("debug", "info", "warning", "error"), "The lowest level to log.")
+@_choice("--log-format", "auto", ("auto", "json", "text"), "auto: JSON unless stderr is a terminal.")
 def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
     r"""Keep an inference engine at the newest version of JOB, and report which version it runs.
 
@@ -138,10 +99,14 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
       syncd follow /ckpt/job --hook vllm=http://127.0.0.1:8000 --stage /dev/shm/syncd --ready-file /run/ready
       syncd follow /ckpt/job --hook command --once -- ./reload.sh {path} {step}
     """
-    from explorer_hooks.finding import shown  # noqa: PLC0415
+    from explorer_hooks.finding import open_hook, shown  # noqa: PLC0415
+    from explorer_hooks.follower.policy import FollowOptions  # noqa: PLC0415
     from explorer_hooks.follower.service import FollowService, log_listener  # noqa: PLC0415
 
-    options, hook = _options(given), _hook(argv, given)
+    names = ("policy", "max_lag", "stage", "verify", "retries", "state_dir", "ttl", "stay", "ready_file")
+    options = FollowOptions(**{name: given[name] for name in names})
+    token, settings = _token(given["token_env"], given["token_file"]), given["settings"]
+    hook = open_hook(given["hook"], argv=argv, settings=settings, timeout=given["timeout"], token=token)
     listener = log_listener(given["log_level"], given["log_format"], sys.stderr)
     hear = _print if given["as_json"] else None
     service = FollowService(listener, hear, once=given["once"], wait=given["wait"])
@@ -150,14 +115,8 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
 
 def _print(outcome: "TurnOutcome") -> None:
     generation, step = outcome.pair or (None, None)
-    document = {
-        "kind": outcome.kind,
-        "generation": generation,
-        "step": step,
-        "reason": outcome.reason,
-        "timings": dict(outcome.timings),
-    }
-    click.echo(json.dumps(document))
+    document = {"kind": outcome.kind, "generation": generation, "step": step, "reason": outcome.reason}
+    click.echo(json.dumps({**document, "timings": dict(outcome.timings)}))
 
 
 def _job_directory(job: str) -> str:
@@ -186,22 +145,6 @@ def _real_path(job: str) -> str:
         message = f"the mount has not answered for {STUCK_AFTER:g} s; the engine was left as it is"
         raise StuckError(message, path=os.path.abspath(job), hint=MOUNT_HINT)
     return resolving.result()
-
-
-def _options(given: Mapping[str, Any]) -> "FollowOptions":
-    from explorer_hooks.follower.follower import FollowOptions  # noqa: PLC0415
-
-    names = (
-        "policy", "max_lag", "stage", "verify", "retries", "state_dir", "ttl", "stay", "ready_file",
-    )  # fmt: skip
-    return FollowOptions(**{name: given[name] for name in names})
-
-
-def _hook(argv: tuple[str, ...], given: Mapping[str, Any]) -> "Hook":
-    from explorer_hooks.finding import open_hook  # noqa: PLC0415
-
-    token, settings = _token(given["token_env"], given["token_file"]), given["settings"]
-    return open_hook(given["hook"], argv=argv, settings=settings, timeout=given["timeout"], token=token)
 
 
 def _token(variable: str | None, file: str | None) -> str | None:

@@ -34,10 +34,10 @@ def run(config: str, overrides: tuple[str, ...], name: str | None, stage: str | 
         from explorer_hooks.explorer.stages import wait_for  # noqa: PLC0415
 
         begun = wait_for(file, stage)
-        if begun.file is None:
-            click.echo(f"explorer ended: {begun.reason}", err=True)
+        if isinstance(begun, str):
+            click.echo(f"explorer ended: {begun}", err=True)
             return
-        file = begun.file
+        file = begun
     from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
 
     click.echo(f"explorer ended: {explore(file)}", err=True)

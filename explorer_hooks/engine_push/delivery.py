@@ -268,6 +268,18 @@ def cut(sizes: Mapping[str, int], bucket: int) -> Iterator[list[str]]:
         yield names
 
 
+def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:
+    """Return how many workers of an engine join a group, which it reports under a name.
+
+    Raises:
+        LoadFailedError: It reports none.
+    """
+    count = answer.get(name)
+    if type(count) is not int or count < 1:
+        raise LoadFailedError(f"{engine} reports {name} = {count!r}")
+    return count
+
+
 def described(tensors: "Mapping[str, torch.Tensor]") -> dict[str, list[object]]:
     """Return names, dtypes as torch names them, and shapes, as both engines want them."""
     return {

@@ -85,8 +85,7 @@ class BatchMaker:
 
     Args:
         tasks: The tasks.
-        seed: The seed of their order; None for the order of the file.
-        ledger: Knows which tasks are done.
+        ledger: Knows which tasks are done, and the seed of their order.
         tokens: The tokenizer.
         generator: Generates groups.
         scorer: Scores responses.
@@ -98,7 +97,6 @@ class BatchMaker:
     def __init__(
         self,
         tasks: Tasks,
-        seed: str | None,
         ledger: TaskLedger,
         tokens: Tokens,
         generator: Generator,
@@ -107,7 +105,7 @@ class BatchMaker:
         gate: EngineGate,
         stop: Callable[[], bool],
     ) -> None:
-        self._tasks, self._seed, self._ledger, self._tokens = tasks, seed, ledger, tokens
+        self._tasks, self._ledger, self._tokens = tasks, ledger, tokens
         self._generator, self._scorer, self._file = generator, scorer, file
         self._gate, self._stop = gate, stop
         self._failures, self._problem = 0, ""
@@ -143,8 +141,8 @@ class BatchMaker:
 
     def _coming(self, batch: ExplorerBatch) -> Iterator[EpochTask]:
         """Yield the next tasks, and record in the batch how far that is."""
-        cursor = self._ledger.cursor
-        for epoch, position, task in epochs(self._tasks, self._seed, cursor.epoch, cursor.position):
+        cursor, seed = self._ledger.cursor, self._ledger.state.seed or None
+        for epoch, position, task in epochs(self._tasks, seed, cursor.epoch, cursor.position):
             if 0 < self._file.explorer.epochs <= epoch:
                 return
             prompt = self._tokens.encode(task.prompt)

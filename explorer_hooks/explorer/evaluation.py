@@ -6,6 +6,7 @@ from contextlib import closing
 
 import structlog
 
+from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult
 from explorer_hooks.explorer.own_files import Records
 from explorer_hooks.explorer.rewards import plain_task
@@ -22,32 +23,29 @@ class Evaluation:
 
     Args:
         tasks: The held-out tasks.
-        every: Versions from one evaluation to the next.
         records: Gets the lines; versions that it names already are not evaluated again.
         tokens: The tokenizer.
         generator: Generates responses.
         scorer: Scores them.
-        max_tokens: Tokens of a response at most.
+        file: The configuration: how often, and how long responses are.
         stop: Once it returns true, the evaluation is given up.
     """
 
     def __init__(
         self,
         tasks: Tasks,
-        every: int,
         records: Records,
         tokens: Tokens,
         generator: Generator,
         scorer: Scorer,
-        *,
-        max_tokens: int,
+        file: ExplorerFile,
         stop: Callable[[], bool],
     ) -> None:
-        self._tasks, self._every, self._records = tasks, every, records
+        self._tasks, self._records, self._file = tasks, records, file
         self._tokens, self._generator, self._scorer = tokens, generator, scorer
-        self._max_tokens, self._stop = max_tokens, stop
+        self._stop = stop
         self._visited = {(line.get("generation"), line.get("step")) for line in records.all()}
-        self._since = every
+        self._since = self._every = file.explorer.evaluation.every
 
     def applied(self, pair: Pair) -> None:
         """Evaluate a version that was just applied, if it is due.
@@ -84,7 +82,8 @@ class Evaluation:
 
     def _groups(self) -> list[GroupResult] | None:
         prompts = [self._tokens.encode(task.prompt) for task in self._tasks.all]
-        requests = [GroupRequest(prompt, 1, self._max_tokens, 0.0) for prompt in prompts]
+        most = self._file.explorer.sampling.max_tokens
+        requests = [GroupRequest(prompt, 1, most, 0.0) for prompt in prompts]
         with closing(self._generator.generate(requests)) as coming:
             groups = [one for one in coming if one is not None]
         return None if self._stop() else sorted(groups, key=lambda one: one.index)

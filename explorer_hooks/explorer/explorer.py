@@ -1,7 +1,7 @@
 """The loop of an explorer: bring the engine to a version, make a batch, write it, follow."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -11,8 +11,7 @@ from explorer_hooks.explorer.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.own_files import Records, TaskLedger
-from explorer_hooks.explorer.pacing import Next, PacingFacts
-from explorer_hooks.follower.follower import TurnOutcome
+from explorer_hooks.explorer.pacing import Next
 from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import TimedOutError
@@ -77,7 +76,7 @@ class Explorer:
         self._gate.update(0.0)
         while True:
             reason = self._reason_to_end()
-            doing = pacing.decide(self._facts(is_over=bool(reason)))
+            doing = self._next(is_over=bool(reason))
             if doing is Next.END:
                 break
             if doing is Next.WORK:
@@ -89,15 +88,13 @@ class Explorer:
         self._finish()
         return reason
 
-    def _facts(self, *, is_over: bool) -> PacingFacts:
-        sync, batches = self._sync, self._ledger.cursor.batches
-        return PacingFacts(
+    def _next(self, *, is_over: bool) -> Next:
+        sync, versions, batches = self._sync, self._versions, self._ledger.cursor.batches
+        return pacing.decide(
             is_over=is_over,
-            is_ready=is_over or self._versions.is_ready(),
-            is_due=pacing.sync_is_due(
-                sync.style, batches, self._versions.synced_at, sync.interval, sync.offset
-            ),
-            has_room=self._versions.has_room(),
+            is_ready=is_over or versions.is_ready(),
+            is_due=pacing.sync_is_due(sync.style, batches, versions.synced_at, sync.interval, sync.offset),
+            has_room=versions.has_room(),
         )
 
     def _work(self) -> None:
@@ -158,10 +155,8 @@ class Explorer:
         """Return why the explorer ends, empty if it does not."""
         if self._stop():
             return "told to stop"
-        if (
-            self._settings.max_batches is not None
-            and self._ledger.cursor.batches >= self._settings.max_batches
-        ):
+        most = self._settings.max_batches
+        if most is not None and self._ledger.cursor.batches >= most:
             return "max_batches"
         if self._batches.is_over:
             return "all tasks are done"
@@ -201,18 +196,14 @@ class Explorer:
         """Load the last version, which may have come just before the end, and evaluate it."""
         self._source.wait_until_published()
         if not self._stop():
-            self._load_last()
+            outcome, end = self._gate.update(0.0), time.monotonic() + _LAST
+            while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
+                time.sleep(_POLL)
+                outcome = self._gate.update(0.0)
             self._gate.evaluate()
         runs = self._source.runs
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
-
-    def _load_last(self) -> TurnOutcome:
-        outcome, end = self._gate.update(0.0), time.monotonic() + _LAST
-        while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
-            time.sleep(_POLL)
-            outcome = self._gate.update(0.0)
-        return outcome
 
     # --- the record -------------------------------------------------------------------------------------------
 
@@ -227,7 +218,7 @@ class Explorer:
             "waited": round(self._waited, 3),
             "rollouts_per_s": round(len(rewards) / max(seconds, 1e-6), 3),
             "tokens_per_s": round(batch.tokens / max(seconds, 1e-6), 3),
-            "reward_mean": _mean(rewards),
+            "reward_mean": sum(rewards) / len(rewards),
             "versions": dict(batch.versions),
             "dropped": dict(batch.dropped),
         }
@@ -236,7 +227,3 @@ class Explorer:
         shown = {key: value for key, value in line.items() if key != "at"}
         self._source.sync.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import BUILT_IN
@@ -82,7 +81,7 @@ def _names(file: ExplorerFile) -> Iterator[Problem]:
 
 def _engine(file: ExplorerFile) -> Iterator[Problem]:
     engine, temperature = file.explorer.engine, file.algorithm.get("temperature", 1.0)
-    if not _is_temperature(temperature):
+    if type(temperature) not in (int, float) or not math.isfinite(temperature) or temperature <= 0:
         yield Problem("algorithm.temperature", f"algorithm.temperature = {temperature!r} is not above 0")
     elif engine.kind != "transformers" and temperature != 1 and not engine.processed_logprobs:
         yield Problem(
@@ -101,10 +100,6 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
             f'explorer.engine.kind = "{engine.kind}" needs explorer.engine.address',
             'address = "http://127.0.0.1:8000"',
         )
-
-
-def _is_temperature(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value > 0
 
 
 def _is_import_path(text: str) -> bool:

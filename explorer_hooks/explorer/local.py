@@ -14,7 +14,7 @@ from zlib import crc32
 
 import torch
 
-from explorer_hooks.explorer.config import InferenceSection
+from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
     BEFORE_THE_FIRST,
     Generator,
@@ -23,6 +23,7 @@ from explorer_hooks.explorer.generation import (
     Response,
 )
 from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.protocol.version import pair_of
@@ -74,36 +75,31 @@ def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
 def draw(
     model: Any,
     ends: SequenceLimits,
-    prompts: Sequence[Sequence[int]],
-    *,
-    samples: int,
-    max_tokens: int,
-    temperature: float,
+    requests: Sequence[GroupRequest],
     generator: torch.Generator,
     stop: Callable[[], bool],
 ) -> list[list[SampledSequence]]:
-    """Return `samples` responses to each prompt, all computed as one batch.
+    """Return the responses to each request, all computed as one batch.
 
     Args:
         model: A causal language model.
         ends: What ends and pads.
-        prompts: Token ids, none empty; all shorter than the model's positions.
-        samples: Responses to each.
-        max_tokens: Tokens of a response at most; fewer where the model's positions run out.
-        temperature: What logits are divided by; 0 for the most probable token, whose log-prob is at temperature 1.
+        requests: Prompts, none empty and all shorter than the model's positions; the first request says how many
+            responses there are to each, of how many tokens, fewer if the model's positions run out, and at which
+            temperature: logits are divided by it; 0 for the most probable token, whose log-prob is at temperature 1.
         generator: Draws the tokens.
         stop: Called after each token; once it returns true, the tokens so far are returned.
     """
     device = next(model.parameters()).device
-    tokens, mask = _padded(prompts, ends.pad, device)
-    steps = max(min(max_tokens, ends.positions - tokens.shape[1]), 1)
+    tokens, mask = _padded([request.prompt for request in requests], ends.pad, device)
+    samples, temperature = requests[0].samples, requests[0].temperature
+    steps = max(min(requests[0].max_tokens, ends.positions - tokens.shape[1]), 1)
     chosen, logprobs = [], []
-    running = torch.ones(len(prompts) * samples, dtype=torch.bool, device=device)
+    running = torch.ones(len(requests) * samples, dtype=torch.bool, device=device)
     last = torch.tensor(sorted(ends.ends), dtype=torch.long, device=device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.inference_mode():
-        made = model(
-            tokens, attention_mask=mask, position_ids=_positions(mask), use_cache=True, logits_to_keep=1
-        )
+        made = model(tokens, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
         cache, logits = made.past_key_values, made.logits[:, -1].repeat_interleave(samples, 0)
         cache.batch_repeat_interleave(samples)
         mask = mask.repeat_interleave(samples, 0)
@@ -146,10 +142,6 @@ def _padded(
     rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
-
-
-def _positions(mask: torch.Tensor) -> torch.Tensor:
-    return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _grouped(
@@ -206,18 +198,8 @@ class LocalGenerator(Generator):
             yield GroupResult(index + at, problem=f"the prompt has {tokens} tokens, which are too many")
         if not fits:
             return
-        first = requests[0]
         with self._generating() as label:
-            groups = draw(
-                self._model,
-                self._ends,
-                [requests[at].prompt for at in fits],
-                samples=first.samples,
-                max_tokens=first.max_tokens,
-                temperature=first.temperature,
-                generator=self._draws,
-                stop=self._stop,
-            )
+            groups = draw(self._model, self._ends, [requests[at] for at in fits], self._draws, self._stop)
         if self._stop():
             return
         version = BEFORE_THE_FIRST if label is None else pair_of(label)
@@ -235,31 +217,27 @@ class LocalGenerator(Generator):
 
 
 def open_generator(
-    model: Any, hook: TransformersHook, tokens: Tokens, rows: int, seed: str, stop: Callable[[], bool]
+    hook: Hook, tokens: Tokens, rows: int, seed: str, stop: Callable[[], bool]
 ) -> LocalGenerator:
     """Return what generates with a model of this process.
 
     Args:
-        model: The model that versions are loaded into.
-        hook: Loads them.
+        hook: Loads versions into the model.
         tokens: The model's tokenizer.
         rows: Responses of one forward pass at most.
         seed: Seeds the draws.
         stop: Once it returns true, pending groups are given up.
     """
+    assert isinstance(hook, TransformersHook)
+    limits = sequence_limits(hook.model, getattr(tokens, "tokenizer", None))
+    number = crc32(seed.encode())
     return LocalGenerator(
-        model,
-        sequence_limits(model, getattr(tokens, "tokenizer", None)),
-        tokens,
-        rows=rows,
-        seed=crc32(seed.encode()),
-        generating=hook.generating,
-        stop=stop,
+        hook.model, limits, tokens, rows=rows, seed=number, generating=hook.generating, stop=stop
     )
 
 
-def load_model(directory: str, section: InferenceSection, *, trust_remote_code: bool) -> Any:
-    """Return the model of a directory, ready to generate.
+def open_hook(file: ExplorerFile) -> TransformersHook:
+    """Return the hook of the model that a file names, which is loaded and ready to generate.
 
     Raises:
         ConfigError: It cannot be loaded, or there is no such device.
@@ -269,16 +247,15 @@ def load_model(directory: str, section: InferenceSection, *, trust_remote_code: 
     except ImportError as error:
         hint = "pip install 'syncd[transformers]'"
         raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
+    section, directory, trust = file.explorer.engine, file.model.path, file.model.trust_remote_code
+    dtype = getattr(torch, section.dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, section.dtype), trust_remote_code=trust_remote_code
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "model.path names a Hugging Face model directory"
         raise ConfigError(f"the model cannot be loaded: {what}", path=directory, hint=hint) from error
-    placed: Any = model
-    return placed.to(device_of(section.device)).eval()
+    return TransformersHook(model.to(device_of(section.device)).eval(), timeout=section.timeout)
 
 
 def device_of(name: str) -> torch.device:

@@ -16,7 +16,7 @@ from syncd.errors import ConfigError, storage_errors
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Document, Fields, encode, read_document
+from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 
@@ -86,6 +86,11 @@ class TaskCursor:
     def behind(self, epoch: int, position: int, *, batch: bool) -> "TaskCursor":
         """Return the position behind a task, one batch later if there is one."""
         return TaskCursor(epoch, position + 1, self.batches + batch)
+
+    @property
+    def seed_text(self) -> str:
+        """Return the part of a seed that is new at each position; any change of this text changes all draws."""
+        return f"Cursor(epoch={self.epoch}, position={self.position}, batches={self.batches})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +187,7 @@ class TaskLedger:
         self.state = moved
 
     def _save(self, state: LedgerState) -> None:
-        self.writer.replace(self._path, encode(_document(state)))
-
-
-def _document(state: LedgerState) -> Document:
-    return {**asdict(state), "cursor": asdict(state.cursor), "then": asdict(state.then)}
+        self.writer.replace(self._path, encode(asdict(state)))
 
 
 def _state(fields: Fields) -> LedgerState:

@@ -43,32 +43,22 @@ class Next(StrEnum):
     WORK = "work"
 
 
-@dataclass(frozen=True, slots=True)
-class PacingFacts:
-    """The facts that decide what an explorer does next.
+def decide(*, is_over: bool, is_ready: bool, is_due: bool, has_room: bool) -> Next:
+    """Return what an explorer does next.
 
     Args:
-        is_over: Whether the explorer ends: the trainer is gone, for example, or all tasks are done.
+        is_over: Whether it ends: the trainer is gone, for example, or all tasks are done.
         is_ready: Whether the engine runs an applied version that is recent enough.
         is_due: Whether a version is due at this explorer's own step.
         has_room: Whether the trainer needs another batch.
     """
-
-    is_over: bool
-    is_ready: bool
-    is_due: bool
-    has_room: bool
-
-
-def decide(now: PacingFacts) -> Next:
-    """Return what the explorer does next."""
-    if now.is_over:
+    if is_over:
         return Next.END
-    if not now.is_ready:
+    if not is_ready:
         return Next.ENGINE
-    if now.is_due:
+    if is_due:
         return Next.SYNC
-    return Next.WORK if now.has_room else Next.WAIT
+    return Next.WORK if has_room else Next.WAIT
 
 
 def sync_is_due(style: SyncStyle, batches: int, synced_at: int, interval: int, offset: int) -> bool:

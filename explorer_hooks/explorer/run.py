@@ -2,11 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any
 
 import structlog
 
@@ -19,20 +17,18 @@ from explorer_hooks.explorer.explorer import Explorer
 from explorer_hooks.explorer.generation import Generator, PermittedVersion
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import ahead_of
-from explorer_hooks.explorer.scoring import open_scorer
-from explorer_hooks.explorer.stopping import Stop
+from explorer_hooks.explorer.scoring import Scorer, open_scorer
 from explorer_hooks.explorer.tasks import Tasks, Tokens, hide_progress_bars, open_tokens, read_tasks
-from explorer_hooks.explorer.weight_sinks import ModelSink, ServerSink, WeightSink
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.finding import open_hook, shown
-from explorer_hooks.follower.follower import Follower, FollowOptions
-from explorer_hooks.hook import Hook
-from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.transformers import TransformersHook
+from explorer_hooks.follower.follower import Follower
+from explorer_hooks.follower.policy import EventListener, FollowOptions
+from explorer_hooks.follower.service import log_listener
+from explorer_hooks.hook import Hook, TensorHook
+from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
-from syncd.observe import log
-from syncd.transports.base import EarlyReceiver, ReceiveContext, Transport, find_transport, transport_names
+from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
 
 _LOG = structlog.get_logger()
 
@@ -44,25 +40,14 @@ def run(file: ExplorerFile) -> str:
         SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     section = file.explorer
-    log.configure(section.log, sys.stderr)
+    listener = log_listener(section.log, "auto", sys.stderr)
     hide_progress_bars()
-    tasks = read_tasks(section.tasks, section.prompt_key, section.answer_key)
-    held_out = _held_out(file)
+    tasks, held_out = read_tasks(section.tasks, section.prompt_key, section.answer_key), _held_out(file)
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with Stop().on_signals() as stop, ExitStack() as opened:
-        reward = section.reward
-        scorer = opened.enter_context(
-            closing(
-                open_scorer(
-                    reward.function,
-                    timeout=reward.timeout,
-                    workers=reward.workers,
-                    directories=_import_directories(file),
-                )
-            )
-        )
+        scorer = opened.enter_context(closing(_open_scorer(file)))
         engine = _open_engine(file)
-        follower = opened.enter_context(_open_follower(file, engine, stop))
+        follower = opened.enter_context(_open_follower(file, engine, listener, stop))
         job, name = follower.sync.job, follower.sync.identity or ""
         opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
         seed = f"{file.job.seed}/{name}"
@@ -70,33 +55,14 @@ def run(file: ExplorerFile) -> str:
         ledger = TaskLedger.open(writer, tasks.digest, seed if section.shuffle else "")
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         versions = EngineVersions(source, ledger, file.data.groups / file.groups, ahead_of(file))
-        generator = _open_generator(
-            file, engine, tokens, follower, versions.permitted, f"{seed}/{ledger.cursor}", stop
-        )
+        draws = f"{seed}/{ledger.cursor.seed_text}"
+        generator = _open_generator(file, engine, tokens, follower, versions.permitted, draws, stop)
         evaluation = None
         if held_out is not None:
-            evaluation = Evaluation(
-                held_out,
-                section.evaluation.every,
-                Records(own_files.evaluations_path(job, name), job.disk),
-                tokens,
-                generator,
-                scorer,
-                max_tokens=section.sampling.max_tokens,
-                stop=stop,
-            )
+            records = Records(own_files.evaluations_path(job, name), job.disk)
+            evaluation = Evaluation(held_out, records, tokens, generator, scorer, file, stop)
         gate = EngineGate(versions, evaluation, file.sync, stop)
-        batches = BatchMaker(
-            tasks,
-            seed if section.shuffle else None,
-            ledger,
-            tokens,
-            generator,
-            scorer,
-            file,
-            gate,
-            stop,
-        )
+        batches = BatchMaker(tasks, ledger, tokens, generator, scorer, file, gate, stop)
         metrics = Records(own_files.metrics_path(job, name), job.disk)
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
@@ -109,13 +75,11 @@ class _Engine:
         name: Its name in presence and log.
         hook: Loads versions into it.
         token: Its API key.
-        model: The model, if it is in this process.
     """
 
     name: str
     hook: Hook
     token: str | None
-    model: Any = None
 
 
 def _open_engine(file: ExplorerFile) -> _Engine:
@@ -127,10 +91,9 @@ def _open_engine(file: ExplorerFile) -> _Engine:
     section = file.explorer.engine
     token = _token(section.token_env)
     if section.kind == "transformers":
-        from explorer_hooks.explorer.local import load_model  # noqa: PLC0415 - torch
+        from explorer_hooks.explorer.local import open_hook as open_local  # noqa: PLC0415 - torch
 
-        model = load_model(file.model.path, section, trust_remote_code=file.model.trust_remote_code)
-        return _Engine(section.kind, TransformersHook(model, timeout=section.timeout), token, model)
+        return _Engine(section.kind, open_local(file), token)
     address = f"{section.kind}={section.address}"
     hook = open_hook(address, settings=section.options, timeout=section.timeout, token=token)
     return _Engine(shown(address), hook, token)
@@ -145,12 +108,11 @@ def _open_generator(
     seed: str,
     stop: Stop,
 ) -> Generator:
-    if engine.model is None:
+    if file.explorer.engine.kind != "transformers":
         return served.open_generator(file, engine.token, follower.running, permitted, stop)
     from explorer_hooks.explorer import local  # noqa: PLC0415 - torch
 
-    assert isinstance(engine.hook, TransformersHook)
-    return local.open_generator(engine.model, engine.hook, tokens, file.explorer.engine.rows, seed, stop)
+    return local.open_generator(engine.hook, tokens, file.explorer.engine.rows, seed, stop)
 
 
 @contextmanager
@@ -158,27 +120,14 @@ def _open_source(
     file: ExplorerFile, engine: _Engine, follower: Follower, stop: Stop
 ) -> Iterator[WeightSource]:
     """Yield where weights come from: besides files a transport of tensors, if the job and the engine have one."""
-    transport = _tensor_transport(file.sync.method)
-    if transport is None or not _takes_tensors(engine):
+    transport, hook = _tensor_transport(file.sync.method), engine.hook
+    if transport is None or not isinstance(hook, TensorHook) or not _takes_tensors(hook):
         yield WeightSource(follower)
         return
-    hook = engine.hook
-    parameters = engine.model.state_dict() if engine.model is not None else None
-    check_fit = hook.check_offered if isinstance(hook, HttpEngineHook) else None
-    with closing(
-        transport.open_receiver(ReceiveContext(follower.sync, stop, parameters, check_fit))
-    ) as receiver:
+    with closing(transport.open_receiver(hook.receive_context(follower.sync, stop))) as receiver:
         assert isinstance(receiver, EarlyReceiver)
-        sink = _open_sink(hook, receiver, follower)
-        sync = file.sync
-        yield EarlySource(follower, sink, patience=sync.save_timeout, ready=sync.ready_timeout, stop=stop)
-
-
-def _open_sink(hook: Hook, receiver: EarlyReceiver, follower: Follower) -> WeightSink:
-    if isinstance(hook, HttpEngineHook):
-        return ServerSink(receiver, hook, follower)
-    assert isinstance(hook, TransformersHook)
-    return ModelSink(receiver, hook)
+        patience, ready = file.sync.save_timeout, file.sync.ready_timeout
+        yield EarlySource(follower, receiver, hook, patience=patience, ready=ready, stop=stop)
 
 
 def _tensor_transport(method: str) -> Transport | None:
@@ -188,37 +137,28 @@ def _tensor_transport(method: str) -> Transport | None:
     return next((transport for transport in found if transport.yields == "tensors"), None)
 
 
-def _takes_tensors(engine: _Engine) -> bool:
-    if not isinstance(engine.hook, HttpEngineHook):
-        return "tensors" in engine.hook.takes
-    reason = "torch is not installed" if find_spec("torch") is None else engine.hook.no_broadcasts()
+def _takes_tensors(hook: TensorHook) -> bool:
+    reason = hook.no_broadcasts()
     if reason:
         _LOG.info("broadcasts_disabled", reason=reason)
     return not reason
 
 
-def _open_follower(file: ExplorerFile, engine: _Engine, stop: Stop) -> Follower:
-    follow = file.explorer.follow
-    options = FollowOptions(
-        max_lag=follow.max_lag,
-        stage=follow.stage or None,
-        verify=follow.verify,
-        retries=follow.retries,
-        state_dir=file.job.state_dir or None,
-    )
+def _open_follower(file: ExplorerFile, engine: _Engine, listener: EventListener, stop: Stop) -> Follower:
+    job, identity = file.job, file.explorer.name or None
+    options = FollowOptions(**file.explorer.follow.model_dump(), state_dir=job.state_dir or None)
     return Follower.open(
-        file.job.dir,
-        engine.hook,
-        file.explorer.name or None,
-        options,
-        engine=engine.name,
-        listener=_log_event,
-        stop=stop,
+        job.dir, engine.hook, identity, options, engine=engine.name, listener=listener, stop=stop
     )
 
 
-def _log_event(level: str, event: str, fields: Mapping[str, Any]) -> None:
-    getattr(_LOG, level)(event, **fields)
+def _open_scorer(file: ExplorerFile) -> Scorer:
+    """Return a scorer whose function is looked for beside the file, and in the working directory."""
+    reward, here = file.explorer.reward, os.getcwd()
+    directories = [os.path.dirname(file.job.source) or here, here]
+    return open_scorer(
+        reward.function, timeout=reward.timeout, workers=reward.workers, directories=directories
+    )
 
 
 def _held_out(file: ExplorerFile) -> Tasks | None:
@@ -226,11 +166,6 @@ def _held_out(file: ExplorerFile) -> Tasks | None:
     if not evaluation.tasks or not evaluation.every:
         return None
     return read_tasks(evaluation.tasks, section.prompt_key, section.answer_key, evaluation.limit)
-
-
-def _import_directories(file: ExplorerFile) -> list[str]:
-    """Return the directories in which reward functions are looked for: the file's, and the working directory."""
-    return [os.path.dirname(file.job.source) or os.getcwd(), os.getcwd()]
 
 
 def _token(variable: str) -> str | None:

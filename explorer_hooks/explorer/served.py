@@ -26,7 +26,7 @@ from explorer_hooks.explorer.generation import (
     version_of,
 )
 from explorer_hooks.hook import Running
-from explorer_hooks.http_client import HttpClient, Reply
+from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 
@@ -51,7 +51,8 @@ _PAUSE = 0.1
 _CONFIRM = 2.0
 """Seconds between an engine's new version and its confirmation, at most; a longer difference is a restart."""
 
-_TOO_MANY, _SERVER_ERROR, _TIMED_OUT = 429, 500, 408
+_TRANSIENT, _SERVER_ERROR = frozenset({408, 429}), 500
+"""Statuses of answers after which a retry may succeed: timed out, too many requests, and errors of the server."""
 
 _FINISHED = frozenset({"stop", "length"})
 
@@ -109,7 +110,7 @@ def _response(choice: Mapping[str, Any], asked: GroupRequest) -> Response:
     echoed = choice.get("prompt_token_ids")
     if echoed is not None and echoed != list(asked.prompt):
         raise UnsupportedServerError("the server has changed the prompt")
-    if not _are(tokens, int) or min(tokens) < 0:
+    if not (isinstance(tokens, list) and tokens and all(type(one) is int and one >= 0 for one in tokens)):
         raise MalformedError("token_ids is not a list of token ids")
     if len(values) != len(tokens) or len(tokens) > asked.max_tokens:
         raise MalformedError(
@@ -129,10 +130,6 @@ def _logprobs(choice: Mapping[str, Any]) -> Sequence[float]:
 def _is_logprob(value: object) -> bool:
     # Kernels round: the log of a probability of one may come out a little above zero.
     return type(value) in (int, float) and math.isfinite(value) and value < 1.0  # type: ignore[arg-type, operator]
-
-
-def _are(values: object, kind: type) -> bool:
-    return isinstance(values, list) and bool(values) and all(type(value) is kind for value in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +262,7 @@ class ServerGenerator(Generator):
 
     def _answer(self, body: dict[str, object]) -> "dict[str, object] | None":
         reply = self._calls.server.post_any(PATH, body)
-        if is_transient(reply):
+        if reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
             raise EngineUnreachableError(self._calls.server.complaint(reply))
         if reply.is_error:
             raise RefusedRequestError(self._calls.server.complaint(reply))
@@ -274,11 +271,6 @@ class ServerGenerator(Generator):
 
 class RefusedRequestError(MalformedError):
     """The server will never accept this request; its prompt is too long, for example."""
-
-
-def is_transient(reply: Reply) -> bool:
-    """Return whether a retry may succeed."""
-    return reply.status in {_TOO_MANY, _TIMED_OUT} or reply.status >= _SERVER_ERROR
 
 
 def backoff(attempt: int) -> float:

@@ -3,13 +3,12 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from explorer_hooks.explorer.config import ExplorerFile
-from explorer_hooks.explorer.stopping import Stop
+from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError, TimedOutError
 from syncd.jobfile.loader import Layer
 from syncd.jobfile.records import STAGES, StagesRecord, read_record
@@ -22,19 +21,6 @@ TURN = 0.5
 
 EVERY = 60.0
 """Seconds between two log lines about the wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageStart:
-    """The result of the wait for a stage.
-
-    Args:
-        file: The file of the stage; None if there is nothing to explore.
-        reason: Why there is nothing.
-    """
-
-    file: ExplorerFile | None
-    reason: str = ""
 
 
 def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
@@ -72,8 +58,8 @@ def placed_in(file: ExplorerFile, stage: str) -> ExplorerFile:
     )
 
 
-def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> StageStart:
-    """Wait until a stage has begun, and return its file with the model from which it started.
+def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> ExplorerFile | str:
+    """Wait until a stage has begun; return its file with the model from which it started, or why it is not explored.
 
     Logs what it waits for, at once and each minute.
 
@@ -94,9 +80,10 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Stag
         while not stop():
             record = read_record(directory)
             if stage in record.done:
-                return StageStart(None, f"stage {stage} is done")
+                return f"stage {stage} is done"
             if stage in record.models and os.path.isdir(file.job.dir):
-                return StageStart(_with_model(file, record.models[stage]))
+                model = file.model.model_copy(update={"path": record.models[stage]})
+                return file.model_copy(update={"model": model})
             waited = clock.monotonic() - begin
             if waited >= file.sync.timeout:
                 raise _timed_out(file, stage, directory)
@@ -104,7 +91,7 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Stag
                 logged_at = clock.monotonic()
                 _log_wait(stage, record, directory, waited)
             clock.sleep(TURN)
-    return StageStart(None, "told to stop")
+    return "told to stop"
 
 
 def _entries(entries: Any) -> Iterator[Mapping[str, Any]]:
@@ -112,10 +99,6 @@ def _entries(entries: Any) -> Iterator[Mapping[str, Any]]:
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             yield entry
-
-
-def _with_model(file: ExplorerFile, path: str) -> ExplorerFile:
-    return file.model_copy(update={"model": file.model.model_copy(update={"path": path})})
 
 
 def _log_wait(stage: str, record: StagesRecord, directory: str, waited: float) -> None:

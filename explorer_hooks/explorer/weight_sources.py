@@ -3,18 +3,15 @@
 import contextlib
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 import structlog
 
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.follower.follower import Follower, TurnOutcome
+from explorer_hooks.hook import TensorHook, UntouchedError
 from syncd.errors import CorruptDataError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, engine_label, label_of
-from syncd.transports.base import WeightTensors
-
-if TYPE_CHECKING:
-    from explorer_hooks.explorer.weight_sinks import WeightSink
+from syncd.transports.base import EarlyReceiver, WeightTensors
 
 PIECE = 1.0
 """Seconds of one wait, and so the longest delay of a signal."""
@@ -98,7 +95,8 @@ class EarlySource(WeightSource):
 
     Args:
         follower: Loads the files.
-        sink: Loads what the transport delivers.
+        receiver: The transport's end.
+        hook: Loads what it delivers.
         patience: Seconds in which what was received must be published.
         ready: Seconds that the trainer waits for explorers, at most.
         stop: Once it returns true, nothing is waited for.
@@ -107,14 +105,15 @@ class EarlySource(WeightSource):
     def __init__(
         self,
         follower: Follower,
-        sink: "WeightSink",
+        receiver: EarlyReceiver,
+        hook: TensorHook,
         *,
         patience: float,
         ready: float,
         stop: Callable[[], bool],
     ) -> None:
         super().__init__(follower)
-        self._receiver, self._sink, self._stop = sink.receiver, sink, stop
+        self._receiver, self._hook, self._stop = receiver, hook, stop
         self._patience, self._ready = patience, ready
         self._unpublished: Pair | None = None
         self._void: set[Pair] = set()
@@ -184,8 +183,10 @@ class EarlySource(WeightSource):
         pair = weights.pair
         self._follower.add_label(weights.label)
         try:
-            self._sink.load(weights)
+            self._hook.load_received(weights, self._receiver)
         except SyncdError as error:
+            if self._hook.is_restored_at_once and not isinstance(error, UntouchedError):
+                self._follower.recover()
             _LOG.warning("broadcast_receive_failed", version=label_of(pair), reason=str(error))
             self._begin_rest()
             return self._counted(super().update(0.0))  # the step comes through files
@@ -222,16 +223,23 @@ class EarlySource(WeightSource):
         if self._receiver.confirm_published() and self.sync.confirmed == pair:
             label = engine_label(pair, self.sync.confirmed_digest)
             self._follower.add_label(label)
-            self._sink.mark_published(label)
+            self._set_label(label)
             self._follower.adopt(pair)
             return TurnOutcome("applied", pair)
         _LOG.warning("broadcast_discarded", version=label_of(pair), reason="it was not published")
         # Until files are loaded, nobody can name what the engine runs, so it is given no work. Work that began with
         # the start model may have ended with the weights that overwrote it.
         self._void |= {pair, BEFORE_THE_FIRST}
-        self._sink.mark_void()
+        self._hook.drop_label()
         self._follower.confirm_none()
         return super().update(0.0)
+
+    def _set_label(self, label: str) -> None:
+        try:
+            self._hook.set_label(label)
+        except SyncdError as error:
+            # This process knows the version in any case; another process loads the files, which are the same.
+            _LOG.warning("version_report_failed", reason=str(error))
 
     def _is_decided(self) -> bool:
         return self._receiver.confirm_published() or self._receiver.is_void() or self._is_overdue()

@@ -1,15 +1,13 @@
 """A follower as a process: signals, the log, and the exit code."""
 
-import contextlib
 import math
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.policy import EventListener, FollowOptions, TurnOutcome
 from explorer_hooks.hook import Hook
+from explorer_hooks.stopping import Stop
 from syncd.errors import (
     EngineUnreachableError,
     LoadFailedError,
@@ -23,7 +21,13 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import label_of
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ERRORS: Mapping[str, type[SyncdError]] = {
+    "refused": RefusedError,
+    "failed": LoadFailedError,
+    "unreachable": EngineUnreachableError,
+    "ended": NotReadyError,
+    "nothing": TimedOutError,
+}
 _ONCE = ("applied", "refused", "failed")
 
 
@@ -49,7 +53,7 @@ class FollowService:
     ) -> None:
         self._listener, self._hear, self._once, self._wait = listener, hear, once, wait
         self._clock = clock or SystemClock()
-        self._is_stopping = False
+        self._stop = Stop(lambda _: KeyboardInterrupt())  # the second signal aborts the load that has begun
         self._ends = math.inf
         self._finished: TurnOutcome | None = None
 
@@ -67,7 +71,7 @@ class FollowService:
             SyncdError: The follower failed; the exit code says how.
         """
         with (
-            _signal_handler(self._stop),
+            self._stop.on_signals(),
             Follower.open(job, hook, identity, options, engine=engine, listener=self._listener) as follower,
         ):
             self._listener(
@@ -79,17 +83,12 @@ class FollowService:
             outcome = follower.run(self._is_over, self._note)
             outcome = self._finished or outcome
             self._listener("info", "follower_stopped", {"kind": outcome.kind, "reason": outcome.reason})
-            if not self._is_stopping:
-                self._end(outcome)
-
-    def _stop(self, _: int, __: FrameType | None) -> None:
-        if self._is_stopping:
-            raise KeyboardInterrupt  # the second signal aborts the load that has begun
-        self._is_stopping = True
+            if not self._stop() and (error := error_of(outcome, once=self._once)) is not None:
+                raise error
 
     def _is_over(self) -> bool:
         is_late = self._once and self._clock.monotonic() >= self._ends
-        return self._is_stopping or self._finished is not None or is_late
+        return self._stop() or self._finished is not None or is_late
 
     def _note(self, outcome: TurnOutcome) -> None:
         if self._hear is not None:
@@ -97,37 +96,16 @@ class FollowService:
         if self._once and outcome.kind in _ONCE:
             self._finished = outcome
 
-    def _end(self, outcome: TurnOutcome) -> None:
-        error = error_of(outcome, once=self._once)
-        if error is not None:
-            raise error
-
 
 def error_of(outcome: TurnOutcome, *, once: bool) -> SyncdError | None:
     """Return the error of a last outcome, None if there is none."""
-    version = label_of(outcome.pair) if outcome.pair else "the version"
-    reason = f"{version}: {outcome.reason}"
     if outcome.kind == "gone":
         return TryAgainError(outcome.reason)
     if outcome.kind == "applied" or not once:
         return None
-    if outcome.kind == "refused":
-        return RefusedError(reason)
-    if outcome.kind == "failed":
-        return LoadFailedError(reason)
-    if outcome.kind == "unreachable":
-        return EngineUnreachableError(outcome.reason)
-    return NotReadyError(outcome.reason) if outcome.kind == "ended" else TimedOutError(outcome.reason)
-
-
-@contextlib.contextmanager
-def _signal_handler(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    version = label_of(outcome.pair) if outcome.pair else "the version"
+    reason = f"{version}: {outcome.reason}" if outcome.kind in ("refused", "failed") else outcome.reason
+    return _ERRORS[outcome.kind](reason)
 
 
 def log_listener(level: str, style: str, stream: TextIO) -> EventListener:

@@ -4,10 +4,10 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import Hook, HookOptions, LoadState, Running, require_loadable
+from explorer_hooks.hook import RESTART, HookOptions, PhaseHook, Running
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError, TimedOutError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
@@ -15,10 +15,8 @@ from syncd.transports.tensors import TensorMeta
 
 RunningOrLabel = Running | str | None
 
-_RESTART = "restart the engine"
 
-
-class CallbackHook(Hook):
+class CallbackHook(PhaseHook):
     """Calls functions in one thread that makes no other calls.
 
     The follower treats a `ConnectionError` or `TimeoutError` that they raise as an engine that does not answer, and
@@ -34,6 +32,7 @@ class CallbackHook(Hook):
     """
 
     name: ClassVar[str] = "callback"
+    kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def __init__(
         self,
@@ -45,11 +44,11 @@ class CallbackHook(Hook):
         commit: Callable[[WeightDirectory], object] | None = None,
         timeout: float = 300.0,
     ) -> None:
+        super().__init__()
         self._load, self._commit, self._abort = load, commit, abort
         self._current, self._tensors = current, tensors
         self._timeout = timeout
-        self._label: str | None = None
-        self._state, self._caller = LoadState(), CallThread("callback-hook")
+        self._caller = CallThread("callback-hook")
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
@@ -73,24 +72,6 @@ class CallbackHook(Hook):
         """Return what the function `tensors` returns, None without one."""
         return None if self._tensors is None else self._ask(self._tensors)
 
-    def prepare(self, target: WeightDirectory) -> None:
-        """Refuse a version of another kind or without a directory; no function is called."""
-        require_loadable(target, self)
-        self._state.prepare()
-
-    def load(self, target: WeightDirectory) -> None:
-        """Call `load`."""
-        self._state.load()
-        self._do(f"loading {target.label}", lambda: self._load(target))
-
-    def commit(self, target: WeightDirectory) -> None:
-        """Call `commit`, if there is one."""
-        if self._commit is not None:
-            commit = self._commit
-            self._do(f"committing {target.label}", lambda: commit(target))
-        self._label = target.label
-        self._state.commit()
-
     def current_version(self) -> Running:
         """Return what `current` returns; without it, what was committed last."""
         if self._current is None:
@@ -101,12 +82,12 @@ class CallbackHook(Hook):
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Restore the engine by `abort`, or by loading the last good version."""
         if last_good is None and (self._abort is None or not self._state.touched):
-            self._state.require_untouched(_RESTART)
+            self._state.require_untouched(RESTART)
             return
-        self._label = UNKNOWN_LABEL
-        with self._state.restoring(_RESTART):
+        self._keep(UNKNOWN_LABEL)
+        with self._state.restoring(RESTART):
             self._restore(last_good)
-        self._label = last_good.label if last_good else None
+        self._keep(last_good.label if last_good else None)
 
     def close(self) -> None:
         """End the thread after its current call."""
@@ -114,25 +95,34 @@ class CallbackHook(Hook):
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
         if self._abort is not None:
-            abort = self._abort
-            self._do("going back", lambda: abort(last_good))
+            self._change("going back", self._abort, last_good)
         elif last_good is not None:
             self.load(last_good)
             self.commit(last_good)
 
-    def _do(self, what: str, function: Callable[[], object]) -> None:
-        try:
-            self._caller.call(function, self._timeout)
-        except TimedOutError as error:
-            raise LoadFailedError(f"{what}: {error.message}") from error
-        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
-            _raise(what, error, LoadFailedError)
+    def _do(self, phase: str, target: WeightDirectory) -> None:
+        if phase == "load":
+            self._change(f"loading {target.label}", self._load, target)
+        elif phase == "commit" and self._commit is not None:
+            self._change(f"committing {target.label}", self._commit, target)
+
+    def _change(self, what: str, function: Callable[[Any], object], target: WeightDirectory | None) -> None:
+        self._call(what, lambda: function(target), LoadFailedError)
 
     def _ask(self, function: Callable[[], Any]) -> Any:
+        return self._call("asking the engine", function, EngineUnreachableError)
+
+    def _call(self, what: str, function: Callable[[], Any], wrong: type[SyncdError]) -> Any:
+        """Return what a function returns; raise an error of the user's code as one that a follower knows."""
         try:
             return self._caller.call(function, self._timeout)
-        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
-            _raise("asking the engine", error, EngineUnreachableError)
+        except TimedOutError as error:
+            raise wrong(f"{what}: {error.message}") from error
+        except SyncdError:
+            raise
+        except Exception as error:
+            kind = EngineUnreachableError if isinstance(error, ConnectionError | TimeoutError) else wrong
+            raise kind(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class CallThread:
@@ -184,11 +174,3 @@ def _run_call(future: Future[Any], function: Callable[[], Any]) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
-
-
-def _raise(what: str, error: Exception, other: type[SyncdError]) -> NoReturn:
-    """Raise an error of the user's code as one that a follower knows."""
-    if isinstance(error, SyncdError) and not isinstance(error, TimedOutError):
-        raise error
-    kind = EngineUnreachableError if isinstance(error, ConnectionError | TimeoutError) else other
-    raise kind(f"{what}: {type(error).__name__}: {error}") from error

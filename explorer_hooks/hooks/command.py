@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from explorer_hooks.hook import HookOptions, HookSettings, PhaseHook, Running
 from explorer_hooks.hooks.process import CommandEnd, run
 from syncd.errors import (
     ConfigError,
@@ -31,11 +31,10 @@ _NOT_NOW = frozenset({69, 75})
 _PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\})\}|\{([a-z_]+)\}")
 _KNOWN = ("path", "step", "generation", "label", "digest", "kind", "phase")
 _SHOWN = 600
-_RESTART = "restart the engine"
 _HINT = "--hook command -- ./load.sh '{path}' '{label}'"
 
 
-class CommandHook(Hook):
+class CommandHook(PhaseHook):
     """Runs a program for each version, without a shell.
 
     Args:
@@ -51,7 +50,6 @@ class CommandHook(Hook):
     """
 
     name: ClassVar[str] = "command"
-    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
 
     def __init__(
         self,
@@ -66,8 +64,9 @@ class CommandHook(Hook):
         _check(phases, among=PHASES)
         self._argv, self._current, self._timeout = tuple(argv), tuple(current), timeout
         self._phases = frozenset(phases)
-        self._label = LabelFile(state)
-        self._state = LoadState()
+        super().__init__()
+        self._file = state
+        self._label = _read_label(state)
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
@@ -85,109 +84,62 @@ class CommandHook(Hook):
                 raise ConfigError(f"there is no program {program[0]}", hint=_HINT)
         return cls(argv, current=current, state=state or None, phases=phases, timeout=options.timeout)
 
-    def prepare(self, target: WeightDirectory) -> None:
-        """Refuse a version without a directory; the program may refuse it too if it is run for `prepare`."""
-        require_loadable(target, self)
-        arguments(self._argv, values_of(target, "load"))
-        self._state.prepare()
-        if "prepare" in self._phases:
-            self._run("prepare", target, RefusedError)
-
-    def load(self, target: WeightDirectory) -> None:
-        """Run the program for `load`."""
-        self._state.load()
-        self._label.forget()
-        if "load" in self._phases:
-            self._run("load", target, LoadFailedError)
-
-    def commit(self, target: WeightDirectory) -> None:
-        """Run the program for `commit` if that phase is set; the label is the new one from now on."""
-        if "commit" in self._phases:
-            self._run("commit", target, LoadFailedError)
-        self._label.keep(target.label)
-        self._state.commit()
-
     def current_version(self) -> Running:
         """Return what the second program prints; without it, what was committed last."""
         if not self._current:
-            return Running(self._label.label)
+            return Running(self._label)
         finished = run(self._current, {"SYNCD_PHASE": "current"}, self._timeout)
         if finished.code != 0:
             raise EngineUnreachableError(f"{self._current[0]} {ending(finished, self._timeout)}")
         return running_of(finished.out)
 
-    def abort(self, last_good: WeightDirectory | None) -> None:
-        """Run the program for `abort`, with the version to restore."""
-        if last_good is None:
-            self._state.require_untouched(_RESTART)
-            return
-        self._label.forget(also_in_process=True)
-        with self._state.restoring(_RESTART):
-            self._run("abort", last_good, LoadFailedError)
-        self._label.keep(last_good.label)
-
-    def _run(self, phase: str, target: WeightDirectory, wrong: type[RefusedError | LoadFailedError]) -> None:
+    def _do(self, phase: str, target: WeightDirectory) -> None:
         values = values_of(target, phase)
         argv = arguments(self._argv, values)
-        finished = run(argv, environment_of(values), self._timeout)
+        if phase == "load":
+            self._store(UNKNOWN_LABEL)
+        if phase != "abort" and phase not in self._phases:
+            return
+        finished = run(
+            argv, {f"SYNCD_{name.upper()}": value for name, value in values.items()}, self._timeout
+        )
         if finished.code == 0:
             return
         message = f"{self._argv[0]} for {phase} of {target.label} {ending(finished, self._timeout)}"
         if finished.code in _NOT_NOW or (finished.code is None and phase == "prepare"):
             raise EngineUnreachableError(message)
-        raise wrong(message)
+        raise (RefusedError if phase == "prepare" else LoadFailedError)(message)
 
+    def _keep(self, label: str | None) -> None:
+        super()._keep(label)
+        self._store(label)
 
-class LabelFile:
-    """The label that was committed last: in this process, and in a small file if there is one.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self.label = self._read()
-
-    def keep(self, label: str) -> None:
-        """Store a label."""
-        self.label = label
-        self._write(label)
-
-    def forget(self, *, also_in_process: bool = False) -> None:
-        """Store for later processes that what the engine runs is unknown."""
-        if also_in_process:
-            self.label = UNKNOWN_LABEL
-        self._write(UNKNOWN_LABEL)
-
-    def _write(self, label: str) -> None:
-        if self._path is None:
+    def _store(self, label: str | None) -> None:
+        """Store for later processes what the engine runs."""
+        if self._file is None:
             return
-        with storage_errors(self._path):
-            LocalDisk().replace(self._path, encode({"label": label}))
+        with storage_errors(self._file):
+            LocalDisk().replace(self._file, encode({"label": label}))
 
-    def _read(self) -> str | None:
-        if self._path is None:
-            return None
-        try:
-            label = decode(LocalDisk().read(self._path), self._path).document.get("label")
-        except MISSING:
-            return None
-        except CorruptDataError:
-            return UNKNOWN_LABEL
-        return label if isinstance(label, str) else UNKNOWN_LABEL
+
+def _read_label(path: str | None) -> str | None:
+    """Return the label that was committed last by a process with the same file."""
+    if path is None:
+        return None
+    try:
+        label = decode(LocalDisk().read(path), path).document.get("label")
+    except MISSING:
+        return None
+    except CorruptDataError:
+        return UNKNOWN_LABEL
+    return label if isinstance(label, str) else UNKNOWN_LABEL
 
 
 def values_of(target: WeightDirectory, phase: str) -> dict[str, str]:
-    """Return the values of the placeholders."""
+    """Return the values of the placeholders, which are those of the environment too."""
     version = target.version
     found = (target.path, version.step, version.generation, target.label, version.digest, version.kind, phase)
     return dict(zip(_KNOWN, map(str, found), strict=True))
-
-
-def environment_of(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the same as environment variables."""
-    return {f"SYNCD_{name.upper()}": value for name, value in values.items()}
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:

@@ -7,12 +7,23 @@ paused with unknown weights. The hook never resumes the third: it loads a good v
 import contextlib
 import os
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from explorer_hooks.engine_push.delivery import Delivery, Link
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, Running, require_loadable
-from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, server_settings
+from explorer_hooks.hook import (
+    Hook,
+    HookOptions,
+    HookSettings,
+    Running,
+    TensorHook,
+    UntouchedError,
+    require_loadable,
+)
+from explorer_hooks.hooks.http_settings import LOOPBACK, ServerHook, is_at_least, meeting_address
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
+from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -22,20 +33,14 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import is_unpublished
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
 UNTOLD = "default"
 """The label of an engine that was never given one."""
-
-
-class UntouchedError(LoadFailedError):
-    """The engine refused the weights before it wrote anything."""
 
 
 class UnpublishedLabel(NamedTuple):
@@ -50,10 +55,10 @@ class UnpublishedLabel(NamedTuple):
     label: str
 
 
-class HttpEngineHook(Hook):
+class HttpEngineHook(ServerHook, TensorHook):
     """An engine behind HTTP that is paused, loaded, given the version's label and resumed.
 
-    Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE; `start_check`: `full`, `shapes` or `off`, how a
+    Further settings of all of them: `start_check`: `full`, `shapes` or `off`, how a
     version is compared with the engine's start model; `check_version`: whether old releases are refused; `broadcast`:
     true, false, or the address of this host at which the engine's workers join a group.
 
@@ -65,42 +70,25 @@ class HttpEngineHook(Hook):
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
-    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
+    is_restored_at_once: ClassVar[bool] = True
 
     product: ClassVar[str]
     """The engine's name in messages."""
     oldest: ClassVar[tuple[int, ...]]
     """The oldest release that the hook supports."""
-    default_address: ClassVar[str]
     health_path: ClassVar[str]
     version_path: ClassVar[str]
-    missing: ClassVar[str]
-    """The hint if the server does not know a path."""
 
     def __init__(self, options: HookOptions) -> None:
-        settings = HookSettings(self.name, options.settings)
-        self._server, self._paths = server_settings(settings, options, self.default_address, self.missing)
+        super().__init__(options)
+        self._unpublished: UnpublishedLabel | None = None
+        self._start: StartModel | None = None
+        self._touched = self._paused_by_us = False
+
+    def _configure(self, settings: HookSettings) -> None:
         self._start_check = settings.choice("start_check", "full", CHECKS)
         self._check_version = settings.flag("check_version", default=True)
         self._address = meeting_address(settings, self._server)
-        self._configure(settings)
-        settings.done()
-        self._unpublished: UnpublishedLabel | None = None
-        self._start: StartModel | None = None
-        self._touched = False
-        self._paused_by_us = False
-
-    @classmethod
-    def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for the server at the address, or at the engine's usual one on this host."""
-        return cls(options)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._server.address})"
-
-    @abstractmethod
-    def _configure(self, settings: HookSettings) -> None:
-        """Read the settings of this engine."""
 
     @abstractmethod
     def _started_from(self) -> str | None:
@@ -151,7 +139,13 @@ class HttpEngineHook(Hook):
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from this process's memory, empty if it can."""
+        if find_spec("torch") is None:
+            return "torch is not installed"
         return "" if self._address else "the engine is on another host, or broadcast=false"
+
+    def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
+        """Return a context without parameters: the receiver keeps the weights in its own memory."""
+        return ReceiveContext(client, stop, None, self.check_offered)
 
     def check_offered(self, tensors: Tensors) -> None:
         """Compare the tensors of a broadcast with the model that the engine was started from.
@@ -163,18 +157,13 @@ class HttpEngineHook(Hook):
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
+    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+        """Push what was received to the engine; after a failure it may be paused with unknown weights."""
+        self.load_tensors(weights.label, weights.tensors)
+        receiver.report_running(weights)
+
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Have the engine run weights that are in this process's memory, before they are published.
-
-        Args:
-            label: Their label until then (`label.unpublished_label`).
-            tensors: All of them by name.
-
-        Raises:
-            UntouchedError: The engine took nothing and still runs what it ran.
-            LoadFailedError: It is paused with unknown weights until a version is loaded or `abort` is called.
-            EngineUnreachableError: It does not answer.
-        """
+        """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
         delivery = self._delivery(Link(self._address or LOOPBACK, self._server.timeout))
         try:
@@ -235,9 +224,8 @@ class HttpEngineHook(Hook):
 
     def _check_start(self, target: WeightDirectory) -> None:
         tensors = target.tensors
-        if (
-            not tensors and not target.shards
-        ):  # a directory without a manifest: the model that a run began with
+        if not tensors and not target.shards:
+            # A directory without a manifest is the model that a run began with.
             found = start_model_of(target.path)
             tensors = found.tensors if found else {}
         self._require_same_model(tensors, target.path)
@@ -304,17 +292,11 @@ class HttpEngineHook(Hook):
         self._touched = self._paused_by_us = False
 
     def _restore(self, last_good: WeightDirectory) -> None:
-        try:
+        with self._restoring(last_good.label, self._restart_hint()):
             self._pause()
             self._reload_again(last_good)
             self._announce(last_good.label)
             self._resume()
-        except LoadFailedError as error:
-            raise EngineDeadError(
-                f"the engine cannot be restored to {last_good.label}: {error.message}",
-                path=self._server.address,
-                hint=self._restart_hint(),
-            ) from error
         self._touched = self._paused_by_us = False
 
     def _reload_again(self, last_good: WeightDirectory) -> None:

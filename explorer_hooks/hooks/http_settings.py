@@ -2,10 +2,14 @@
 
 import ipaddress
 import os
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Self
 
-from explorer_hooks.hook import HookOptions, HookSettings
+from explorer_hooks.hook import Hook, HookOptions, HookSettings
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError, LoadFailedError
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,28 +39,57 @@ class PathMap:
         return _replaced(os.path.abspath(path), self._here, self._there)
 
 
-def server_settings(
-    settings: HookSettings, options: HookOptions, default: str, missing: str
-) -> tuple[HttpClient, PathMap]:
-    """Return the server and the path map that a hook's address and settings name.
+class ServerHook(Hook):
+    """The base of hooks for a server behind HTTP. Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE.
 
     Args:
-        settings: The hook's settings.
-        options: The hook's options.
-        default: The address if none was given.
-        missing: The hint if the server does not know a path.
+        options: The hook's options; without an address the server is at the engine's usual one on this host.
 
     Raises:
-        ConfigError: One of them is wrong.
+        ConfigError: An option is wrong.
     """
-    server = HttpClient(
-        options.address or default,
-        token=options.token,
-        timeout=options.timeout,
-        ask_timeout=settings.seconds("ask_timeout", 10.0),
-        missing=missing,
-    )
-    return server, PathMap(settings.text("path_map", ""))
+
+    default_address: ClassVar[str]
+    missing: ClassVar[str]
+    """The hint if the server does not know a path."""
+
+    def __init__(self, options: HookOptions) -> None:
+        settings = HookSettings(self.name, options.settings)
+        self._server = HttpClient(
+            options.address or self.default_address,
+            token=options.token,
+            timeout=options.timeout,
+            ask_timeout=settings.seconds("ask_timeout", 10.0),
+            missing=self.missing,
+        )
+        self._paths = PathMap(settings.text("path_map", ""))
+        self._configure(settings)
+        settings.done()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._server.address})"
+
+    @classmethod
+    def from_options(cls, options: HookOptions) -> Self:
+        """Return a hook for the server at the address."""
+        return cls(options)
+
+    @contextmanager
+    def _restoring(self, label: str, hint: str) -> Iterator[None]:
+        """Restore the engine to a version in the block.
+
+        Raises:
+            EngineDeadError: The block raised `LoadFailedError`.
+        """
+        try:
+            yield
+        except LoadFailedError as error:
+            message = f"the engine cannot be restored to {label}: {error.message}"
+            raise EngineDeadError(message, path=self._server.address, hint=hint) from error
+
+    @abstractmethod
+    def _configure(self, settings: HookSettings) -> None:
+        """Read the settings of this hook."""
 
 
 def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:

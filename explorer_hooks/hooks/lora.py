@@ -13,23 +13,19 @@ import json
 import os
 import re
 import time
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, Running
+from explorer_hooks.hook import HookOptions, HookSettings, Running
 from explorer_hooks.hooks.http_engine import require_files
-from explorer_hooks.hooks.http_settings import server_settings
+from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
 from syncd.safe_open import open_read
 from syncd.transports.base import WeightDirectory
 
-ADDRESS = "http://127.0.0.1:8000"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
-_MISSING = (
-    "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, on 127.0.0.1"
-)
 _LOG = "see the log of the vLLM server; --max-lora-rank must be at least the adapter's rank"
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -44,10 +40,10 @@ _METRIC_LABEL = re.compile(r'(?P<name>\w+)="(?P<value>[^"]*)"')
 _ADAPTERS = frozenset({"running_lora_adapters", "waiting_lora_adapters"})
 
 
-class LoraHook(Hook):
+class LoraHook(ServerHook):
     """One vLLM server that serves adapters.
 
-    Settings: `ask_timeout`; `path_map`, HERE:THERE; `name`: the prefix of adapters' names; `keep`: how many adapters
+    Further settings: `name`: the prefix of adapters' names; `keep`: how many adapters
     stay loaded besides the newest; `drain`: seconds after which an adapter counts as unused if the engine does not
     say what it uses.
 
@@ -60,28 +56,23 @@ class LoraHook(Hook):
 
     name = "lora"
     kinds: ClassVar[frozenset[str]] = frozenset({"lora"})
+    default_address = "http://127.0.0.1:8000"
+    missing = (
+        "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, "
+        "on 127.0.0.1"
+    )
 
     def __init__(self, options: HookOptions) -> None:
-        settings = HookSettings(self.name, options.settings)
-        self._server, self._paths = server_settings(settings, options, ADDRESS, _MISSING)
-        self._prefix = settings.text("name", "policy")
-        if not _NAME.fullmatch(self._prefix):
-            raise ConfigError(
-                f"name={self._prefix} cannot begin an adapter's name",
-                hint="letters, digits, dot, dash, underscore",
-            )
-        self._keep, self._drain = settings.count("keep", 2), settings.seconds("drain", 600.0)
-        settings.done()
+        super().__init__(options)
         self._loading: str | None = None
         self._superseded: dict[str, float] = {}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._server.address})"
-
-    @classmethod
-    def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for the server at the address, `http://127.0.0.1:8000` without one."""
-        return cls(options)
+    def _configure(self, settings: HookSettings) -> None:
+        self._prefix = settings.text("name", "policy")
+        if not _NAME.fullmatch(self._prefix):
+            problem = f"name={self._prefix} cannot begin an adapter's name"
+            raise ConfigError(problem, hint="letters, digits, dot, dash, underscore")
+        self._keep, self._drain = settings.count("keep", 2), settings.seconds("drain", 600.0)
 
     def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version: it is the `model` of an OpenAI-compatible request."""
@@ -92,7 +83,8 @@ class LoraHook(Hook):
         require_files(self, target)
         _require_adapter(target)
         self._listed()
-        self._check_enabled()
+        # A request that names no adapter: a server that can load adapters refuses it, others do not know the path.
+        self._server.post_any(_LOAD, {"lora_name": "", "lora_path": ""})
 
     def load(self, target: WeightDirectory) -> None:
         """Load the adapter under its own name; other adapters are still served."""
@@ -125,29 +117,15 @@ class LoraHook(Hook):
 
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Unload the failed adapter; the last good one was not touched, and is loaded again only if it is missing."""
-        if last_good is None:
-            self._drop_failed()
-            return
-        listed = self._versions()
-        if self.adapter_name(last_good) not in listed:
-            self._load_again(last_good)
-        self._withdraw(listed, last_good)
-        self._loading = None
-
-    def _drop_failed(self) -> None:
-        if self._loading is not None and self._loading in self._versions():
+        if last_good is not None:
+            listed = self._versions()
+            if self.adapter_name(last_good) not in listed:
+                with self._restoring(last_good.label, "restart the vLLM server"):
+                    self.load(last_good)
+            self._withdraw(listed, last_good)
+        elif self._loading is not None and self._loading in self._versions():
             self._unload(self._loading)
         self._loading = None
-
-    def _load_again(self, last_good: WeightDirectory) -> None:
-        try:
-            self.load(last_good)
-        except LoadFailedError as error:
-            raise EngineDeadError(
-                f"the engine cannot be restored to {last_good.label}: {error.message}",
-                path=self._server.address,
-                hint="restart the vLLM server",
-            ) from error
 
     def _withdraw(self, listed: dict[str, Pair], target: WeightDirectory) -> None:
         """Unload versions after the one that is to run, and others of its number.
@@ -178,10 +156,6 @@ class LoraHook(Hook):
         reply = self._server.post_any(_UNLOAD, {"lora_name": name})
         if reply.is_error and reply.status != _GONE:
             raise LoadFailedError(self._server.complaint(reply), path=self._server.address, hint=_LOG)
-
-    def _check_enabled(self) -> None:
-        """Send a request that names no adapter: a server that can load adapters refuses it, others do not know it."""
-        self._server.post_any(_LOAD, {"lora_name": "", "lora_path": ""})
 
     def _versions(self) -> dict[str, Pair]:
         """Return the adapters that this hook names, those of earlier releases too, by name."""

@@ -33,20 +33,6 @@ class CommandEnd:
     err: str
 
 
-class _Tail:
-    """The last bytes of a stream."""
-
-    def __init__(self) -> None:
-        self._kept = bytearray()
-
-    def add(self, piece: bytes) -> None:
-        self._kept += piece
-        del self._kept[:-KEPT]
-
-    def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
-
-
 def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> CommandEnd:
     """Run a command in a new process group, which is killed if the command times out.
 
@@ -77,13 +63,17 @@ def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> 
     finally:
         if not ended:
             _kill(process)
-        _close(process)
-    return CommandEnd(process.returncode if ended else None, *(tail.text() for tail in tails))
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    return CommandEnd(
+        process.returncode if ended else None, *(tail.decode("utf-8", "replace") for tail in tails)
+    )
 
 
-def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[_Tail, _Tail], bool]:
+def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[bytearray, bytearray], bool]:
     """Read a command's output until it has ended, or times out; return the output and whether it has ended."""
-    tails, ended = (_Tail(), _Tail()), False
+    tails, ended = (bytearray(), bytearray()), False
     with selectors.DefaultSelector() as selector, _end_of(process) as end:
         for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
             assert stream is not None
@@ -96,7 +86,8 @@ def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[
                     ended, deadline = True, min(deadline, time.monotonic() + _AFTER)
                     selector.unregister(key.fileobj)
                 elif piece := os.read(key.fd, _PIECE):
-                    key.data.add(piece)
+                    key.data.extend(piece)
+                    del key.data[:-KEPT]
                 else:
                     selector.unregister(key.fileobj)
     return tails, ended
@@ -128,9 +119,3 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def _close(process: "subprocess.Popen[bytes]") -> None:
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import torch
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from explorer_hooks.hook import HookOptions, HookSettings, LoadState, Running, TensorHook, require_loadable
+from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -18,15 +19,15 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import UNKNOWN_LABEL
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
-from syncd.transports.tensors import Fit, TensorMeta
+from syncd.transports.tensors import TensorMeta
 from syncd.transports.torch_tensors import target_tensors
 
 _DEAD = "start the explorer again"
 
 
-class TransformersHook(Hook):
+class TransformersHook(TensorHook):
     """Loads versions into a model of this process.
 
     Generate inside `generating()`: a load waits for the generations in flight, and new ones wait for the load. The
@@ -43,7 +44,6 @@ class TransformersHook(Hook):
 
     name: ClassVar[str] = "transformers"
     checks_content: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"directory", "tensors"})
 
     def __init__(
         self,
@@ -109,43 +109,49 @@ class TransformersHook(Hook):
         """Wait for generations in flight, and read the version; new generations wait until `commit`."""
         self._gate.shut()
         self._state.load()
-        found = self._fit_again(target)
+        try:
+            found = check_fit(target, self._targets, cast=self._cast)
+        except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
+            raise LoadFailedError(error.message, path=error.path) from error
         self.loaded = load(target, self._targets, found, direct=self._direct)
         self._runs = offered(target)
 
     def commit(self, target: WeightDirectory) -> None:
         """Let generations continue, with the new version."""
         if self._on_commit is not None:
-            self._reset(self._on_commit, target)
+            try:
+                self._on_commit(target)
+            except Exception as error:
+                raise LoadFailedError(f"on_commit failed: {type(error).__name__}: {error}") from error
         self._serve(target.label)
 
-    def load_tensors(self, label: str, fill: Callable[[], None]) -> None:
-        """Fill the model with weights that did not come from files, and serve them; `on_commit` is not called.
+    def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
+        """Return a context with the model's parameters."""
+        return ReceiveContext(client, stop, self.model.state_dict())
 
-        Args:
-            label: The label that they run under.
-            fill: Copies them into the parameters.
+    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+        """Copy what was received into the parameters, between two generations; `on_commit` is not called.
 
         Raises:
             EngineUnreachableError: Generations in flight do not end in time; nothing was changed.
-            LoadFailedError: `fill` failed; nobody generates until a version is loaded from files.
+            LoadFailedError: The copy failed; nobody generates until a version is loaded from files.
         """
         self._gate.shut()
         self._state.load()
         try:
-            fill()
+            receiver.load(weights)
         except Exception as error:
             raise LoadFailedError(
                 f"the weights could not be copied in: {type(error).__name__}: {error}"
             ) from error
-        self._serve(label)
+        self._serve(weights.label)
 
     def set_label(self, label: str) -> None:
-        """Replace the label of weights from `load_tensors` by that of their files, once they are published."""
+        """Replace the label of the model's weights."""
         self._label = label
 
     def drop_label(self) -> None:
-        """Mark what runs as unknown, so that a version is loaded from files before there is work."""
+        """Mark what the model runs as unknown."""
         self._label = UNKNOWN_LABEL
 
     def current_version(self) -> Running:
@@ -176,20 +182,6 @@ class TransformersHook(Hook):
         self._state.commit()
         self._gate.open()
 
-    def _fit_again(self, target: WeightDirectory) -> Fit:
-        """Return how the version fits; a refusal here is a failed load, since `prepare` did not refuse it."""
-        try:
-            return check_fit(target, self._targets, cast=self._cast)
-        except RefusedError as error:
-            raise LoadFailedError(error.message, path=error.path) from error
-
-    @staticmethod
-    def _reset(on_commit: Callable[[WeightDirectory], object], target: WeightDirectory) -> None:
-        try:
-            on_commit(target)
-        except Exception as error:
-            raise LoadFailedError(f"on_commit failed: {type(error).__name__}: {error}") from error
-
 
 class LoadGate:
     """Keeps loads and generations apart: many threads may generate, and a load waits until none does.
@@ -205,14 +197,10 @@ class LoadGate:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._generating = 0
-        self._shut = False
+        self.is_shut = False
+        """Whether generations have to wait."""
         self._reason: SyncdError | None = None
         self._own = threading.local()
-
-    @property
-    def is_shut(self) -> bool:
-        """Return whether generations have to wait."""
-        return self._shut
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -240,28 +228,28 @@ class LoadGate:
             EngineUnreachableError: A generation takes longer than the time-out.
         """
         with self._changed:
-            was, self._shut = self._shut, True
+            was, self.is_shut = self.is_shut, True
             if self._changed.wait_for(lambda: not self._generating, self._timeout):
                 return
-            self._shut = was
+            self.is_shut = was
             self._changed.notify_all()
         raise EngineUnreachableError(f"a generation has not ended within {self._timeout:g} s")
 
     def open(self) -> None:
         """Let all generations in."""
         with self._changed:
-            self._shut, self._reason = False, None
+            self.is_shut, self._reason = False, None
             self._changed.notify_all()
 
     def shut_for_good(self, reason: SyncdError) -> None:
         """Refuse all generations with a reason until the gate is opened."""
         with self._changed:
-            self._shut, self._reason = True, reason
+            self.is_shut, self._reason = True, reason
             self._changed.notify_all()
 
     def _enter(self) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._shut or self._reason, self._timeout):
+            if not self._changed.wait_for(lambda: not self.is_shut or self._reason, self._timeout):
                 raise EngineUnreachableError(f"a load has not ended within {self._timeout:g} s")
             if self._reason is not None:
                 raise self._reason

@@ -3,16 +3,31 @@
 The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sglang.md says how, and what that exposes.
 """
 
-from explorer_hooks.engine_push.delivery import Delivery, Link
-from explorer_hooks.engine_push.vllm import VllmDelivery, is_ready
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from explorer_hooks.engine_push.delivery import Delivery, Invitation, Link, described, worker_count
 from explorer_hooks.hook import HookSettings, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.transports.base import WeightDirectory
 
-_LOG = "see the log of the vLLM server"
+if TYPE_CHECKING:
+    import torch
+
+BACKEND = "syncd"
+"""The name of the engine's back end; `engine_push/vllm_backend.py` is the other end."""
 
 NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
+
+_LOG = "see the log of the vLLM server"
+_PUSH_LOG = (
+    f'{_LOG}; it needs syncd in its environment and --weight-transfer-config \'{{"backend": "syncd"}}\''
+)
+_START, _FINISH = "/start_weight_update", "/finish_weight_update"
+_QUICK = 10.0
 
 
 class VllmHook(HttpEngineHook):
@@ -34,6 +49,7 @@ class VllmHook(HttpEngineHook):
     )
 
     def _configure(self, settings: HookSettings) -> None:
+        super()._configure(settings)
         self._mode = settings.choice("pause", "keep", ("keep", "wait", "abort"))
         self._clear_cache = settings.flag("clear_cache", default=True)
         self._reset_external = settings.flag("reset_external", default=False)
@@ -91,9 +107,8 @@ class VllmHook(HttpEngineHook):
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from memory, empty if it can: it needs a back end for them."""
-        return super().no_broadcasts() or self._no_backend()
-
-    def _no_backend(self) -> str:
+        if reason := super().no_broadcasts():
+            return reason
         try:
             return "" if is_ready(self._server) else NO_BACKEND
         except SyncdError as error:
@@ -104,6 +119,59 @@ class VllmHook(HttpEngineHook):
 
     def _resume(self) -> None:
         self._server.post("/resume", hint=_LOG)
+
+
+class VllmDelivery(Delivery):
+    """One version over the weight-transfer interface: init, start, update, finish.
+
+    Args:
+        server: The server.
+        link: How the group is formed.
+    """
+
+    def __init__(self, server: HttpClient, link: Link) -> None:
+        super().__init__(link)
+        self._server = server
+        self._is_started = False
+
+    def open(self) -> None:
+        """Form the group with the engine's workers, and begin an update."""
+        workers = worker_count("vLLM", "world_size", self._server.get_json("/get_world_size"))
+        self._form_group(workers, ("{secret}",), self._invite)
+        self.touched = self._is_started = True
+        if self._server.post_raw(_START).is_error:
+            # An earlier process died within an update.
+            self._server.post(_FINISH, hint=_PUSH_LOG)
+            self._server.post(_START, hint=_PUSH_LOG)
+
+    def _invite(self, invitation: Invitation) -> None:
+        document = {**asdict(invitation), "timeout": self._link.timeout}
+        self._server.post("/init_weight_transfer_engine", {"init_info": document}, hint=_PUSH_LOG)
+
+    def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
+        del label  # the hook tells it after caches are reset, as it does after files
+        self._server.post("/update_weights", {"update_info": described(tensors)}, hint=_PUSH_LOG)
+
+    def _finish_update(self) -> None:
+        self._server.post(_FINISH, hint=_PUSH_LOG)
+        self._is_started = False
+
+    def _leave(self) -> None:
+        if self._is_started:
+            self._server.post_raw(_FINISH, seconds=_QUICK)
+        self._server.post_raw("/shutdown_weight_transfer_engine", seconds=_QUICK)
+
+
+def is_ready(server: HttpClient) -> bool:
+    """Return whether an engine was started with the back end.
+
+    Raises:
+        EngineUnreachableError: It does not answer.
+        ConfigError: It has no development endpoints.
+    """
+    config = server.get_json("/server_info?config_format=json").get("vllm_config")
+    transfer = config.get("weight_transfer_config") if isinstance(config, Mapping) else None
+    return isinstance(transfer, Mapping) and transfer.get("backend") == BACKEND
 
 
 def _word(flag: bool) -> str:  # noqa: FBT001 - the value itself

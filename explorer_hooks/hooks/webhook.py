@@ -8,10 +8,9 @@ import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, LoadState, Running, require_loadable
+from explorer_hooks.hook import HookOptions, HookSettings, PhaseHook, Running
 from explorer_hooks.http_client import HttpClient, Reply
 from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
-from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory
 
 SIGNATURE = "X-Syncd-Signature"
@@ -22,11 +21,10 @@ _OK, _SERVER = 200, 500
 _LATER = frozenset({408, 425, 429})
 _NO_GET = frozenset({404, 405, 501})
 _ASK_TIMEOUT = 10.0
-_RESTART = "restart the engine"
 _HINT = f"a receiver in a few lines: {DOCS}/hooks.md"
 
 
-class WebhookHook(Hook):
+class WebhookHook(PhaseHook):
     """Posts each phase of a load as a JSON document, and reads what runs from the same URL.
 
     Args:
@@ -40,7 +38,6 @@ class WebhookHook(Hook):
     """
 
     name: ClassVar[str] = "webhook"
-    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
 
     def __init__(
         self,
@@ -57,8 +54,7 @@ class WebhookHook(Hook):
             raise ConfigError(
                 "http to another host needs a token to sign with", path=address, hint="--token-file FILE"
             )
-        self._label: str | None = None
-        self._state = LoadState()
+        super().__init__()
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
@@ -72,27 +68,6 @@ class WebhookHook(Hook):
         settings.done()
         return cls(options.address, options.token, timeout=options.timeout, ask_timeout=ask_timeout)
 
-    def prepare(self, target: WeightDirectory) -> None:
-        """Refuse a version without a directory; the receiver may refuse it too."""
-        require_loadable(target, self)
-        self._state.prepare()
-        reply = self._server.post_any("", document_of(target, "prepare"))
-        if reply.status >= _SERVER or reply.status in _LATER:
-            raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
-        if reply.is_error:
-            raise RefusedError(self._server.complaint(reply), path=self._server.address)
-
-    def load(self, target: WeightDirectory) -> None:
-        """Have the receiver load it."""
-        self._state.load()
-        self._post(target, "load")
-
-    def commit(self, target: WeightDirectory) -> None:
-        """Have the receiver serve it."""
-        self._post(target, "commit")
-        self._label = target.label
-        self._state.commit()
-
     def current_version(self) -> Running:
         """Return what the receiver says; if it does not answer GET, what was committed last through this hook."""
         reply = self._server.get_any("")
@@ -102,18 +77,16 @@ class WebhookHook(Hook):
             raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
         return self._running(reply)
 
-    def abort(self, last_good: WeightDirectory | None) -> None:
-        """Have the receiver load and serve the last good version by one request."""
-        if last_good is None:
-            self._state.require_untouched(_RESTART)
+    def _do(self, phase: str, target: WeightDirectory) -> None:
+        document = document_of(target, phase)
+        if phase != "prepare":
+            self._server.post("", document, hint=_HINT)
             return
-        self._label = UNKNOWN_LABEL
-        with self._state.restoring(_RESTART):
-            self._post(last_good, "abort")
-        self._label = last_good.label
-
-    def _post(self, target: WeightDirectory, phase: str) -> None:
-        self._server.post("", document_of(target, phase), hint=_HINT)
+        reply = self._server.post_any("", document)
+        if reply.status >= _SERVER or reply.status in _LATER:
+            raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
+        if reply.is_error:
+            raise RefusedError(self._server.complaint(reply), path=self._server.address)
 
     def _running(self, reply: Reply) -> Running:
         document = reply.document or {}
@@ -155,7 +128,7 @@ def document_of(target: WeightDirectory, phase: str) -> dict[str, Any]:
         "path": target.path,
         "digest": version.digest,
         "verified": target.verified,
-        "shards": [record.as_document() for record in target.shards],
+        "shards": [record._asdict() for record in target.shards],
     }
 
 

@@ -5,7 +5,7 @@ docs/retention.md has the table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from syncd.config import DaemonConfig
 from syncd.daemon.snapshot import Snapshot
@@ -60,14 +60,7 @@ class Policy:
 
 def policy_of(config: DaemonConfig) -> Policy:
     """Return the policy that a configuration asks for."""
-    retention = Retention(
-        config.keep_last,
-        config.keep_every,
-        config.keep_full,
-        config.max_bytes,
-        config.partial_grace,
-        config.keep_previous,
-    )
+    retention = Retention(**{field.name: getattr(config, field.name) for field in fields(Retention)})
     return Policy(retention, config.prune, config.prune_foreign, config.rewind_settle, config.settle)
 
 
@@ -99,8 +92,8 @@ def decide(snapshot: Snapshot, policy: Policy) -> tuple[Decision, ...]:
     steps = sorted(snapshot.steps.values(), key=lambda step: step.step)
     if snapshot.version is None:
         return tuple(_keep(step.step, "unpublished", "nothing is published yet") for step in steps)
-    strong = _strong_rules(snapshot, policy)
-    decided = {step.step: _first(strong, step) for step in steps}
+    strong = _strong_rule(snapshot, policy)
+    decided = {step.step: strong(step) for step in steps}
     weak = [step for step in steps if decided[step.step] is None]
     decided.update({item.step: item for item in _weak(weak, steps, snapshot, policy.retention)})
     kept = {step: decision for step, decision in decided.items() if decision and decision.keep}
@@ -157,12 +150,8 @@ def _remove(step: int, rule: str, detail: str) -> Decision:
     return Decision(step, keep=False, rule=rule, detail=detail)
 
 
-def _first(rules: Iterable[Rule], step: Step) -> Decision | None:
-    return next((decision for rule in rules if (decision := rule(step))), None)
-
-
-def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
-    """Return the rules that protect: no limit ever removes what one of them keeps."""
+def _strong_rule(snapshot: Snapshot, policy: Policy) -> Rule:
+    """Return the rule that protects steps: no limit ever removes what it keeps."""
     version, leases, unreadable = snapshot.version, snapshot.leases, snapshot.unreadable
     newest = version.step if version else -1
     previous = version.previous[1] if version and version.previous else None
@@ -185,38 +174,21 @@ def _strong_rules(snapshot: Snapshot, policy: Policy) -> list[Rule]:
         yield step.full and step.step in full, "full_checkpoint", _full_detail(policy.retention)
         if step.step in going:
             return
-        yield (
-            step.step == previous and (policy.retention.keep_previous or not step.full),
-            "previous_version",
-            "",
-        )
-        yield (
-            step.state is StepState.FILLING and not _is_stale(step, newest, policy),
-            "being_written",
-            step.problem,
-        )
-        yield (
-            step.state is StepState.DAMAGED and not _is_stale(step, newest, policy),
-            "damaged_lately",
-            step.problem,
-        )
+        is_previous, is_stale = step.step == previous, _is_stale(step, newest, policy)
+        is_filling, is_damaged = step.state is StepState.FILLING, step.state is StepState.DAMAGED
+        yield is_previous and (policy.retention.keep_previous or not step.full), "previous_version", ""
+        yield is_filling and not is_stale, "being_written", step.problem
+        yield is_damaged and not is_stale, "damaged_lately", step.problem
         yield step.arriving, "just_sealed", "its writer may be about to go back to it"
-        yield (
-            step.state is not StepState.FILLING and _is_ahead(step, newest, snapshot),
-            "not_yet_published",
-            "",
-        )
-        yield (
-            _may_be_announced(step, snapshot, policy),
-            "may_be_announced",
-            "not earlier than the step the marker names",
-        )
+        yield not is_filling and _is_ahead(step, newest, snapshot), "not_yet_published", ""
+        is_announced = _may_be_announced(step, snapshot, policy)
+        yield is_announced, "may_be_announced", "not earlier than the step the marker names"
 
     def rule(step: Step) -> Decision | None:
         found = next(((name, detail) for holds, name, detail in kept(step) if holds), None)
         return _keep(step.step, *found) if found else None
 
-    return [rule]
+    return rule
 
 
 def _reason(snapshot: Snapshot, step: int) -> str:

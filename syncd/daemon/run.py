@@ -157,18 +157,18 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
                 raise daemon.error
             if not daemon.leads:
                 # One reading cannot tell a dead leader of another host from one between two heartbeats.
-                if not daemon.is_surely_led and clock.monotonic() < led_until:
+                if not daemon.leader.is_surely_led and clock.monotonic() < led_until:
                     clock.sleep(min(seconds, 0.5))
                     continue
                 raise LockHeldError(
-                    f"another daemon leads this job: {daemon.standing_by}",
+                    f"another daemon leads this job: {daemon.leader.standing_by}",
                     path=daemon.job.root,
                     hint=f"syncd status {daemon.job.root}",
                 )
-            waits_for_trash = empty_trash and daemon.trash_left > 0
+            waits_for_trash = empty_trash and daemon.removals.trash_left > 0
             is_done = daemon.plan.publish is None and daemon.plan.due_in is None and not waits_for_trash
             if is_done or clock.monotonic() >= ends:
-                _require_no_obstacle(daemon.obstacle)
+                _require_no_obstacle(daemon.removals.obstacle)
                 return
             if daemon.plan.publish is None:
                 clock.sleep(min(seconds, 0.5))
@@ -193,7 +193,7 @@ def status_line(daemon: Daemon) -> str:
         state = f"{daemon.trouble.state}: " if daemon.trouble else ""
         return f"in trouble: {state}{daemon.error}"
     if not daemon.leads:
-        return f"standing by: {daemon.standing_by}"
+        return f"standing by: {daemon.leader.standing_by}"
     version = daemon.snapshot.version
     alive = [module for module in daemon.snapshot.explorers.values() if module.alive]
     published = f"step {version.step} published" if version else "nothing published yet"

@@ -33,7 +33,7 @@ from syncd.protocol.disk import Clock, is_below
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, MountTrouble, mount_trouble_of
-from syncd.protocol.obstacle import Obstacle, obstacle_to_reading
+from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.owner import check_owner
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
@@ -48,10 +48,6 @@ FILLING_EVERY = 0.2
 
 _RETRY_LEAST, _RETRY_MOST = 0.25, 5.0
 _VERIFY_ROUNDS = 8
-
-
-def _inline(work: Callable[[], None]) -> None:
-    work()
 
 
 class Daemon:
@@ -73,15 +69,15 @@ class Daemon:
         config: DaemonConfig,
         clock: Clock,
         observer: Observer,
-        background: Callable[[Callable[[], None]], None] = _inline,
+        background: Callable[[Callable[[], None]], None] = lambda work: work(),
         process: Process | None = None,
         gone: Callable[[Process], bool] = Process.is_gone,
     ) -> None:
         self.job, self.config = job, config
         self._clock, self._reporter = clock, EventReporter(observer, clock)
-        self._leader = DaemonLeader(job, config, clock, self._reporter, process, gone)
-        self._scanner = Scanner(job, clock, config.ttl, self._leader.progress)
-        self._removals = Removals(job, clock, self._leader, self._scanner, self._reporter, background)
+        self.leader = DaemonLeader(job, config, clock, self._reporter, process, gone)
+        self._scanner = Scanner(job, clock, config.ttl, self.leader.progress)
+        self.removals = Removals(job, clock, self.leader, self._scanner, self._reporter, background)
         self._actor: Actor | None = None
         self.error: SyncdError | None = None
         self.trouble: MountTrouble | None = None
@@ -96,33 +92,13 @@ class Daemon:
     @property
     def leads(self) -> bool:
         """Return whether this process leads the job."""
-        return self._leader.term is not None
-
-    @property
-    def standing_by(self) -> str:
-        """Return why another daemon leads, empty while none is known to."""
-        return self._leader.standing_by
-
-    @property
-    def is_surely_led(self) -> bool:
-        """Return whether another daemon that leads the job was seen to live."""
-        return self._leader.is_surely_led
+        return self.leader.term is not None
 
     @property
     def lag(self) -> int:
         """Return how many steps the slowest live explorer is behind."""
         modules = self.snapshot.explorers.values()
         return max((lag_of(self.snapshot, module) or 0 for module in modules if module.alive), default=0)
-
-    @property
-    def obstacle(self) -> Obstacle | None:
-        """Return the first entry that should have been moved or removed and could not be."""
-        return self._removals.obstacle
-
-    @property
-    def trash_left(self) -> int:
-        """Return how many entries of the trash still wait for their grace time."""
-        return self._removals.trash_left
 
     @property
     def is_left(self) -> bool:
@@ -134,7 +110,7 @@ class Daemon:
 
     def on_progress(self, call: Callable[[], None]) -> None:
         """Call something after each heartbeat and each tick, to show that work continues."""
-        self._leader.on_progress = call
+        self.leader.on_progress = call
 
     def tick(self, *, woken: bool = False) -> float:
         """Scan the job once and act on it; return the seconds after which the next tick is due at the latest.
@@ -146,11 +122,11 @@ class Daemon:
             seconds = self._tick(woken=woken)
         except FencedError as error:
             self._actor = None
-            self._leader.lose(error)
+            self.leader.lose(error)
             return STANDBY_EVERY
         except LockHeldError as error:
             self._actor = None
-            self._leader.stand_by(error.message)
+            self.leader.stand_by(error.message)
             self._recover()
             return STANDBY_EVERY
         except SyncdError as error:
@@ -168,7 +144,7 @@ class Daemon:
     def close(self) -> None:
         """Release the lead, so that a standby need not wait."""
         self._actor = None
-        self._leader.release()
+        self.leader.release()
         self.report(names.DAEMON_STOPPED, "info")
 
     def report(self, name: str, level: Level, **fields: Any) -> None:
@@ -188,19 +164,19 @@ class Daemon:
         self._scan(woken=woken)
         self.found_news = self.snapshot.marker != before.marker
         self._act(self._actor, before)
-        self._leader.beat()
-        self._leader.on_progress()
+        self.leader.beat()
+        self.leader.on_progress()
         return self._interval()
 
     def _lead(self) -> None:
         grace = self.config.trash_grace if self._is_crowded else None
-        claimed = self._leader.claim(self._scanner.floor, empty_trash_after=grace)
+        claimed = self.leader.claim(self._scanner.floor, empty_trash_after=grace)
         if claimed is None:
             self._actor = None
             return
         term, was_removed = claimed
         if was_removed:
-            self._removals.pause(self.config.ttl)
+            self.removals.pause(self.config.ttl)
         self._scanner.reset(term.floor)
         self._actor = Actor(self.job, term, self._clock, self._scanner.presences)
         self._reconciled = float("-inf")
@@ -215,18 +191,18 @@ class Daemon:
         if due:
             check_owner(self.job)
         found = self._scanner.reconcile() if due else self._scanner.scan(woken=woken)
-        self._leader.floor = self._scanner.floor
+        self.leader.floor = self._scanner.floor
         self.snapshot = replace(found, crowded=self._is_crowded)
         if due:
             self._reconciled = started
-            self._removals.begin_round(started)
+            self.removals.begin_round(started)
         seconds = self._clock.monotonic() - started
         counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
         self.report(names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, **counts)
 
     def _act(self, actor: Actor, before: Snapshot) -> None:
         """Publish first, report then: nothing that explorers need not wait for comes before the version."""
-        removals, reporter = self._removals, self._reporter
+        removals, reporter = self.removals, self._reporter
         self.plan = self._current_plan()
         self.snapshot = removals.remove_steps(actor, self.plan.first, self.snapshot)
         scanned, published = self.snapshot, None
@@ -235,7 +211,7 @@ class Daemon:
         reporter.publish_differences(before, scanned)
         if published is not None:
             self._report_published(published, scanned)
-            self._leader.progress()
+            self.leader.progress()
         reporter.publish_problems(self.plan.problems)
         for answer in self.plan.answers:
             removals.answer(actor, answer)
@@ -280,7 +256,7 @@ class Daemon:
 
     def _rejected(self, step: Step, level: VerifyLevel) -> Step | None:
         """Verify a step before it is published; return it as damaged, None when it is good."""
-        path, progress = f"{self.job.root}/{step.directory}", self._leader.progress
+        path, progress = f"{self.job.root}/{step.directory}", self.leader.progress
         try:
             # Read twice: what a read returns may be damaged where the file is not.
             wrong = problems_of(self.job, step, level, progress) and problems_of(
@@ -296,7 +272,7 @@ class Daemon:
     def _publish(self, actor: Actor, version: Version) -> Version:
         published = actor.publish(version)
         floor = max(self._scanner.floor or published.pair, published.pair)
-        self._scanner.floor = self._leader.floor = floor
+        self._scanner.floor = self.leader.floor = floor
         self.snapshot = replace(self.snapshot, version=published, floor=floor)
         return published
 
@@ -340,7 +316,7 @@ class Daemon:
         if self._is_crowded and self._actor is not None:
             # Nothing can be written, but what is due in the trash can still be deleted.
             with contextlib.suppress(OSError, SyncdError):
-                self._removals.empty_trash(self._actor, self.snapshot, self.config)
+                self.removals.empty_trash(self._actor, self.snapshot, self.config)
         self._retry = min(self._retry * 2, _RETRY_MOST)
         return self._retry
 

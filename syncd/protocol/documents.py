@@ -3,6 +3,7 @@
 Every document carries `protocol`. Unknown fields are ignored; a newer major is refused with what to upgrade.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -77,6 +78,10 @@ class Fields:
         """Return a nested object, or None where the field is missing or null."""
         return None if self.document.get(key) is None else self.record(key)
 
+    def optional_text(self, key: str) -> str | None:
+        """Return a string, or None where the field is missing or null."""
+        return None if self.document.get(key) is None else self.text(key)
+
     def optional_integer(self, key: str) -> int | None:
         """Return an integer, or None where the field is missing or null."""
         return None if self.document.get(key) is None else self.integer(key)
@@ -101,6 +106,12 @@ class Fields:
         if any(type(value) is not int or not 0 <= value <= MAX_INTEGER for value in values):
             raise self.wrong(key, "a list of non-negative integers")
         return tuple(values)
+
+
+def as_document(record: Any, *leave_out: str, **changed: Any) -> Document:
+    """Return the fields of a dataclass as a document, some left out and some in another form."""
+    found = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)} | changed
+    return {key: value for key, value in found.items() if key not in leave_out}
 
 
 def encode(document: Mapping[str, Any]) -> bytes:

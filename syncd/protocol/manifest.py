@@ -9,14 +9,13 @@ parents to a keyframe, a step stored whole. Retention and readers keep chains no
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Fields, check_seal, decode, encode, seal
+from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
-from syncd.protocol.receipt import FileRecord, Receipt, records
+from syncd.protocol.receipt import FileRecord, Receipt, file_documents, records
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
 _URI_LIMIT = 4096
@@ -140,17 +139,8 @@ def from_receipts(
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the sealed bytes of a manifest."""
-    body: dict[str, Any] = {
-        "step": manifest.step,
-        "world_size": manifest.world_size,
-        "attempt": manifest.attempt,
-        "kind": manifest.kind,
-        "shards": [record.as_document() for record in manifest.shards],
-        "files": [record.as_document() for record in manifest.files],
-        "delta": asdict(manifest.delta) if manifest.delta else None,
-        "uri": manifest.uri,
-        "written_at": manifest.written_at,
-    }
+    delta = asdict(manifest.delta) if manifest.delta else None
+    body = as_document(manifest, "digest", delta=delta, **file_documents(manifest.shards, manifest.files))
     return encode(seal(body))
 
 
@@ -166,7 +156,6 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     if kind not in KINDS:
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
     delta = fields.optional_record("delta")
-    uri = fields.text("uri") if fields.document.get("uri") is not None else None
     manifest = Manifest(
         step=fields.integer("step"),
         world_size=fields.integer("world_size", least=1),
@@ -175,7 +164,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         files=records(fields, "files"),
         kind=kind,
         delta=DeltaHeader.from_fields(delta) if delta else None,
-        uri=uri,
+        uri=fields.optional_text("uri"),
         written_at=fields.number("written_at"),
         digest=own,
     )

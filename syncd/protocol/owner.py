@@ -108,8 +108,7 @@ def read_owner(disk: Disk, path: str) -> Owner | None:
     except MISSING:
         return None
     place = fields.optional_record("place")
-    identity = None if fields.document.get("identity") is None else fields.text("identity")
-    return Owner(identity, JobPlace.from_fields(place) if place else None)
+    return Owner(fields.optional_text("identity"), JobPlace.from_fields(place) if place else None)
 
 
 def check_owner(job: Job) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
-from syncd.protocol.documents import SMALL_LIMIT, Fields, decode, encode
+from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, decode, encode
 from syncd.protocol.layout import is_identity
 from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.process import host_name
@@ -89,23 +89,8 @@ def path_of(directory: str, identity: str) -> str:
 
 def write_presence(disk: Disk, directory: str, presence: Presence) -> None:
     """Publish a presence."""
-    document: dict[str, Any] = {
-        "identity": presence.identity,
-        "status": presence.status.value,
-        "beat": presence.beat,
-        "incarnation": presence.incarnation,
-        "applied": pair_document(presence.applied),
-        "applied_digest": presence.applied_digest,
-        "loading": pair_document(presence.loading),
-        "leases": list(presence.leases),
-        "asked": presence.asked,
-        "answered": presence.answered,
-        "step": presence.step,
-        "host": presence.host,
-        "pid": presence.pid,
-        "updated_at": presence.updated_at,
-        "info": presence.info,
-    }
+    pairs = {"applied": pair_document(presence.applied), "loading": pair_document(presence.loading)}
+    document = as_document(presence, "problem", **pairs)
     disk.replace(path_of(directory, presence.identity), encode(document))
 
 

@@ -5,14 +5,14 @@ writers of one save share and no other save has, so that what a crashed save lef
 the next one.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from dataclasses import fields as fields_of
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from syncd.errors import CorruptDataError
 from syncd.protocol import digest
 from syncd.protocol.disk import MISSING, Disk, list_if_there
-from syncd.protocol.documents import MAX_INTEGER, Fields, encode, read_document
+from syncd.protocol.documents import MAX_INTEGER, Document, Fields, as_document, encode, read_document
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
 
 
@@ -30,10 +30,6 @@ class FileRecord(NamedTuple):
     size: int
     digest: str
     tensors: int = 0
-
-    def as_document(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return self._asdict()
 
     @staticmethod
     def from_fields(fields: Fields) -> "FileRecord":
@@ -73,15 +69,19 @@ def receipts_directory(step_path: str) -> str:
     return f"{step_path}/{ACTOR}/{RECEIPTS}"
 
 
+def file_documents(shards: Iterable[FileRecord], files: Iterable[FileRecord]) -> dict[str, list[Document]]:
+    """Return the JSON form of the files that a receipt or a manifest names."""
+    return {
+        "shards": [record._asdict() for record in shards],
+        "files": [record._asdict() for record in files],
+    }
+
+
 def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     """Leave a receipt, durably. Its files must be durable already."""
     directory = receipts_directory(step_path)
     disk.make_directory(directory)
-    document = {
-        **{field.name: getattr(receipt, field.name) for field in fields_of(receipt)},
-        "shards": [record.as_document() for record in receipt.shards],
-        "files": [record.as_document() for record in receipt.files],
-    }
+    document = as_document(receipt, **file_documents(receipt.shards, receipt.files))
     disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
 
 

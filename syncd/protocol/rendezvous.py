@@ -10,7 +10,7 @@ from typing import Any
 from syncd.errors import CorruptDataError
 from syncd.protocol.backend import GLOO
 from syncd.protocol.disk import MISSING, list_if_there, remove_tree
-from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, encode, read_document
 from syncd.protocol.layout import Job, check_identity, is_identity
 
 STATES = ("joined", "received", "failed", "left")
@@ -84,19 +84,7 @@ def write_offer(job: Job, offer: Offer) -> None:
     """Post an offer, durably."""
     directory = epoch_path(job, offer.group, offer.epoch)
     job.disk.make_directory(directory)
-    document: dict[str, Any] = {
-        "group": offer.group,
-        "epoch": offer.epoch,
-        "address": offer.address,
-        "port": offer.port,
-        "backend": offer.backend,
-        "world_size": offer.world_size,
-        "members": list(offer.members),
-        "tensors": [[name, dtype, list(shape)] for name, dtype, shape in offer.tensors],
-        "bucket": offer.bucket,
-        "secret": offer.secret,
-    }
-    job.disk.replace(f"{directory}/{_OFFER}", encode(document), private=True)
+    job.disk.replace(f"{directory}/{_OFFER}", encode(as_document(offer)), private=True)
 
 
 def clear_offers(job: Job, group: str, keep: int | None = None) -> None:
@@ -141,14 +129,8 @@ def write_acknowledgement(job: Job, group: str, epoch: int, acknowledgement: Ack
     """Post a member's state, durably."""
     directory = f"{epoch_path(job, group, epoch)}/members"
     job.disk.make_directory(directory)
-    document = {
-        "member": acknowledgement.member,
-        "state": acknowledgement.state,
-        "step": acknowledgement.step,
-        "checksum": acknowledgement.checksum,
-        "message": acknowledgement.message,
-    }
-    job.disk.replace(f"{directory}/{check_identity(acknowledgement.member)}.json", encode(document))
+    path = f"{directory}/{check_identity(acknowledgement.member)}.json"
+    job.disk.replace(path, encode(as_document(acknowledgement)))
 
 
 def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowledgement]:

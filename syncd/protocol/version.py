@@ -128,9 +128,9 @@ def version_from(fields: Fields) -> Version:
         parent=fields.optional_integer("parent"),
         published_at=fields.number("published_at"),
         previous=pair_from(fields.optional_record("previous")),
-        held_marker=_optional_text(fields, "held_marker"),
+        held_marker=fields.optional_text("held_marker"),
         held_tracker=fields.optional_integer("held_tracker"),
-        request=_optional_text(fields, "request"),
+        request=fields.optional_text("request"),
         carried_out=_texts(fields, "carried_out"),
         abandoned=_abandoned(fields),
         term=fields.integer("term") if "term" in fields.document else 0,
@@ -147,10 +147,6 @@ def pair_from(fields: Fields | None) -> Pair | None:
     if fields is None:
         return None
     return fields.integer("generation", most=MAX_GENERATION), fields.integer("step")
-
-
-def _optional_text(fields: Fields, key: str) -> str | None:
-    return None if fields.document.get(key) is None else fields.text(key)
 
 
 def _texts(fields: Fields, key: str) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from explorer_hooks.explorer.load import KEYS, documentation, load_file
 from explorer_hooks.explorer.pacing import (
     Allowance,
     Next,
-    PacingFacts,
     ahead_of,
     decide,
     sync_is_due,
@@ -156,13 +155,13 @@ def test_each_verb_is_there(capsys):
 
 def test_decisions():
     def now(**more):
-        return PacingFacts(**{"is_over": False, "is_ready": True, "is_due": False, "has_room": True, **more})
+        return decide(**{"is_over": False, "is_ready": True, "is_due": False, "has_room": True, **more})
 
-    assert decide(now()) is Next.WORK
-    assert decide(now(has_room=False)) is Next.WAIT
-    assert decide(now(is_due=True)) is Next.SYNC
-    assert decide(now(is_due=True, is_ready=False)) is Next.ENGINE
-    assert decide(now(is_over=True, is_ready=False)) is Next.END
+    assert now() is Next.WORK
+    assert now(has_room=False) is Next.WAIT
+    assert now(is_due=True) is Next.SYNC
+    assert now(is_due=True, is_ready=False) is Next.ENGINE
+    assert now(is_over=True, is_ready=False) is Next.END
 
 
 @pytest.mark.parametrize(

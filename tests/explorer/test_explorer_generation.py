@@ -63,12 +63,9 @@ def test_log_probs_are_those_of_a_whole_forward_pass(model, tokens, temperature)
     groups = draw(
         model,
         sequence_limits(model, tokens.tokenizer),
-        prompts,
-        samples=4,
-        max_tokens=12,
-        temperature=temperature,
-        generator=torch.Generator().manual_seed(1),
-        stop=lambda: False,
+        [GroupRequest(prompt, 4, 12, temperature) for prompt in prompts],
+        torch.Generator().manual_seed(1),
+        lambda: False,
     )
     lengths = set()
     for prompt, group in zip(prompts, groups, strict=True):
@@ -90,12 +87,9 @@ def test_greedy_is_the_most_probable_token_and_positions_bound_a_response(model,
     ((one,),) = draw(
         model,
         ends,
-        [prompt],
-        samples=1,
-        max_tokens=100,
-        temperature=0.0,
-        generator=torch.Generator(),
-        stop=lambda: False,
+        [GroupRequest(prompt, 1, 100, 0.0)],
+        torch.Generator(),
+        lambda: False,
     )
     assert 1 <= len(one.tokens) <= 4
     with torch.inference_mode():

@@ -10,7 +10,6 @@ from support.followers import Scene  # noqa: E402
 from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.explorer import weight_sources  # noqa: E402
-from explorer_hooks.explorer.weight_sinks import ModelSink  # noqa: E402
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
@@ -36,7 +35,8 @@ class Bed:
         self.receiver.wait = lambda current, timeout: self.coming.pop(0)() if self.coming else None
         self.source = EarlySource(
             self.follower,
-            ModelSink(self.receiver, self.hook),
+            self.receiver,
+            self.hook,
             patience=60.0,
             ready=1.0,
             stop=lambda: self.stopped,

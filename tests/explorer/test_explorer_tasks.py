@@ -177,6 +177,10 @@ def test_batches_that_the_trainer_has_taken_away_count_as_written(tmp_path):
     assert positions(written(job)) == [6, 7, 8, 9]
 
 
+def test_the_draws_of_a_position_follow_from_a_fixed_text():
+    assert TaskCursor(1, 23, 4).seed_text == "Cursor(epoch=1, position=23, batches=4)"
+
+
 def test_a_later_process_of_the_identity_fences_the_earlier_one(tmp_path):
     job = Job.at(tmp_path)
     early = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)

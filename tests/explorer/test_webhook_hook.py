@@ -183,7 +183,7 @@ def test_what_is_posted_says_which_version_where_and_what_to_do(bed, target):
     assert documents[1] == {
         "protocol": 1, "phase": "load", "label": label(7, 2), "generation": 2, "step": 7, "kind": "weights",
         "path": target.path, "digest": target.version.digest, "verified": True,
-        "shards": [target.shards[0].as_document()],
+        "shards": [target.shards[0]._asdict()],
     }  # fmt: skip
 
 

@@ -115,10 +115,10 @@ def test_a_leader_that_was_only_silent_never_gets_back_half_a_step(job):
     for step in (1, 2, 3):
         write(job, step)
         first.tick(woken=True)
-    (entry,) = os.listdir(first._leader.term.trash)
+    (entry,) = os.listdir(first.leader.term.trash)
     fill(job)
     second, _, _ = start(job, clock=clock, keep_last=1, trash_grace=30)
-    second._leader._candidate = Candidate(job, clock, 15.0, gone=lambda _: True)
+    second.leader._candidate = Candidate(job, clock, 15.0, gone=lambda _: True)
     for _ in range(2):
         second.tick()  # finds no room for a claim, then looks at the trash
     clock.at += 40

@@ -178,7 +178,7 @@ def test_a_frozen_disk_is_told_while_it_lasts_and_gone_on_from_when_it_is_over(e
         assert daemon.states() == ["stuck", "ok"], "each told once"
         assert latest_token(daemon.job) == 1, "by the same daemon"
         with open(daemon.job.events, encoding="utf-8") as file:
-            assert any("came back after" in line for line in file), "the journal has how long it was"
+            assert any("returned after" in line for line in file), "the journal has how long it was"
 
 
 @pytest.fixture

@@ -407,7 +407,7 @@ def test_a_trainer_that_went_back_has_its_step_vacated(job):
 def test_the_second_daemon_stands_by_and_takes_over_when_the_first_is_silent(job):
     clock = ManualClock()
     first, _, _ = start(job, clock)
-    first._leader._candidate._process = other_host()
+    first.leader._candidate._process = other_host()
     write_step(job, 1)
     first.tick(woken=True)
     second, heard, _ = start(job, clock)
@@ -428,7 +428,7 @@ def test_the_second_daemon_stands_by_and_takes_over_when_the_first_is_silent(job
 def test_a_paused_leader_that_wakes_up_can_neither_publish_nor_delete(job):
     clock = ManualClock()
     old, heard, _ = start(job, clock, keep_last=1)
-    old._leader._candidate._process = other_host()
+    old.leader._candidate._process = other_host()
     write_step(job, 1)
     old.tick(woken=True)
     actor = old._actor

@@ -87,7 +87,7 @@ def test_a_newer_receipt_says_what_to_upgrade_and_does_not_count():
 )
 def test_records_that_are_refused(change):
     with pytest.raises(CorruptDataError):
-        FileRecord.from_fields(Fields({**RECORD.as_document(), **change}, "/a"))
+        FileRecord.from_fields(Fields({**RECORD._asdict(), **change}, "/a"))
 
 
 def test_one_name_twice_is_refused():

@@ -14,7 +14,7 @@ from syncd.protocol.presence import path_of, read_presence
 STEPS = 3
 IMPORTED = (
     "explorer_hooks.explorer.run",
-    "explorer_hooks.explorer.weight_sinks",
+    "explorer_hooks.explorer.weight_sources",
     "syncd.experience.table",
     "pandas",
     "torch._dynamo",

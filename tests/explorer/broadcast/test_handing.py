@@ -20,8 +20,7 @@ from support.targets import label, target_of  # noqa: E402
 from explorer_hooks.engine_push import delivery  # noqa: E402
 from explorer_hooks.engine_push.delivery import Invitation, cut  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
-from explorer_hooks.hook import Running  # noqa: E402
-from explorer_hooks.hooks.http_engine import UntouchedError  # noqa: E402
+from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 from syncd.transports.tensors import TensorMeta  # noqa: E402

@@ -20,13 +20,14 @@ def main(file, job, identity, fault=""):
     torch.set_num_threads(1)
     if fault:
         arm(fault)
-    load, models = local.load_model, []
+    open_hook, models = local.open_hook, []
 
-    def kept(*args, **named):
-        models.append(load(*args, **named))
-        return models[-1]
+    def kept(file):
+        hook = open_hook(file)
+        models.append(hook.model)
+        return hook
 
-    local.load_model = kept
+    local.open_hook = kept
     why = run(load_file(file, [f"--explorer.name={identity}"]))
     found = {"why": why, "digest": digest(models[0]), "sockets": sockets()}
     with open(f"{job}.{identity}.json", "w", encoding="ascii") as written:

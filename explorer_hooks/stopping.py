@@ -1,7 +1,7 @@
-"""On SIGTERM or SIGINT an explorer ends cleanly; on a second signal it exits at once."""
+"""On SIGTERM or SIGINT a process ends cleanly; on a second signal it ends at once."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -9,9 +9,16 @@ _AT_ONCE = 128
 
 
 class Stop:
-    """Becomes true at the first signal; call it to read it."""
+    """Becomes true at the first signal; call it to read it.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: Returns what the second signal raises; by default the end of the process.
+    """
+
+    def __init__(
+        self, at_once: Callable[[int], BaseException] = lambda number: SystemExit(_AT_ONCE + number)
+    ) -> None:
+        self._at_once = at_once
         self._is_set = False
 
     def __call__(self) -> bool:
@@ -22,10 +29,10 @@ class Stop:
         """Handle a signal.
 
         Raises:
-            SystemExit: It is the second one.
+            BaseException: It is the second one.
         """
         if self._is_set:
-            raise SystemExit(_AT_ONCE + number)
+            raise self._at_once(number)
         self._is_set = True
 
     @contextmanager
