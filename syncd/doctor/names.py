@@ -160,12 +160,9 @@ def lock_held(path: str, kind: Kind) -> Iterator[None]:
     Raises:
         OSError: It cannot be locked; `BlockingIOError` if another process holds it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        _CALLS[kind](descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(path, "ab") as file:
+        _CALLS[kind](file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def try_lock(path: str, kind: Kind) -> str:
