@@ -4,30 +4,17 @@ from collections.abc import Mapping
 
 from syncd.errors import ConfigError
 
-EXTRAS: Mapping[str, frozenset[str]] = {
-    "trainer": frozenset(
-        {
-            "numpy",
-            "pyarrow",
-            "pydantic",
-            "ray",
-            "safetensors",
-            "tensordict",
-            "tomli_w",
-            "torch",
-            "transformers",
-            "verl",
-        }
-    ),
-    "explorer": frozenset({"pyarrow", "pydantic", "tokenizers"}),
-    "transformers": frozenset({"numpy", "safetensors", "torch", "transformers"}),
-    "plot": frozenset({"matplotlib"}),
-    "metrics": frozenset({"prometheus_client"}),
-    "experience": frozenset({"pyarrow"}),
-    "tensorboard": frozenset({"tensorboard"}),
-    "wandb": frozenset({"wandb"}),
-    "mlflow": frozenset({"mlflow"}),
-    "trackio": frozenset({"trackio"}),
+EXTRAS: Mapping[str, str] = {
+    "trainer": "numpy pyarrow pydantic ray safetensors tensordict tomli_w torch transformers verl",
+    "explorer": "pyarrow pydantic tokenizers",
+    "transformers": "numpy safetensors torch transformers",
+    "plot": "matplotlib",
+    "metrics": "prometheus_client",
+    "experience": "pyarrow",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
 }
 """Each extra with the modules that it installs; if several install a module, the first one is named."""
 
@@ -43,7 +30,7 @@ def extra_of(module: str, program: str) -> str | None:
     """Return the extra that installs a module, None if none does; a program's own extras come first."""
     root = module.partition(".")[0]
     order = (*_OF_PROGRAM.get(program, ()), *EXTRAS)
-    return next((extra for extra in order if root in EXTRAS[extra]), None)
+    return next((extra for extra in order if root in EXTRAS[extra].split()), None)
 
 
 def not_installed(error: ModuleNotFoundError, program: str) -> ConfigError | None:

@@ -3,10 +3,11 @@
 A symbolic link leads elsewhere, a hard link is somebody else's file, and a FIFO or a device may never answer.
 """
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -22,15 +23,11 @@ def open_append(path: str, adopt: Callable[[str], None] | None = None) -> int:
     Raises:
         OSError: It is not a regular file, has a second name, or the file system refuses.
     """
-    descriptor = os.open(path, _APPEND, 0o644)
-    try:
-        found = _regular(descriptor, path)
-        _refuse_second_name(found, path)
+    with _opened(path, _APPEND) as (descriptor, found):
+        if found.st_nlink > 1:
+            raise OSError(errno.EMLINK, "the file has another name too, perhaps outside of the job", path)
         if adopt is not None and found.st_size == 0:
             adopt(path)
-    except BaseException:
-        os.close(descriptor)
-        raise
     return descriptor
 
 
@@ -40,22 +37,18 @@ def open_read(path: str) -> int:
     Raises:
         OSError: It is not a regular file, or the file system refuses.
     """
-    descriptor = os.open(path, _READ)
-    try:
-        _regular(descriptor, path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    with _opened(path, _READ) as (descriptor, _):
+        return descriptor
 
 
-def _refuse_second_name(found: os.stat_result, path: str) -> None:
-    if found.st_nlink > 1:
-        raise OSError(errno.EMLINK, "the file has another name too, perhaps outside of the job", path)
-
-
-def _regular(descriptor: int, path: str) -> os.stat_result:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return found
+@contextlib.contextmanager
+def _opened(path: str, flags: int) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a regular file, for its descriptor and stat; close it only if the block raises."""
+    descriptor = os.open(path, flags, 0o644)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        yield descriptor, found
+        stack.pop_all()

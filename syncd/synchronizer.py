@@ -243,10 +243,7 @@ class Synchronizer(Client):
     # --- broadcasts --------------------------------------------------------------------------------------------
 
     def ready_to_nccl_sync(
-        self,
-        module: str,
-        trainer_step: int | None = None,
-        timeout: float | None = None,
+        self, module: str, trainer_step: int | None = None, timeout: float | None = None
     ) -> int | None:
         """Wait until the trainer and every living explorer are ready for a broadcast.
 

@@ -7,7 +7,6 @@ import click
 from syncd.cli.options import job_argument, open_job, state_dir_option
 from syncd.errors import TryAgainError, UsageError
 from syncd.protocol.disk import exists
-from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Pin, write_pin
 from syncd.stall.verbs import MountVerb
@@ -25,23 +24,15 @@ def pin(job: str, step: int, reason: str, state_dir: str | None) -> None:
     Example:
       syncd pin /ckpt/job 120 --reason "best on the hold-out set"
     """
-    place = open_job(job, state_dir)
-    where = _directory(place, step)
-    write_pin(place, Pin(step, reason, time.time()))
-    # Retention reads pins before and after it removes a step: a step that still exists now stays.
-    if not exists(place.disk, f"{place.root}/{where}"):
-        raise TryAgainError(
-            f"step {step} was removed while it was being pinned",
-            path=place.root,
-            hint=f"syncd ls {place.root}",
-        )
-    click.echo(f"step {step} is pinned")
-
-
-def _directory(job: Job, step: int) -> str:
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
-    found = examine_all(job, SystemClock()).steps.get(step)
+    place = open_job(job, state_dir)
+    found = examine_all(place, SystemClock()).steps.get(step)
     if found is None:
-        raise UsageError(f"there is no step {step}", path=job.root, hint=f"syncd ls {job.root}")
-    return found.directory
+        raise UsageError(f"there is no step {step}", path=place.root, hint=f"syncd ls {place.root}")
+    write_pin(place, Pin(step, reason, time.time()))
+    # Retention reads pins before and after it removes a step: a step that still exists now stays.
+    if not exists(place.disk, f"{place.root}/{found.directory}"):
+        removed = f"step {step} was removed while it was being pinned"
+        raise TryAgainError(removed, path=place.root, hint=f"syncd ls {place.root}")
+    click.echo(f"step {step} is pinned")

@@ -42,7 +42,8 @@ def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **polic
     if not dry_run:
         once(place, {**policy, **_grace(place), "log_level": "warning"}, empty_trash=True)
     if as_json:
-        options.print_json(_document(decisions, dry_run=dry_run))
+        steps = [{"step": d.step, "keep": d.keep, "rule": d.rule, "detail": d.detail} for d in decisions]
+        options.print_json({"dry_run": dry_run, "decisions": steps})
     else:
         _show(decisions)
 
@@ -64,11 +65,6 @@ def _decide(job: Job, policy: dict[str, Any]) -> tuple[Decision, ...]:
 
     snapshot = examine_all(job, SystemClock())
     return plan(snapshot, policy_of(options.read_config(job, policy))).decisions
-
-
-def _document(decisions: Iterable[Decision], *, dry_run: bool) -> dict[str, Any]:
-    steps = [{"step": d.step, "keep": d.keep, "rule": d.rule, "detail": d.detail} for d in decisions]
-    return {"dry_run": dry_run, "decisions": steps}
 
 
 def _show(decisions: Iterable[Decision]) -> None:

@@ -70,17 +70,13 @@ def _wait(job: Job, request: Request, timeout: float) -> Version:
         if (version := read_version(job)) and version.request == request.identity:
             return version
         if request not in read_requests(job):
-            raise TryAgainError(
-                "the daemon refused the rollback", path=job.root, hint=f"tail -3 {job.events}"
-            )
+            refused = "the daemon refused the rollback"
+            raise TryAgainError(refused, path=job.root, hint=f"tail -3 {job.events}")
         if candidate.holder() is None:
             from syncd.cli.watch import once  # noqa: PLC0415
 
             once(job, {"prune": False, "log_level": "warning"})
         else:
             time.sleep(_POLL)
-    raise TimedOutError(
-        f"timed out after {timeout:g} s waiting for the daemon",
-        path=job.root,
-        hint=f"syncd status {job.root}",
-    )
+    late = f"timed out after {timeout:g} s waiting for the daemon"
+    raise TimedOutError(late, path=job.root, hint=f"syncd status {job.root}")

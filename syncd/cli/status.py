@@ -72,9 +72,8 @@ def status(
       syncd status /ckpt/job --json | jq .version.step
     """
     if max_age is not None and not check:
-        raise UsageError(
-            "--max-age belongs to --check", hint=f"syncd status {job} --check --max-age {max_age:g}"
-        )
+        hint = f"syncd status {job} --check --max-age {max_age:g}"
+        raise UsageError("--max-age belongs to --check", hint=hint)
     source = _StatusSource(job, state_dir, patience)
     if check:
         _check(source, max_age)

@@ -174,9 +174,8 @@ class Client(Closing):
             UsageError: This process has another role.
         """
         if self._own is None or role not in {None, self.role}:
-            raise UsageError(
-                f"{what} is for the role {role or 'trainer or explorer'}; this one is {self.role}"
-            )
+            wanted = role or "trainer or explorer"
+            raise UsageError(f"{what} is for the role {wanted}; this one is {self.role}")
         return self._own
 
     def check(self) -> None:
@@ -409,11 +408,7 @@ class Client(Closing):
     # --- wait --------------------------------------------------------------------------------------------------
 
     @guarded
-    def wait_for(
-        self,
-        predicate: Callable[[], T],
-        timeout: float | None = None,
-    ) -> T:
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
         """Wait until a predicate returns something true, and return that.
 
         Raises:

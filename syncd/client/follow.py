@@ -293,10 +293,8 @@ class VersionFollower:
     def _publish_applied(self, pair: Pair | None, digest: str) -> None:
         own = self._require_own()
         info = {key: value for key, value in own.info.items() if key != AHEAD}
-        loading = own.presence.loading
-        own.change(
-            applied=pair, applied_digest=digest, info=info, loading=None if loading == pair else loading
-        )
+        loading = None if own.presence.loading == pair else own.presence.loading
+        own.change(applied=pair, applied_digest=digest, info=info, loading=loading)
         self._ahead = None
 
     def _digest_of(self, pair: Pair | None) -> str:

@@ -129,9 +129,8 @@ class OwnPresence:
         """
         with self._lock:
             if old is not None and (old is not self._base or old is status):
-                raise UsageError(
-                    f"status is {self._base.value}: no change from {old.value} to {status.value}"
-                )
+                wanted = f"no change from {old.value} to {status.value}"
+                raise UsageError(f"status is {self._base.value}: {wanted}")
             asks = status is RunningStatus.REQUIRE_SYNC and self._base is not status
             self._base = status
             self.change(asked=self._wanted.asked + asks, **changes)
@@ -160,10 +159,8 @@ class OwnPresence:
         finally:
             with self._lock:
                 self._leases -= Counter([pair[1]])
-                loading = self._wanted.loading
-                self.try_change(
-                    leases=tuple(sorted(self._leases)), loading=None if loading == pair else loading
-                )
+                loading = None if self._wanted.loading == pair else self._wanted.loading
+                self.try_change(leases=tuple(sorted(self._leases)), loading=loading)
 
     def attempt(self, work: Callable[[], object]) -> None:
         """Run background work; `check` raises its error."""

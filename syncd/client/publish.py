@@ -95,9 +95,8 @@ class StepPublisher:
     def position(self) -> dict[str, Any]:
         """Return the fields of the presence that name the step announced last."""
         step = self.announced_step()
-        info = {
-            key: value for key, value in (self._own.info if self._own else {}).items() if key != "announced"
-        }
+        known = self._own.info if self._own else {}
+        info = {key: value for key, value in known.items() if key != "announced"}
         if self._announced is not None and self._announced[0] == step:
             info["announced"] = self._announced[1]
         return {"step": step, "info": info}

@@ -123,10 +123,8 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((address, port), PageHandler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                f"cannot listen on {address}, port {port} ({reason})",
-                hint="another --port, or 0 for a free one",
-            ) from error
+            refused = f"cannot listen on {address}, port {port} ({reason})"
+            raise ConfigError(refused, hint="another --port, or 0 for a free one") from error
 
     def server_bind(self) -> None:
         """Bind without asking a name server who this is."""

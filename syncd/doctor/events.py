@@ -37,7 +37,7 @@ class Listener(FileSystemEventHandler):
         self._heard.clear()
 
     def wait(self, seconds: float = PATIENCE) -> bool:
-        """Wait for a change; say whether one was reported."""
+        """Wait for a change; return whether one was reported."""
         return self._heard.wait(seconds)
 
 
@@ -64,10 +64,8 @@ def local_events(place: ProbeTarget) -> Finding:
     try:
         delays = event_delays(place, f"{place.scratch}/file")
     except OSError as error:
-        return warn(
-            f"cannot watch ({errno_name(error)}): changes are found by polling",
-            "sysctl -w fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=1024",
-        )
+        advice = "sysctl -w fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=1024"
+        return warn(f"cannot watch ({errno_name(error)}): changes are found by polling", advice)
     if lost := _ROUNDS - len(delays):
         return warn(f"{lost} of {_ROUNDS} changes raised no event: changes are found by polling")
     scope = " made on this host; other hosts' changes raise none" if place.mount.is_network else ""

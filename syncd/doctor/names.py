@@ -78,9 +78,8 @@ def rename_to_trash(place: ProbeTarget) -> Finding:
 def rmdir_full(place: ProbeTarget) -> Finding:
     """A full directory cannot be removed: a leader is fenced only once its directory is empty and gone."""
     full_directory(f"{place.scratch}/full")
-    return _refused(
-        _refusal(lambda: os.rmdir(f"{place.scratch}/full"), _FULL), "a full directory was removed"
-    )
+    refusal = _refusal(lambda: os.rmdir(f"{place.scratch}/full"), _FULL)
+    return _refused(refusal, "a full directory was removed")
 
 
 @probe("create-in-removed", essential=True)
@@ -161,12 +160,9 @@ def lock_held(path: str, kind: Kind) -> Iterator[None]:
     Raises:
         OSError: It cannot be locked; `BlockingIOError` if another process holds it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        _CALLS[kind](descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(path, "ab") as file:
+        _CALLS[kind](file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def try_lock(path: str, kind: Kind) -> str:

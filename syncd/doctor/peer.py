@@ -143,9 +143,8 @@ class PeerLink:
             if met:
                 return self
             if now > end:
-                raise TimedOutError(
-                    f"timed out after {seconds:g} s waiting for a second host", path=self.meeting
-                )
+                late = f"timed out after {seconds:g} s waiting for a second host"
+                raise TimedOutError(late, path=self.meeting)
             time.sleep(_SETTLE)
 
     def _meet(self, known: dict[str, int]) -> bool:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from syncd.doctor import events, files, names, system
+from syncd.doctor import events, files, names
 from syncd.doctor.between import Direction, Peer, converse
 from syncd.doctor.expect import Expectation, expectation
 from syncd.doctor.peer import open_link
@@ -38,7 +38,7 @@ SCHEMA = 1
 """Version of the JSON output: grows when a field changes its meaning or goes."""
 
 PROBES: tuple[Probe, ...] = (
-    system.path, system.space, files.permissions, files.replace_under_reader, names.rename_over_full,
+    files.path, files.space, files.permissions, files.replace_under_reader, names.rename_over_full,
     names.claim_race, names.rename_to_trash, names.rmdir_full, names.create_in_removed,
     names.exclusive_create, files.file_fsync, files.directory_fsync, names.hard_links,
     files.direct_io, files.uncached_io, events.local_events, names.local_locks, files.clock,
@@ -94,7 +94,7 @@ def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> 
     try:
         with answering(directory), scratch_directory(directory) as scratch:
             place = ProbeTarget(directory, scratch, mount, seconds)
-            findings = [system.writable(None, directory), *probe_all((system.mount, *PROBES), place)]
+            findings = [files.writable(None, directory), *probe_all((files.mount, *PROBES), place)]
             peer, missed = (None, None) if wait is None else _with_peer(place, wait)
         findings += _left_behind(scratch)
     except OSError as error:
@@ -136,9 +136,9 @@ def probe_all(probes: tuple[Probe, ...], place: ProbeTarget) -> Iterator[Finding
 
 def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:
     place = ProbeTarget(directory, directory, mount)
-    seen = system.mount.body(place)
+    seen = files.mount.body(place)
     skipped = [Finding(probe.name, "skip", "cannot write here") for probe in PROBES]
-    return [replace(seen, name="mount"), system.writable(error, directory), *skipped]
+    return [replace(seen, name="mount"), files.writable(error, directory), *skipped]
 
 
 def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError | None]:
@@ -150,9 +150,8 @@ def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError
         return None, error
     except OSError as error:
         broken = f"the exchange with the second host failed ({errno_name(error)})"
-        return None, StorageError(
-            broken, path=place.directory, hint=advice_for(error, place.directory) or None
-        )
+        hint = advice_for(error, place.directory) or None
+        return None, StorageError(broken, path=place.directory, hint=hint)
 
 
 def peer_findings(peer: Peer) -> list[Finding]:

@@ -138,9 +138,6 @@ def _tidy(directory: str, now: float) -> None:
 def _replace(path: str, data: bytes) -> None:
     temporary = f"{path}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, _MODE)
-    try:
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
+    with open(temporary, "wb", opener=lambda name, _: os.open(name, flags, _MODE)) as file:
+        file.write(data)
     os.replace(temporary, path)

@@ -43,10 +43,7 @@ def status(document: Document, rows: int = 50) -> RenderableType:
     if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
         parts.append(Text(_NOTE, "dim"))
     if document["problems"]:
-        parts += [
-            Text(),
-            *(_problem(item) for item in document["problems"]),
-        ]
+        parts += [Text(), *map(_problem, document["problems"])]
     return Group(*parts)
 
 
@@ -75,9 +72,8 @@ def _mount(mount: Any, now: float) -> Text:
         return Text("unknown", "yellow")
     state, since = str(mount.get("state")), age(max(now - mount["since"], 0.0))
     detail = _plain(str(mount.get("detail") or ""))
-    return Text(f"{_plain(state)} for {since}", "green" if state == "ok" else "bold red").append(
-        f"  {detail}", "default"
-    )
+    text = Text(f"{_plain(state)} for {since}", "green" if state == "ok" else "bold red")
+    return text.append(f"  {detail}", "default")
 
 
 def _last(version: Any, now: float) -> Text:
@@ -248,9 +244,9 @@ def _of(there: int, expected: int | None) -> str:
 
 
 def _kind(row: Document) -> str:
-    kind = "full" if row["full"] else "sync"
+    kind = "" if row["kind"] == "weights" else row["kind"]
     return " ".join(
-        [kind, *([row["kind"]] if row["kind"] != "weights" else []), *(["pinned"] if row["pinned"] else [])]
+        filter(None, ("full" if row["full"] else "sync", kind, "pinned" if row["pinned"] else ""))
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from syncd.doctor import events, files, names, system
+from syncd.doctor import events, files, names
 from syncd.doctor.probe import Finding, Probe, ProbeTarget
 from syncd.doctor.report import PROBES
 from syncd.protocol.mount import Mount
@@ -189,7 +189,7 @@ def test_harmful_mount_options_are_named_with_advice(
     place: ProbeTarget, kind: str, options: tuple[str, ...], verdict: str, words: str
 ) -> None:
     place = ProbeTarget(place.directory, place.scratch, Mount("/mnt", kind, options, "server:/x"))
-    found = system.mount(place)
+    found = files.mount(place)
     assert found.verdict == verdict
     assert words in found.detail + found.advice
 
@@ -208,16 +208,16 @@ def _room(free: int, total: int, names_free: int, names_total: int) -> os.statvf
     ],
 )
 def test_free_space_is_judged_with_advice(room: os.statvfs_result, verdict: str, words: str) -> None:
-    found = system.judge_space(room, "/job")
+    found = files.judge_space(room, "/job")
     assert found.verdict == verdict
     assert words in found.detail + found.advice
 
 
 def test_white_space_in_the_path_warns(place: ProbeTarget) -> None:
-    assert system.path(ProbeTarget("/my jobs", place.scratch)).verdict == "warn"
+    assert files.path(ProbeTarget("/my jobs", place.scratch)).verdict == "warn"
 
 
 def test_an_unwritable_directory_fails_with_advice() -> None:
-    found = system.writable(OSError(errno.EROFS, "Read-only file system"), "/job")
+    found = files.writable(OSError(errno.EROFS, "Read-only file system"), "/job")
     assert found == Finding("writable", "fail", "EROFS: Read-only file system", found.advice)
     assert "--state-dir" in found.advice

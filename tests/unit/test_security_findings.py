@@ -11,8 +11,7 @@ from support.cli import Shell
 from support.hostile import build, fingerprint
 
 from syncd.protocol.mount import Mount
-from syncd.security.collect import collect, rights_in, secret_keys, service_settings
-from syncd.security.report import examine
+from syncd.security.report import collect, examine, rights_in, secret_keys, service_settings
 from syncd.security.rules import AccessSnapshot, AclEntry, PathAccess, SystemdUnit, judge, verdict
 
 ME, GROUP = 1000, 2000
