@@ -179,7 +179,7 @@ class Delivery(ABC):
 
 
 class EngineRequest:
-    """One call in a thread of its own, because it has another half: a request to an engine, or joining a group.
+    """One call in a separate thread, because it has another half: a request to an engine, or joining a group.
 
     Args:
         call: The call; it has a time-out.

@@ -40,7 +40,7 @@ class EngineVersions:
         self.synced_at = ledger.cursor.batches
         self.progressed_at = time.monotonic()
         self._published: Pair | None = None
-        # Counted from the very beginning: an explorer that joins later has no allowance of its own.
+        # Counted from the very beginning: an explorer that joins later has no separate allowance.
         self._allowance = Allowance(0, 0, batches_per_step, ahead)
 
     def permitted(self) -> Pair | None:

@@ -132,7 +132,7 @@ class PageServer(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment] # typed for IPv4
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, or say at once that there are too many."""
+        """Answer in a separate thread, or say at once that there are too many."""
         with self._counting:
             is_full = len(self._open) >= MOST_CONNECTIONS
             if not is_full:

@@ -35,7 +35,7 @@ _FAILURES = (
 
 
 class Metrics:
-    """Turns events into metrics of its own registry.
+    """Turns events into metrics of a separate registry.
 
     Args:
         job: The job directory: the label `directory` of every metric, so that the files of several jobs on a

@@ -222,7 +222,7 @@ def _in_order(tensors: list[Tensor], data_size: int, path: str) -> dict[str, Ten
 
 
 class _Scanner:
-    """Walks through the JSON of a header and checks each tensor before it goes on to the next.
+    """Walks through the JSON of a header and checks each tensor before it reads the next.
 
     `json.loads` would build whatever the text asks for, fifty times its size in memory, and check nothing.
     """

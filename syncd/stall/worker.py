@@ -1,4 +1,4 @@
-"""Work in a thread of its own, for callers that must not hang where the work hangs: in a call to a dead mount."""
+"""Work in a separate thread, for callers that must not hang where the work hangs: in a call to a dead mount."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -48,7 +48,7 @@ _FAILED = "the broadcast of a tensor failed"
 
 
 class ProcessGroup:
-    """This process in a group of its own, in which rank 0 broadcasts tensors to all others.
+    """This process in a separate group, in which rank 0 broadcasts tensors to all others.
 
         group = ProcessGroup.listen("10.0.0.5", 60.0)       # rank 0 listens at once, then connects
         group.connect([secret], world_size=3, deadline=deadline)

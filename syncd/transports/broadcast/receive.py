@@ -94,7 +94,7 @@ class BroadcastReceiver(EarlyReceiver):
         return self._membership.is_wanted()
 
     def receive(self, announcement: Announcement, timeout: float) -> WeightTensors | None:
-        """Take part in a broadcast, which has a time-out of its own; None for a version, or if it failed."""
+        """Take part in a broadcast, which has its own time-out; None for a version, or if it failed."""
         del timeout
         if not isinstance(announcement, Round) or announcement.state != OPEN:
             return None

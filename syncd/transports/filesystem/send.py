@@ -20,7 +20,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 class FilesystemSender(WeightSender):
-    """Writes steps, and has all ranks agree on what becomes of each.
+    """Writes steps, and has all ranks agree on the result of each.
 
     Args:
         job: The job.
