@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import structlog
 from rich.console import Console, Group, RenderableType
@@ -14,8 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.config.model import JobConfig
 from trainer.reporting.figures import Fact, RunFigures, groups, head
+
+if TYPE_CHECKING:
+    from trainer.config.model import JobConfig
 
 
 class Display(Protocol):
@@ -49,7 +51,7 @@ class Progress:
         self._figures, self._display, self._clock = figures, display, clock
 
     @classmethod
-    def open(cls, config: JobConfig, total_steps: int | None, step: int) -> "Progress":
+    def open(cls, config: "JobConfig", total_steps: int | None, step: int) -> "Progress":
         """Start the display that the configuration asks for.
 
         Args:
