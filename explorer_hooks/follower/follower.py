@@ -1,7 +1,7 @@
 """The follower: keeps one engine at the version that its policy names, and reports what it runs.
 
-One turn: read the versions (versions.py), decide (policy.py), fetch (fetch.py and the receivers of transports), load
-(engine.py and the hook), report (report.py).
+One turn: read the versions (versions.py), decide (policy.py), fetch (versions.py and the receivers of transports),
+load (engine.py and the hook), report (engine_driver.py).
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Publishes the version and moves steps to the trash, in the leader's term: a deposed leader fails on the server.
 
-Nothing else publishes a version or prunes published steps. docs/architecture.md lists every place that deletes in a
-job.
+Nothing else publishes a version or prunes published steps. docs/protocol.md lists every place that deletes in a job.
 """
 
 import contextlib

@@ -228,7 +228,7 @@ class _Loop:
         self._mode = ""
 
     def run(self, pipe: WakePipe, background: Background | None) -> None:
-        """WorkerThread until the end, then release the lead.
+        """Work until the end, then release the lead.
 
         Args:
             pipe: What wakes it.

@@ -111,6 +111,6 @@ def entropy_in_updates(algorithm: AlgorithmSection) -> bool:
 
 
 def _policy_loss(loss: str, options: Mapping[str, Any]) -> PolicyLossConfig:
-    """Return verl's table; the weights of a rollout correction come with the batch (corrections.py)."""
+    """Return verl's table; the weights of a rollout correction come with the batch ."""
     own = {name: value for name, value in options.items() if name != "rollout_correction"}
     return PolicyLossConfig(loss_mode=loss, **own)
