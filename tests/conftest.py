@@ -36,9 +36,10 @@ def record_line(request):
 
 
 def pytest_configure():
-    """Undo what a shell does to what it starts in the background: tests send Ctrl-C to processes they start."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Undo what a shell or nohup does to what it starts: tests send SIGINT and SIGHUP to processes they start."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_runtest_logreport(report):

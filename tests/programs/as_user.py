@@ -12,10 +12,12 @@ from pathlib import Path
 import syncd
 from syncd.cli.main import main
 
-PACKAGES = ("cli", "daemon", "daemon.foreign", "lab.security", "observe", "protocol", "synchronizer", "views")
+PACKAGES = ("cli", "client", "daemon", "daemon.foreign", "observe", "protocol", "security", "stall", "views")
 NAMES = (
     "syncd.publishing",
+    "syncd.synchronizer",
     "argparse",
+    "concurrent.futures.thread",
     "encodings.ascii",
     "encodings.idna",
     "grp",

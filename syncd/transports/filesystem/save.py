@@ -37,7 +37,6 @@ from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, TensorCopies
 from syncd.transports.filesystem.save_outcome import leave_failure_note, wait_until_whole
 from syncd.transports.filesystem.shard import (
     THREADS,
-    ChangedError,
     Ring,
     SecondCopy,
     ShardWriter,
@@ -241,7 +240,7 @@ class StepSaver:
         with self._guarded(save, walk):
             try:
                 done = self._publish(save, walk, layout, partial(pour, walk, layout, self._ring))
-            except ChangedError:
+            except UsageError:  # the export has changed: plan it again
                 self._layout = None
                 raise
         if not done:

@@ -253,10 +253,6 @@ def put_all(memory: torch.Tensor, size: int, shard: ShardWriter) -> None:
         shard.put(memory[start:], start, min(PIECE, size - start))
 
 
-class ChangedError(UsageError):
-    """The export has changed since the layout was made."""
-
-
 class Ring:
     """The little memory through which a shard streams: pieces that are filled, written, and filled again."""
 
@@ -297,7 +293,7 @@ def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) 
     """Stream a walk into a shard, each tensor at its place in the layout.
 
     Raises:
-        ChangedError: The walk has other tensors than the layout.
+        UsageError: The walk has other tensors than the layout.
     """
     ring.begin()
     expected = iter(layout.specs)
@@ -310,7 +306,7 @@ def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) 
 
 def _require_same(expected: TensorSpec | None, found: TensorSpec | None) -> None:
     if expected != found:
-        raise ChangedError(
+        raise UsageError(
             f"the export has changed since the first save: {found} where {expected} was",
             hint="save again: the next save makes a new layout",
         )
