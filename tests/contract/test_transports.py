@@ -224,7 +224,9 @@ def open_bed(name, *given, **settings):
     return (BroadcastBed if name == "nccl" else Bed)(name, *given, **settings)
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(
+    params=[name if name in STORED else pytest.param(name, marks=pytest.mark.slow) for name in TRANSPORTS]
+)
 def bed(request, tmp_path, shm):
     made = open_bed(request.param, tmp_path / "job", shm)
     yield made

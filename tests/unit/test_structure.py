@@ -57,6 +57,7 @@ def test_structure_finds_circles_shared_names_and_single_importers(sources):
     }
 
 
+@pytest.mark.slow
 def test_the_product_has_no_circle_and_no_shared_class_name():
     figures = structure.measure(structure.read(Path(ROOT), structure.PACKAGES))
     assert figures["circles between folders"] == []

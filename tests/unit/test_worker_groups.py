@@ -37,6 +37,7 @@ def test_every_file_that_mounts_has_a_group_mark():
     assert without == set()
 
 
+@pytest.mark.slow
 def test_one_worker_runs_all_tests_of_a_group(tmp_path):
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    group(name): one\n    sweep:\n    slow:\n")
