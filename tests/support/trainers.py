@@ -88,3 +88,19 @@ def make_trainer(config, sync, *, clock=None, engine=None):
     rank0 = Rank0(config, sync, make_strategy(config, job), shown, clock)
     made = (engine or make_engine)(context)
     return Trainer(made, context, StopSignals(), find_state(job), rank0), shown
+
+
+def weights(job, step):
+    """Return the training state of a full checkpoint of the tiny engine."""
+    return torch.load(f"{job}/global_step_{step}/training/tiny_0_of_1.pt")
+
+
+def same(one, other):
+    """Compare two training states bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other

@@ -13,7 +13,7 @@ import pytest
 import torch
 import xxhash
 from support.checker import sealed
-from support.trainers import make_trainer, rollout, small_config, write_experiences
+from support.trainers import make_trainer, rollout, same, small_config, weights, write_experiences
 
 from syncd.errors import NonFiniteError, StorageError, TimedOutError, UsageError
 from syncd.experience.writer import ExperienceWriter
@@ -74,21 +74,6 @@ def versions_of(job):
         events = [json.loads(line) for line in file if line.endswith("\n")]
         return [event["step"] for event in events if event["event"] == "version_published"]
     return []
-
-
-def weights(job, step):
-    return torch.load(f"{job}/global_step_{step}/training/tiny_0_of_1.pt")
-
-
-def same(one, other):
-    """Compare two training states bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from support.trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, small_config
+from support.trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, same, small_config, weights
 
 from syncd.client.client import Client
 from syncd.errors import NonFiniteError, ProtocolTooNewError, StorageError, SyncdError, TimedOutError
@@ -57,21 +57,6 @@ def fill(job, steps, bad=()):
         for number in range(1, steps + 1):
             rows = batch_of(number)
             writer.write([*rows[:-1], with_bad_token(rows[-1])] if number in bad else rows)
-
-
-def weights(job, step):
-    return torch.load(f"{job}/global_step_{step}/training/tiny_0_of_1.pt")
-
-
-def same(one, other):
-    """Compare two training states bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def test_a_batch_that_the_model_cannot_take_is_rejected_and_training_continues(tmp_path, capsys):
