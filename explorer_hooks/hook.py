@@ -15,9 +15,9 @@ import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from syncd.client.client import Client
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
@@ -47,6 +47,21 @@ class Running:
     def pair(self) -> Pair | None:
         """Return the pair that the label names, None if it names none; its job is not checked here."""
         return pair_of(self.label)
+
+
+class ProbeAnswer(NamedTuple):
+    """What an engine answers to a probe.
+
+    Args:
+        logprobs: For each sequence, the log-prob of each token after the first.
+        fresh: The log-prob of the token that the engine chose after one long prompt, read without its prefix cache;
+            None if that was not asked.
+        cached: The same, for a request that goes through its prefix cache.
+    """
+
+    logprobs: tuple[tuple[float, ...], ...]
+    fresh: float | None = None
+    cached: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,9 @@ class Hook(ABC):
 
     checks_content: ClassVar[bool] = False
     """Whether `load` itself compares every byte with its digest if the target is not verified."""
+
+    probes: ClassVar[Literal["", "held", "serving"]] = ""
+    """Whether the engine answers probes: not at all, while its work is held, or only while it works."""
 
     @classmethod
     @abstractmethod
@@ -141,6 +159,16 @@ class Hook(ABC):
             EngineDeadError: The engine cannot be restored.
             EngineUnreachableError: The engine does not answer.
         """
+
+    def probe(
+        self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
+    ) -> ProbeAnswer:
+        """Return what the engine answers to a probe; called only if `probes` says when."""
+        raise NotImplementedError
+
+    def dtype(self) -> str | None:
+        """Return the dtype in which the engine computes, None if it does not say."""
+        return None
 
     def close(self) -> None:
         """Close connections; the engine keeps running."""

@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from explorer_hooks.follower.proof import Prover, UnprovenError
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
-from syncd.transports.base import WeightDirectory
+from syncd.protocol.engine_state import Proof
+from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
 
@@ -26,10 +28,14 @@ class Engine:
         clock: This host's clock.
         every: Seconds between two polls.
         versions: The versions of the job.
+        prover: Has the engine prove what it runs.
     """
 
-    def __init__(self, hook: Hook, clock: Clock, every: float, versions: KnownVersions) -> None:
+    def __init__(
+        self, hook: Hook, clock: Clock, every: float, versions: KnownVersions, prover: Prover
+    ) -> None:
         self._hook, self._clock, self._every, self._versions = hook, clock, every, versions
+        self._prover = prover
         self.applied: Pair | None = None
         self.label: str | None = None
         self.is_reachable = False
@@ -37,6 +43,14 @@ class Engine:
         """Whether it may be half loaded: it was left paused, or went away during a load."""
         self.reason = ""
         self.dead: EngineDeadError | None = None
+        self.wrong: LoadFailedError | None = None
+        """Why it answers as weights of no version; only another load can mend that."""
+        self.is_proven = False
+        """Whether it has answered the probe of what it runs."""
+        self.is_unproven = False
+        """Whether it works on loaded weights whose probe it has not answered yet."""
+        self.unproven_loads = 0
+        """How many loads ended in weights that were never proven; work from before and after may be of them."""
         self.good: HeldDirectory | None = None
         """The last good version, which a failed load restores."""
         self._reference: Tensors | None = None
@@ -56,7 +70,7 @@ class Engine:
     @property
     def can_restore(self) -> bool:
         """Return whether there is a version to restore, or the engine may need it."""
-        return self.good is not None or self.is_suspect
+        return self.wrong is None and (self.good is not None or self.is_suspect)
 
     def running(self) -> Running:
         """Return what the engine says that it runs. Any thread may call this.
@@ -126,21 +140,22 @@ class Engine:
                 raise _load_failure("prepare", error) from error
 
     def load(self, directory: WeightDirectory, timings: LoadTimings) -> None:
-        """Load a version and have the engine confirm it; if anything fails, the engine is restored.
+        """Load a version and have the engine prove and confirm it; if anything fails, the engine is restored.
 
         Raises:
-            LoadFailedError: It could not be loaded; the engine runs what it ran before, or went away.
+            LoadFailedError: It could not be loaded or proven; the engine runs what it ran before, or went away.
             EngineDeadError: It cannot be restored.
         """
         try:
-            with timings.part("load"):
-                self._hook.load(directory)
-                self._hook.commit(directory)
+            proven = self._load_and_prove(directory, timings)
             with timings.part("confirm"):
                 running = self.running()
                 _require_confirmed(directory, running)
         except EngineDeadError as error:
             self.die(error)
+            raise
+        except UnprovenError as error:
+            self._leave_unproven(error)
             raise
         except Exception as error:
             self.restore()
@@ -148,8 +163,25 @@ class Engine:
         except BaseException:
             self.restore()
             raise
-        self.is_suspect = False
+        self.is_suspect, self.wrong, self.is_unproven = False, None, False
         self._update(running)
+        self.is_proven = proven
+
+    def _load_and_prove(self, directory: WeightDirectory, timings: LoadTimings) -> bool:
+        """Load a version and return whether the engine has proven it, before it works again if it can."""
+        with timings.part("load"):
+            self._hook.load(directory)
+        is_held = self._hook.probes == "held"
+        proof = self._prove(directory, timings) if is_held else None
+        # From here on it works: work that ends before the proof may be of other weights.
+        self.is_unproven = not is_held and self._prover.can_prove(directory)
+        with timings.part("load"):
+            self._hook.commit(directory)
+        return (proof if is_held else self._prove(directory, timings)) is not None
+
+    def _prove(self, directory: WeightDirectory, timings: LoadTimings) -> Proof | None:
+        with timings.part("prove"):
+            return self._prover.prove(directory)
 
     def restore(self) -> None:
         """Put the engine back on the last good version, and read from it what it runs then.
@@ -162,6 +194,7 @@ class Engine:
             EngineDeadError: It cannot be restored.
         """
         self.is_suspect = True
+        self._count_unproven()
         if self.good is not None and not self.good.is_usable():
             self.release()
             self.poll()
@@ -177,12 +210,42 @@ class Engine:
         else:
             self.is_suspect = False
             self.poll()
+            if self.good is not None and self.is_reachable:
+                self.prove_running(self.good.directory)
+
+    def prove_running(self, weights: WeightDirectory | WeightTensors) -> None:
+        """Have it prove a version that it says it runs; if it cannot, it is wrong until another version is loaded."""
+        try:
+            self.is_proven = self._prover.prove(weights) is not None
+        except EngineUnreachableError as error:
+            self.lose(error)
+        except LoadFailedError as error:
+            self._mark_wrong(error)
+
+    def _leave_unproven(self, error: UnprovenError) -> None:
+        """Go back to the last good version; without one it stays as it is, and is given no work."""
+        if self.good is not None:
+            self.restore()
+            return
+        self._count_unproven()
+        self.poll()
+        self._mark_wrong(error)
+
+    def _mark_wrong(self, error: LoadFailedError) -> None:
+        self.wrong, self.reason, self.is_proven, self.applied = error, str(error), False, None
+
+    def _count_unproven(self) -> None:
+        self.unproven_loads += self.is_unproven
+        self.is_unproven = False
 
     def _update(self, running: Running) -> None:
         if self.dead is not None and running.label != self.label:
             self.dead = None  # it was restarted
+        if running.label != self.label:
+            self.wrong, self.is_proven = None, False
         self.label, self.reason, self.is_reachable = running.label, "", True
-        self.applied = self._versions.pair_of_label(running.label) if self.dead is None else None
+        is_good = self.dead is None and self.wrong is None
+        self.applied = self._versions.pair_of_label(running.label) if is_good else None
         self.is_suspect = self.is_suspect or running.paused
         self._next, self._pause = self._clock.monotonic() + self._every, _SOONEST
 

@@ -1,0 +1,171 @@
+"""What an explorer's presence says of its engine: its state, the last proof, and the versions it gave up.
+
+The follower writes it into the presence's `info`; the daemon, `syncd status`, the page and the metrics read it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.documents import MAX_INTEGER, Fields
+
+GIVEN_UP = 8
+"""How many given-up versions a presence names, the newest ones."""
+
+_LONGEST = 512
+"""Characters of a reason in a presence."""
+
+
+class EngineState(StrEnum):
+    """The state of an engine.
+
+    waiting: it runs the weights that it was started with. loading: it is loading a version. proven: it answered the
+    version's probe within the tolerance. loaded: it names the version, and there was nothing to prove it by. refused:
+    the newest version does not fit or is damaged, so an older one runs. failed: the newest version could not be loaded
+    or not be proven, so an older one runs. unreachable: it does not answer. wrong: it answers with weights of no
+    version. dead: it can neither load nor be restored.
+    """
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    PROVEN = "proven"
+    LOADED = "loaded"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    WRONG = "wrong"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How an engine answered the probe of a version, against the trainer's log-probs.
+
+    Args:
+        version: The label of the version, or `start` for the model that the engine was started with.
+        mean: The mean difference over all tokens, in nats.
+        worst: The largest difference of one token, in nats.
+        tolerance: The mean difference up to which the version is proven, in nats.
+        calibrated: The mean difference that was measured with the start model, None if it was not.
+        tokens: How many log-probs were compared.
+        seconds: How long the engine took to answer.
+    """
+
+    version: str
+    mean: float
+    worst: float
+    tolerance: float
+    calibrated: float | None
+    tokens: int
+    seconds: float
+
+    @property
+    def is_proven(self) -> bool:
+        """Return whether the engine runs the version."""
+        return self.mean <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A version that an engine gave up.
+
+    Args:
+        step: Its step.
+        digest: The digest of its manifest.
+        reason: Why.
+        refused: Whether it was refused before the engine was touched; else its load or its proof failed.
+    """
+
+    step: int
+    digest: str
+    reason: str
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What a presence says of an engine.
+
+    Args:
+        state: Its state.
+        since: Since when, in seconds since the epoch on the explorer's clock.
+        ready: Whether it may be given work.
+        reason: Why it is in this state, empty if nothing is wrong.
+        loads: Versions loaded since the explorer's start.
+        failures: Loads that failed or were refused since then.
+        load_seconds: Seconds of the last load, None before the first.
+        proof: The last proof, None if there was none.
+        given_up: The newest versions that it gave up.
+    """
+
+    state: EngineState = EngineState.WAITING
+    since: float = 0.0
+    ready: bool = False
+    reason: str = ""
+    loads: int = 0
+    failures: int = 0
+    load_seconds: float | None = None
+    proof: Proof | None = None
+    given_up: tuple[GivenUp, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as fields of the presence's `info`."""
+        given_up = [asdict(one) | {"reason": one.reason[:_LONGEST]} for one in self.given_up[-GIVEN_UP:]]
+        return asdict(self) | {
+            "state": self.state.value,
+            "reason": self.reason[:_LONGEST],
+            "given_up": given_up,
+        }
+
+
+def engine_report_of(info: Mapping[str, Any]) -> EngineReport | None:
+    """Return what a presence's `info` says of an engine, None if it says nothing that can be read."""
+    try:
+        return _report(Fields(info, "info"))
+    except (CorruptDataError, ValueError):
+        return None
+
+
+def _report(fields: Fields) -> EngineReport:
+    proof = fields.optional_record("proof")
+    return EngineReport(
+        state=EngineState(fields.text("state")),
+        since=fields.number("since"),
+        ready=fields.flag("ready"),
+        reason=fields.text("reason"),
+        loads=fields.integer("loads"),
+        failures=fields.integer("failures"),
+        load_seconds=_optional_number(fields, "load_seconds"),
+        proof=_proof(proof) if proof else None,
+        given_up=tuple(_given_up(one) for one in fields.records("given_up")),
+    )
+
+
+def _proof(fields: Fields) -> Proof:
+    return Proof(
+        version=fields.text("version"),
+        mean=fields.number("mean"),
+        worst=fields.number("worst"),
+        tolerance=fields.number("tolerance"),
+        calibrated=_optional_number(fields, "calibrated"),
+        tokens=fields.integer("tokens"),
+        seconds=fields.number("seconds"),
+    )
+
+
+def _given_up(fields: Fields) -> GivenUp:
+    return GivenUp(
+        fields.integer("step"), fields.text("digest"), fields.text("reason"), fields.flag("refused")
+    )
+
+
+def _optional_number(fields: Fields, key: str) -> float | None:
+    return None if fields.document.get(key) is None else fields.number(key)
+
+
+def finite(value: float) -> float:
+    """Return a number that JSON and every reader of the protocol can hold: infinity becomes 2**53."""
+    return value if math.isfinite(value) and abs(value) <= MAX_INTEGER else float(MAX_INTEGER)
