@@ -1,105 +1,28 @@
 """Drives one engine: polls what it runs, loads what is due, and reports the result."""
 
 import contextlib
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from explorer_hooks.follower.engine import Engine
-from explorer_hooks.follower.policy import EventListener, FollowOptions, TurnOutcome, is_within
+from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
+from explorer_hooks.follower.proof import Prover, UnprovenError, has_grown
+from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
-from syncd.client.client import Client
 from syncd.errors import (
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
-    StorageError,
     SyncdError,
     TryAgainError,
     UsageError,
 )
 from syncd.protocol.disk import Clock
+from syncd.protocol.engine_state import EngineState, GivenUp
 from syncd.protocol.version import Pair, Version, label_of
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
-
-
-class Reporter:
-    """Reports what happens.
-
-    If a presence cannot be written, the engine is not touched: the heartbeat writes it later.
-
-    Args:
-        sync: The follower's connection to the job.
-        listener: Hears each event; None for nobody.
-        ready: The ready file.
-    """
-
-    def __init__(self, sync: Client, listener: EventListener | None, ready: "ReadyFile") -> None:
-        self._sync, self._listener, self.ready = sync, listener, ready
-        self.state = ""
-        self.applied: Pair | None = None
-        """The version that the presence names as running."""
-
-    def publish(self, state: str, *, now: bool = True, **fields: Any) -> None:
-        """Publish the state and other fields in the presence; None removes a field."""
-        self.state = state
-        self._write(lambda: self._sync.describe({"state": state, **fields}, now=now))
-
-    def confirm(self, pair: Pair | None) -> None:
-        """Publish the version that the engine has confirmed."""
-        self.applied = pair
-        self._write(lambda: self._sync.confirm(pair))
-
-    def event(self, level: str, name: str, **fields: Any) -> None:
-        """Report an event to the listener."""
-        if self._listener is not None:
-            self._listener(level, name, fields)
-
-    def _write(self, write: Callable[[], None]) -> None:
-        # The first call may only raise an error of the heartbeat before it; it is reported, and the write repeated.
-        for _ in range(2):
-            try:
-                write()
-            except StorageError as error:
-                self.event("warning", "presence_write_failed", reason=str(error))
-            else:
-                return
-
-
-class ReadyFile:
-    """A file that exists while the engine is ready, for load balancers; at the start a stale one is removed.
-
-    Args:
-        path: The file; None for no file.
-
-    Raises:
-        OSError: The file can neither be removed nor created.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._shown: str | None = None
-        self._remove()
-
-    def show(self, label: str | None) -> None:
-        """Write the version that is served into the file; None removes it."""
-        if self._path is None or label == self._shown:
-            return
-        if label is None:
-            self._remove()
-        else:
-            temporary = f"{self._path}.{os.getpid()}.tmp"
-            with open(temporary, "w", encoding="ascii") as file:
-                file.write(f"{label}\n")
-            os.replace(temporary, self._path)
-        self._shown = label
-
-    def _remove(self) -> None:
-        if self._path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
-
 
 _NOTICED = "noticed"
 """The age of a version when it was read: a part of the timings, but not of the load."""
@@ -113,6 +36,7 @@ class EngineDriver:
         versions: The versions of the job.
         fetcher: Fetches the directories of versions.
         reporter: Reports what happens.
+        prover: Has the engine prove what it runs.
         clock: This host's clock.
         options: How to follow.
     """
@@ -123,16 +47,20 @@ class EngineDriver:
         versions: KnownVersions,
         fetcher: Fetcher,
         reporter: Reporter,
+        prover: Prover,
         clock: Clock,
         options: FollowOptions,
     ) -> None:
         self._engine, self._versions, self._fetcher, self._reporter = engine, versions, fetcher, reporter
+        self._prover = prover
         self._clock, self._max_lag = clock, options.max_lag
         self.failed = FailedVersions(clock, options.retries, options.backoff)
         self.position: Pair | None = None
         """The version that was loaded last: the engine should run it unless a newer one is due."""
-        self._loads, self._bytes = 0, 0
-        self._is_polled = False
+        self._bytes = 0
+        self._trouble: GivenUp | None = None
+        """Why the newest version that was tried does not run, None if it does."""
+        self._is_polled = self._is_calibrated = False
 
     @property
     def needs_load(self) -> bool:
@@ -154,11 +82,13 @@ class EngineDriver:
 
     def show_ready(self) -> None:
         """Update the ready file."""
-        engine = self._engine
-        is_good = engine.is_reachable and not engine.is_suspect
-        is_recent = is_within(engine.applied, self._versions.pair, self._max_lag)
-        served = engine.applied if is_good and is_recent else None
+        served = self._engine.applied if self._is_ready() else None
         self._reporter.ready.show(label_of(served) if served else None)
+
+    def _is_ready(self) -> bool:
+        engine = self._engine
+        is_good = engine.is_reachable and not engine.is_suspect and engine.applied is not None
+        return is_good and is_within(engine.applied, self._versions.pair, self._max_lag)
 
     def load(self, wanted: Version | int) -> TurnOutcome:
         """Load a version.
@@ -171,7 +101,8 @@ class EngineDriver:
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
             timings[_NOTICED] = round(max(self._clock.time() - wanted.published_at, 0.0), 6)
-        self._reporter.publish("loading", now=False, refused=None, failed=None)
+        self._calibrate()
+        self._reporter.publish(EngineState.LOADING, label_of(pair), now=False)
         try:
             held = self._fetch_and_load(wanted, timings)
         except UsageError:
@@ -216,14 +147,29 @@ class EngineDriver:
         self._reporter.ready.show(None)
         self._engine.close()
 
-    def _publish(self, **fields: Any) -> None:
+    def _publish(self, **changes: Any) -> None:
         """Publish the state that the engine is in now."""
         engine = self._engine
-        state = "dead" if engine.dead else "serving" if engine.applied else "waiting"
         if self._reporter.applied != engine.applied:
             self._reporter.confirm(engine.applied)
-        self._reporter.publish(state if engine.is_reachable else "unreachable", **fields)
+        state, reason = self._state()
+        self._reporter.publish(state, reason, ready=self._is_ready(), proof=self._prover.last, **changes)
         self.show_ready()
+
+    def _state(self) -> tuple[EngineState, str]:
+        """Return the engine's state, and why it is in it."""
+        engine, trouble = self._engine, self._trouble
+        if engine.dead is not None:
+            return EngineState.DEAD, str(engine.dead)
+        if not engine.is_reachable:
+            return EngineState.UNREACHABLE, engine.reason
+        if engine.wrong is not None:
+            return EngineState.WRONG, str(engine.wrong)
+        if trouble is not None:
+            return (EngineState.REFUSED if trouble.refused else EngineState.FAILED), trouble.reason
+        if engine.applied is None:
+            return EngineState.WAITING, ""
+        return (EngineState.PROVEN if engine.is_proven else EngineState.LOADED), ""
 
     def _fetch_and_load(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
         try:
@@ -247,57 +193,83 @@ class EngineDriver:
             return held
 
     def _report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
-        self._loads, self._bytes = self._loads + 1, self._bytes + held.size
-        self.position = held.pair
+        self.position, self._trouble = held.pair, None
+        self._bytes += held.size
         self.failed.clear()
         seconds = round(sum(spent for part, spent in timings.items() if part != _NOTICED), 6)
-        self._reporter.publish(
-            "serving",
-            now=False,
-            staged=held.staged_at,
-            loaded={"step": held.pair[1], "source": held.source, "seconds": seconds},
-            timings=dict(timings),
-            loads=self._loads,
-            bytes=self._bytes,
-        )
-        self._reporter.confirm(held.pair)
-        self.show_ready()
+        loaded = {"step": held.pair[1], "source": held.source, "seconds": seconds}
+        facts = {"staged": held.staged_at, "loaded": loaded, "timings": dict(timings), "bytes": self._bytes}
+        self._publish(more=facts, now=False, loads=self._reporter.report.loads + 1, load_seconds=seconds)
         self._engine.keep(held)
         self._fetcher.sweep()
-        version = label_of(held.pair)
-        self._reporter.event("info", "version_applied", version=version, source=held.source, **timings)
+        version, is_proven = label_of(held.pair), self._engine.is_proven
+        figures = self._figures() if is_proven else {}
+        self._reporter.event(
+            "info",
+            "version_applied",
+            version=version,
+            proven=is_proven,
+            source=held.source,
+            **figures,
+            **timings,
+        )
+        if is_proven and has_grown(self._prover.last):
+            self._reporter.event("warning", "proof_difference_grew", version=version, **figures)
         return TurnOutcome("applied", held.pair, timings=dict(timings))
 
     def _report_failure(self, pair: Pair, error: SyncdError | OSError) -> TurnOutcome:
         reason, version = str(error), label_of(pair)
-        problem = {"version": version, "reason": reason}
-        if isinstance(error, EngineDeadError):
-            self.failed.give_up(pair)
-            self._publish_event("error", "engine_died", problem, failed=problem)
-            raise error
+        event = {"version": version, "reason": reason}
         if isinstance(error, EngineUnreachableError):
             self._engine.lose(error)
             self._publish_event("warning", "engine_connection_failed", {"reason": reason})
             return TurnOutcome("unreachable", pair, reason)
         if isinstance(error, TryAgainError):
             self.failed.miss(pair)
-            self._publish_event("info", "version_skipped", problem)
+            self._publish_event("info", "version_skipped", event)
             return TurnOutcome("gone", pair, reason)
+        if isinstance(error, EngineDeadError):
+            self._give_up(pair, reason)
+            self._publish_event("error", "engine_died", event)
+            raise error
         if isinstance(error, RefusedError):
-            self.failed.give_up(pair)
-            self._publish_event("error", "load_refused", problem, refused=problem)
+            self._give_up(pair, reason, refused=True)
+            self._publish_event("error", "load_refused", event)
             return TurnOutcome("refused", pair, reason)
         again = self.failed.fail(pair)
-        self._publish_event("warning", "load_failed", {**problem, "again": again}, failed=problem)
+        self._note_trouble(pair, reason, is_given_up=not again)
+        name = "proof_failed" if isinstance(error, UnprovenError) else "load_failed"
+        self._publish_event("warning", name, {**event, "again": again, **self._figures()})
         return TurnOutcome("failed", pair, reason)
 
-    def _publish_event(self, level: str, name: str, event: Mapping[str, Any], **fields: Any) -> None:
-        self._publish(**fields)
+    def _give_up(self, pair: Pair, reason: str, *, refused: bool = False) -> None:
+        self.failed.give_up(pair)
+        self._note_trouble(pair, reason, refused=refused)
+
+    def _note_trouble(
+        self, pair: Pair, reason: str, *, refused: bool = False, is_given_up: bool = True
+    ) -> None:
+        """Note why a version does not run, and that a load failed."""
+        report, newest = self._reporter.report, self._versions.newest
+        digest = newest.digest if newest is not None and newest.pair == pair else ""
+        self._trouble = GivenUp(pair[1], digest, reason, refused)
+        given_up = (*report.given_up, self._trouble) if is_given_up else report.given_up
+        self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up)
+
+    def _publish_event(self, level: str, name: str, event: Mapping[str, Any]) -> None:
+        self._publish()
         self._reporter.event(level, name, **event)
+
+    def _figures(self) -> dict[str, float]:
+        """Return the figures of the last proof for an event."""
+        proof = self._prover.last
+        return {} if proof is None else {"mean": proof.mean, "tolerance": proof.tolerance}
 
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
         engine = self._engine
+        self._is_calibrated = False
+        self._calibrate()
         level = "info" if engine.is_known else "warning"
         fields = {"known": engine.is_known, "version": engine.label, "suspect": engine.is_suspect}
         self._reporter.event(level, "engine_runs", **fields)
@@ -310,6 +282,23 @@ class EngineDriver:
         held = self._fetcher.fetch_running(pair)
         if held is not None:
             self._engine.keep(held)
+            self._engine.prove_running(held.directory)
+
+    def _calibrate(self) -> None:
+        """Compare the engine with the trainer while it runs its start weights, once."""
+        engine = self._engine
+        if self._is_calibrated or not engine.is_reachable or engine.label is not None:
+            return
+        try:
+            proof = self._prover.calibrate()
+        except SyncdError as error:
+            self._reporter.event("warning", "calibration_failed", reason=str(error), hint=error.hint)
+            self._is_calibrated = True
+            return
+        if proof is not None:
+            self._is_calibrated = True
+            name = "engine_calibrated" if proof.is_proven else "start_model_differs"
+            self._reporter.event("info" if proof.is_proven else "warning", name, **self._figures())
 
     def _pair_of(self, step: int) -> Pair:
         newest = self._versions.newest

@@ -8,10 +8,11 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 from explorer_hooks.follower.engine import Engine
-from explorer_hooks.follower.engine_driver import EngineDriver, ReadyFile, Reporter
+from explorer_hooks.follower.engine_driver import EngineDriver
 from explorer_hooks.follower.policy import (
     EventListener,
     FollowOptions,
@@ -24,6 +25,8 @@ from explorer_hooks.follower.policy import (
     needs_steps,
     policy_of,
 )
+from explorer_hooks.follower.proof import Prover
+from explorer_hooks.follower.reporter import ReadyFile, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.client.client import Client
@@ -31,6 +34,8 @@ from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
 from syncd.context import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
+from syncd.protocol.engine_state import EngineState
+from syncd.protocol.probe import read_base_probe
 from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version
 
 __all__ = ["FollowOptions", "Follower", "TurnOutcome"]
@@ -73,11 +78,12 @@ class Follower(Closing):
         self._versions = KnownVersions(sync)
         self._reporter = Reporter(sync, listener, ReadyFile(self.options.ready_file))
         self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
-        self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions)
+        prover = Prover(hook, sync.clock, partial(read_base_probe, sync.job))
+        self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
         self._driver = EngineDriver(
-            self._engine, self._versions, self._fetcher, self._reporter, sync.clock, self.options
+            self._engine, self._versions, self._fetcher, self._reporter, prover, sync.clock, self.options
         )
-        self._reporter.publish("waiting", engine=engine or hook.name, loads=0, bytes=0)
+        self._reporter.publish(EngineState.WAITING, more={"engine": engine or hook.name, "bytes": 0})
 
     @classmethod
     def open(
@@ -126,9 +132,9 @@ class Follower(Closing):
         return self._engine.applied
 
     @property
-    def state(self) -> str:
-        """Return waiting, loading, serving, unreachable or dead."""
-        return self._reporter.state
+    def state(self) -> EngineState:
+        """Return the engine's state, as the presence names it."""
+        return self._reporter.report.state
 
     @property
     def met(self) -> int:
@@ -173,9 +179,11 @@ class Follower(Closing):
     def may_work(self) -> bool:
         """Return whether the engine may be given work.
 
-        It may if it answers, runs a version of the job or its start model, and is at most `max_lag` steps behind.
+        It may if it answers, runs a version of the job or its start model, has not failed to prove that, and is at
+        most `max_lag` steps behind.
         """
-        if self._engine.dead is not None or not self._engine.is_reachable or not self._engine.is_known:
+        engine = self._engine
+        if engine.dead or engine.wrong or not engine.is_reachable or not engine.is_known:
             return False
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()

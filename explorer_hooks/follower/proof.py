@@ -1,8 +1,8 @@
 """Whether an engine runs a version: its log-probs of the version's probe, compared with the trainer's.
 
 The mean difference decides. Measured on CPU with vLLM 0.32.0 and SGLang 0.5.23 against transformers in float32: at
-most 1e-6 nats with the right weights, 0.77 and more with wrong ones. In bfloat16 two correct implementations differ by
-about 1e-2 nats.
+most 1e-6 nats with the right weights, 0.77 and more with wrong ones. In bfloat16 two correct implementations
+differ by about 1e-2 nats.
 """
 
 import math

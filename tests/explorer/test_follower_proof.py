@@ -1,0 +1,219 @@
+"""A version runs when the engine has shown it: followers over engines that answer probes, right and wrong."""
+
+import hashlib
+
+import pytest
+from support.fake_hook import START, FakeHook, digest_of, logprobs_of
+from support.followers import Scene
+from support.jobs import write_step
+
+from syncd.protocol.engine_state import EngineState, engine_report_of
+from syncd.protocol.probe import Probe, write_base_probe
+
+LONG = 60.0
+TOKENS = ((5, 6, 7), (8, 9))
+
+
+def probe_of(weights, dtype="float32"):
+    return Probe(TOKENS, logprobs_of(weights, TOKENS), dtype, dtype)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path / "job")
+    made.hook = FakeHook(made.engine, probes="serving")
+    yield made
+    made.close()
+
+
+def publish(scene, step):
+    """Publish a step with the probe that its weights answer."""
+    write_step(scene.job, step, probe=lambda content: probe_of(hashlib.sha256(content).hexdigest()))
+    scene.tick()
+    assert read(scene, step) == digest_of(scene.payload(step))
+
+
+def read(scene, step):
+    return digest_of(scene.payload(step))
+
+
+def report(scene):
+    return engine_report_of(scene.presence().info)
+
+
+def proven(scene, follower, step):
+    outcome = follower.turn(timeout=LONG)
+    assert (outcome.kind, outcome.pair) == ("applied", (1, step)), outcome
+    found = report(scene)
+    assert (found.state, found.ready, found.reason) == (EngineState.PROVEN, True, "")
+    assert (found.proof.version, found.proof.mean, found.proof.tokens) == (scene.label(step), 0.0, 3)
+
+
+@pytest.mark.parametrize("probes", ["serving", "held"])
+def test_a_version_is_proven_by_the_engines_answer_after_each_load(scene, probes):
+    scene.hook.probes = probes
+    follower = scene.follow()
+    for step in (1, 2):
+        publish(scene, step)
+        proven(scene, follower, step)
+    event = dict(scene.told)["version_applied"]
+    assert (event["proven"], event["mean"]) == (True, 0.0)
+    assert event["prove"] >= 0
+    assert follower.state is EngineState.PROVEN
+    assert follower.may_work()
+
+
+@pytest.mark.parametrize("reason", ["no probe", "no answer"])
+def test_a_version_that_nothing_can_prove_is_loaded_and_not_proven(scene, reason):
+    scene.hook.probes = "serving" if reason == "no probe" else ""
+    follower = scene.follow()
+    if reason == "no probe":
+        scene.publish(1)
+    else:
+        publish(scene, 1)
+    assert follower.turn(timeout=LONG).kind == "applied"
+    assert (report(scene).state, report(scene).proof, report(scene).ready) == (EngineState.LOADED, None, True)
+    assert dict(scene.told)["version_applied"]["proven"] is False
+
+
+@pytest.mark.fault("an engine reports a version and answers with other weights")
+def test_an_engine_that_names_a_version_and_answers_as_another_is_led_back_to_the_last_proven_one(scene):
+    follower = scene.follow(retries=1)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    # The load is forgotten whenever it is of step 2: only the label says that it happened.
+    scene.engine.doing["commit"] = lambda: stay(scene, 2, 1)
+    outcome = follower.turn(timeout=LONG)
+    assert (outcome.kind, outcome.pair) == ("failed", (1, 2))
+    assert "answers as other weights" in outcome.reason
+    assert scene.engine.log.count("load") == 3  # step 1, step 2, and step 2 once more
+    assert scene.names().count("proof_failed") == 2
+    found = report(scene)
+    assert (found.state, found.failures, found.given_up[0].step) == (EngineState.FAILED, 2, 2)
+    assert found.ready  # it is back on step 1, and has proven it
+    assert follower.applied == scene.presence().applied == (1, 1)
+    assert scene.engine.label == scene.label(1)
+    scene.engine.doing.clear()
+    publish(scene, 3)
+    proven(scene, follower, 3)
+
+
+def stay(scene, step, on):
+    """Have the engine run another step than the one that it has just loaded."""
+    if scene.engine.weights == read(scene, step):
+        scene.engine.weights = read(scene, on)
+
+
+def test_an_engine_that_cannot_be_brought_back_is_wrong_and_gets_no_work(scene):
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.answers_as = "a stale head"
+    assert follower.turn(timeout=LONG).kind == "failed"
+    found = report(scene)
+    assert (found.state, found.ready) == (EngineState.WRONG, False)
+    assert "answers as other weights" in found.reason
+    assert follower.applied is scene.presence().applied is None
+    assert not follower.may_work()
+    assert follower.turn(timeout=0.2).kind == "nothing"  # nothing that is here could mend it: it is not loaded again
+    assert scene.engine.log.count("load") == 2
+    scene.engine.answers_as = None
+    publish(scene, 3)
+    proven(scene, follower, 3)
+
+
+def test_the_first_version_that_cannot_be_proven_leaves_the_engine_wrong(scene):
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    scene.engine.answers_as = START
+    assert follower.turn(timeout=LONG).kind == "failed"
+    assert (report(scene).state, follower.applied) == (EngineState.WRONG, None)
+    assert not follower.may_work()
+    scene.engine.answers_as = None
+    publish(scene, 2)
+    proven(scene, follower, 2)
+
+
+def test_a_stale_prefix_cache_is_a_failed_proof(scene):
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.cached = (-1.0, -3.0)
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert "prefix cache" in outcome.reason
+
+
+def test_an_engine_that_runs_a_version_at_the_followers_start_has_to_prove_it(scene):
+    with scene.follow() as first:
+        publish(scene, 1)
+        proven(scene, first, 1)
+    with scene.follow("e1") as second:
+        assert second.state is EngineState.PROVEN
+    scene.engine.answers_as = START
+    third = scene.follow("e2")
+    assert third.state is EngineState.WRONG
+    assert not third.may_work()
+
+
+def test_an_engine_on_the_base_model_is_calibrated_against_the_baseline(scene):
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    follower = scene.follow()
+    assert dict(scene.told)["engine_calibrated"]["mean"] == 0.0
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    assert (report(scene).proof.calibrated, report(scene).proof.tolerance) == (0.0, 1e-4)
+
+
+def test_an_engine_on_another_model_is_named_and_not_calibrated(scene):
+    write_base_probe(scene.job, probe_of("another model"), "/models/base")
+    follower = scene.follow()
+    assert "start_model_differs" in scene.names()
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    assert report(scene).proof.calibrated is None
+
+
+def test_a_baseline_that_appears_later_calibrates_before_the_first_load(scene):
+    follower = scene.follow()
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    assert report(scene).proof.calibrated == 0.0
+
+
+@pytest.mark.parametrize("probes", ["serving", "held"])
+def test_an_answer_that_fails_is_a_failed_load(scene, probes):
+    scene.hook.probes = probes
+    follower = scene.follow(retries=1)
+    publish(scene, 1)
+    scene.engine.fails["probe"] = 1
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "applied"
+    assert scene.names().count("load_failed") == 1
+    assert report(scene).failures == 1
+
+
+def test_states_that_operators_see_follow_the_engine(scene):
+    follower = scene.follow(retries=0)
+    begun = report(scene)
+    assert (begun.state, begun.ready, begun.loads) == (EngineState.WAITING, False, 0)
+    seen = []
+    scene.engine.doing["load"] = lambda: seen.append(report(scene).state)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    assert seen == [EngineState.LOADING]
+    assert report(scene).since >= begun.since
+    assert report(scene).load_seconds > 0
+    publish(scene, 2)
+    scene.engine.fails["prepare"] = 1
+    assert follower.turn(timeout=LONG).kind == "refused"
+    found = report(scene)
+    assert (found.state, found.ready, found.failures) == (EngineState.REFUSED, True, 1)
+    assert found.given_up[0].step == 2 and found.given_up[0].refused
+    scene.engine.is_gone = True
+    follower.turn(timeout=0.1)
+    assert (report(scene).state, report(scene).ready) == (EngineState.UNREACHABLE, False)
