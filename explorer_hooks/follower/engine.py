@@ -7,7 +7,6 @@ from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
-from syncd.protocol.engine_state import Proof
 from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
@@ -171,17 +170,20 @@ class Engine:
         """Load a version and return whether the engine has proven it, before it works again if it can."""
         with timings.part("load"):
             self._hook.load(directory)
-        is_held = self._hook.probes == "held"
-        proof = self._prove(directory, timings) if is_held else None
+        can_prove, is_held = self._prover.can_prove(directory), self._hook.probes == "held"
+        if can_prove and is_held:
+            self._prove(directory, timings)
         # From here on it works: work that ends before the proof may be of other weights.
-        self.is_unproven = not is_held and self._prover.can_prove(directory)
+        self.is_unproven = can_prove and not is_held
         with timings.part("load"):
             self._hook.commit(directory)
-        return (proof if is_held else self._prove(directory, timings)) is not None
+        if self.is_unproven:
+            self._prove(directory, timings)
+        return can_prove
 
-    def _prove(self, directory: WeightDirectory, timings: LoadTimings) -> Proof | None:
+    def _prove(self, directory: WeightDirectory, timings: LoadTimings) -> None:
         with timings.part("prove"):
-            return self._prover.prove(directory)
+            self._prover.prove(directory)
 
     def restore(self) -> None:
         """Put the engine back on the last good version, and read from it what it runs then.

@@ -147,13 +147,14 @@ class EngineDriver:
         self._reporter.ready.show(None)
         self._engine.close()
 
-    def _publish(self, **changes: Any) -> None:
-        """Publish the state that the engine is in now."""
-        engine = self._engine
-        if self._reporter.applied != engine.applied:
+    def _publish(self, more: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        """Publish the state that the engine is in now, and the version that it has confirmed, in one write."""
+        engine, (state, reason) = self._engine, self._state()
+        is_same = self._reporter.applied == engine.applied
+        is_ready, proof = self._is_ready(), self._prover.last
+        self._reporter.publish(state, reason, now=is_same, more=more, ready=is_ready, proof=proof, **changes)
+        if not is_same:
             self._reporter.confirm(engine.applied)
-        state, reason = self._state()
-        self._reporter.publish(state, reason, ready=self._is_ready(), proof=self._prover.last, **changes)
         self.show_ready()
 
     def _state(self) -> tuple[EngineState, str]:
@@ -199,7 +200,7 @@ class EngineDriver:
         seconds = round(sum(spent for part, spent in timings.items() if part != _NOTICED), 6)
         loaded = {"step": held.pair[1], "source": held.source, "seconds": seconds}
         facts = {"staged": held.staged_at, "loaded": loaded, "timings": dict(timings), "bytes": self._bytes}
-        self._publish(more=facts, now=False, loads=self._reporter.report.loads + 1, load_seconds=seconds)
+        self._publish(facts, loads=self._reporter.report.loads + 1, load_seconds=seconds)
         self._engine.keep(held)
         self._fetcher.sweep()
         version, is_proven = label_of(held.pair), self._engine.is_proven
@@ -213,7 +214,8 @@ class EngineDriver:
             **figures,
             **timings,
         )
-        if is_proven and has_grown(self._prover.last):
+        proof = self._prover.last
+        if is_proven and proof and has_grown(proof):
             self._reporter.event("warning", "proof_difference_grew", version=version, **figures)
         return TurnOutcome("applied", held.pair, timings=dict(timings))
 

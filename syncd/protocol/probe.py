@@ -1,8 +1,8 @@
 """Probes: a few fixed token sequences, and the log-prob that the trainer's model gives to each of their tokens.
 
-A probe travels with the version whose weights it was computed from: in writer 1's receipt, in the manifest, and in the
-round of a broadcast. An engine that runs these weights gives the same tokens the same log-probs. The probe of the
-model that the job started from, the baseline, is recorded once a job. docs/proof.md has the rules.
+A probe travels with the version whose weights it was computed from: in writer 1's receipt, in the manifest, and in a
+broadcast's round. An engine that runs these weights gives the same tokens the same log-probs. The probe of the model
+that the job started from, the baseline, is recorded once a job. docs/proof.md has the rules.
 """
 
 import hashlib

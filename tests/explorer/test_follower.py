@@ -17,6 +17,7 @@ from explorer_hooks.hook import Running
 from syncd.errors import ConfigError, EngineDeadError, RefusedError, UsageError
 from syncd.protocol.digest import digest_file
 from syncd.protocol.documents import encode
+from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus
@@ -69,7 +70,7 @@ def test_each_version_is_loaded_confirmed_and_reported_in_presence(scene):
     assert [one.loading for one in seen] == [(1, 1), (1, 2), (1, 3)]
     assert {one.info["state"] for one in seen} == {"loading"}
     info = scene.presence().info
-    assert (info["state"], info["loads"]) == ("serving", 3)
+    assert (info["state"], info["loads"]) == ("loaded", 3)
     assert info["bytes"] == 3 * os.path.getsize(f"{scene.payload(3)}/model-00001-of-00001.safetensors")
     assert set(info["timings"]) == {"noticed", "verify", "prepare", "load", "confirm"}
 
@@ -157,11 +158,15 @@ def test_steps_in_use_are_leased_and_staged_ones_are_not(scene, tmp_path, stage)
 def untouched(scene, follower, outcome, *words):
     """Check a refusal: the engine goes on with step 1, people see why, and it is not tried again."""
     assert outcome.kind == "refused"
-    record = scene.presence().info["refused"]
+    report = engine_report_of(scene.presence().info)
+    assert (report.state, report.failures) == (EngineState.REFUSED, 1)
+    (record,) = report.given_up
     for word in words:
         assert word in outcome.reason
-        assert word in record["reason"]
-    assert record["version"] == "1.2"
+        assert word in record.reason
+        assert word in report.reason
+    assert (record.step, record.refused) == (2, True)
+    assert record.digest == read_manifest(scene.job.disk, scene.job.step(2)).digest
     assert scene.engine.log == ["prepare", "load", "commit"]
     serves(scene, 1)
     assert follower.turn(timeout=SHORT).kind == "nothing"
@@ -169,7 +174,8 @@ def untouched(scene, follower, outcome, *words):
     write_step(scene.job, 3)
     scene.tick()
     applied(follower, 3)
-    assert "refused" not in scene.presence().info
+    after = engine_report_of(scene.presence().info)
+    assert (after.state, after.reason, after.given_up) == (EngineState.LOADED, "", (record,))
 
 
 @pytest.fixture
@@ -471,8 +477,9 @@ def test_a_version_that_keeps_failing_is_given_up_and_rolled_back(scene, running
     serves(scene, 1)
     presence = scene.presence()
     assert presence.applied == running.applied == (1, 1)
-    assert presence.info["state"] == "serving"
-    assert presence.info["failed"]["version"] == "1.2"
+    report = engine_report_of(presence.info)
+    assert (report.state, report.failures, report.ready) == (EngineState.FAILED, 3, True)
+    assert [(one.step, one.refused) for one in report.given_up] == [(2, False)]
     assert presence.leases == (1,)
     tried = scene.engine.log.count("load")
     assert tried == 4
@@ -532,7 +539,7 @@ def test_an_engine_that_cannot_roll_back_is_dead_until_it_restarts(scene, runnin
         running.turn(timeout=LONG)
     presence = scene.presence()
     assert (presence.applied, presence.info["state"]) == (None, "dead")
-    assert presence.info["failed"]["version"] == "1.2"
+    assert engine_report_of(presence.info).given_up[0].step == 2
     scene.engine.restart()
     scene.engine.cannot_go_back = False
     scene.publish(3)
@@ -584,7 +591,7 @@ def test_an_unchanged_engine_that_returns_is_not_loaded_again(scene, running):
     assert (scene.presence().applied, scene.presence().info["state"]) == (None, "unreachable")
     scene.engine.is_gone = False
     assert running.turn(timeout=SHORT).kind == "nothing"
-    assert (scene.presence().applied, scene.presence().info["state"]) == ((1, 1), "serving")
+    assert (scene.presence().applied, scene.presence().info["state"]) == ((1, 1), "loaded")
     assert scene.engine.log.count("load") == 1
 
 
@@ -611,7 +618,8 @@ def test_an_engine_that_vanished_during_a_load_is_loaded_again(scene, running):
     assert running.turn(timeout=SHORT).kind == "unreachable"
     assert scene.engine.weights != HALF
     assert scene.engine.paused
-    assert scene.presence().info["failed"]["version"] == "1.2"
+    report = engine_report_of(scene.presence().info)
+    assert (report.state, report.failures) == (EngineState.UNREACHABLE, 1)
     scene.engine.doing.clear()
     scene.engine.is_gone = False
     applied(running, 2)

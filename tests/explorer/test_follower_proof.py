@@ -117,7 +117,9 @@ def test_an_engine_that_cannot_be_brought_back_is_wrong_and_gets_no_work(scene):
     assert "answers as other weights" in found.reason
     assert follower.applied is scene.presence().applied is None
     assert not follower.may_work()
-    assert follower.turn(timeout=0.2).kind == "nothing"  # nothing that is here could mend it: it is not loaded again
+    assert (
+        follower.turn(timeout=0.2).kind == "nothing"
+    )  # nothing that is here could mend it: it is not loaded again
     assert scene.engine.log.count("load") == 2
     scene.engine.answers_as = None
     publish(scene, 3)

@@ -106,8 +106,8 @@ def digest_of(path):
 
 
 def logprobs_of(weights, tokens):
-    """Return the log-probs that a fake engine with these weights gives: other weights are at least 0.1 nats off."""
-    value = -1.0 - int(hashlib.sha256(weights.encode()).hexdigest()[:6], 16) / 10
+    """Return the log-probs that a fake engine with these weights gives: other weights are at least 0.01 nats off."""
+    value = -1.0 - int(hashlib.sha256(weights.encode()).hexdigest()[:4], 16) / 100
     return [[value] * (len(row) - 1) for row in tokens]
 
 
@@ -143,7 +143,9 @@ class FakeHook(Hook):
         return Running(found["label"], found["paused"])
 
     def probe(self, target, tokens):
-        return ProbeAnswer(tuple(map(tuple, self.engine.call("probe", tokens))), *self.engine.cached or (None, None))
+        return ProbeAnswer(
+            tuple(map(tuple, self.engine.call("probe", tokens))), *self.engine.cached or (None, None)
+        )
 
     def dtype(self):
         return "float32"

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from collections.abc import Callable
 
 from syncd.config import DaemonConfig
 from syncd.daemon.service import Daemon
@@ -9,6 +10,7 @@ from syncd.observe.events import Event
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
 
 
@@ -70,14 +72,18 @@ def write_step(
     announce: bool = True,
     full: bool = False,
     salt: int | None = None,
+    probe: Callable[[bytes], Probe] | None = None,
 ) -> Manifest:
-    """Write a whole step of small tensors; its content follows from the salt (the step unless given)."""
+    """Write a whole step of small tensors; its content follows from the salt (the step unless given).
+
+    With a probe, writer 1 leaves the one that its shard's content has.
+    """
     writer = StepWriter(job, step, world_size, uuid.uuid4().hex)
     writer.begin()
     for rank in range(1, world_size + 1):
         content = shard_bytes({f"layer.{rank}.weight": (4, 8)}, step if salt is None else salt)
         shard = writer.write(f"actor/model-{rank:05d}-of-{world_size:05d}.safetensors", content, tensors=1)
-        writer.receipt(rank, [shard])
+        writer.receipt(rank, [shard], probe=probe(content) if probe and rank == 1 else None)
     manifest = writer.seal()
     assert manifest is not None
     if full:
