@@ -19,7 +19,6 @@ _NAMED = 5
 @click.argument("directory", metavar="DIR", type=UncheckedPath())
 @click.option("--rewind", is_flag=True, help="Allow a step lower than the newest; explorers roll back to it.")
 @click.option("--allow-nonfinite", is_flag=True, help="Publish weights even if they hold NaN or infinity.")
-@click.option("--probe", type=UncheckedPath(), help="A file of `syncd probe DIR`, to prove engines with.")
 @state_dir_option
 @json_option
 def publish(
@@ -28,7 +27,6 @@ def publish(
     directory: str,
     rewind: bool,
     allow_nonfinite: bool,
-    probe: str | None,
     state_dir: str | None,
     as_json: bool,
 ) -> None:
@@ -42,17 +40,12 @@ def publish(
     Examples:
       syncd publish /ckpt/job 120 ./export
       syncd publish /ckpt/job 0 ~/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d
-      syncd probe ./export > probe.json && syncd publish /ckpt/job 120 ./export --probe probe.json
     """
-    from syncd.protocol.probe import read_probe  # noqa: PLC0415
     from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: PLC0415
 
     opened, disk = open_job(job, state_dir), TrackedDisk(FollowingDisk(), pending_calls())
-    found = None if probe is None else read_probe(disk, probe)
     export = read_export(disk, directory)
-    manifest = publish_export(
-        opened, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite, probe=found
-    )
+    manifest = publish_export(opened, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite)
     if as_json:
         document = {"step": step, "bytes": manifest.size, "digest": manifest.digest}
         more = {"shards": len(manifest.shards), "kind": manifest.kind, "skipped": export.skipped}

@@ -25,8 +25,8 @@ class EngineState(StrEnum):
     waiting: it runs the weights that it was started with. loading: it is loading a version. proven: it answered the
     version's probe within the tolerance. loaded: it names the version, and there was nothing to prove it by.
     refused: the newest version does not fit or is damaged, so an older one runs. failed: the newest version could not
-    be loaded or not be proven, so an older one runs. unreachable: it does not answer. wrong: it answers with weights of no
-    version. dead: it can neither load nor be restored.
+    be loaded or not be proven, so an older one runs. unreachable: it does not answer. wrong: it answers with weights
+    of no version. dead: it can neither load nor be restored.
     """
 
     WAITING = "waiting"

@@ -215,7 +215,8 @@ def test_states_that_operators_see_follow_the_engine(scene):
     assert follower.turn(timeout=LONG).kind == "refused"
     found = report(scene)
     assert (found.state, found.ready, found.failures) == (EngineState.REFUSED, True, 1)
-    assert found.given_up[0].step == 2 and found.given_up[0].refused
+    assert found.given_up[0].step == 2
+    assert found.given_up[0].refused
     scene.engine.is_gone = True
     follower.turn(timeout=0.1)
     assert (report(scene).state, report(scene).ready) == (EngineState.UNREACHABLE, False)
