@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
@@ -325,7 +326,7 @@ class Client(Closing):
     def publish_copies(self, place: MemoryDirectory | None) -> None:
         """Publish where this trainer keeps copies of steps in its host's memory; None for nowhere."""
         self.own("trainer", "publish_copies")
-        self.describe({MEMORY_KEY: place and place.document()})
+        self.describe({MEMORY_KEY: place and asdict(place)})
 
     @guarded
     def vacate(self, step: int, timeout: float | None = None) -> None:

@@ -35,7 +35,7 @@ from syncd.protocol.presence import (
     read_presence,
     read_presences,
 )
-from syncd.protocol.process import Process
+from syncd.protocol.process import Process, host_name
 from syncd.protocol.round import agreed_asks
 from syncd.protocol.version import Pair
 
@@ -58,7 +58,9 @@ class OwnPresence:
 
     def __init__(self, disk: Disk, clock: Clock, directory: str, identity: str, asked: int = 0) -> None:
         info = {"process": asdict(Process.current())}
-        self._wanted = Presence(identity, incarnation=uuid.uuid4().hex, asked=asked, info=info)
+        self._wanted = Presence(
+            identity, incarnation=uuid.uuid4().hex, asked=asked, host=host_name(), pid=os.getpid(), info=info
+        )
         self._publisher = Publisher(disk, clock, directory, self._wanted)
         self._disk, self._clock, self.identity = disk, clock, identity
         self._path = path_of(directory, identity)

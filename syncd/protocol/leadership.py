@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from syncd.errors import FencedError, TermLostError
 from syncd.protocol.disk import MISSING, Clock, DirectoryEntry, list_if_there, temporary_name
-from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, encode, read_document, record_from
 from syncd.protocol.layout import Job
-from syncd.protocol.process import Process, host_name, process_from
+from syncd.protocol.process import Process, host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 if TYPE_CHECKING:
@@ -92,14 +92,8 @@ def read_leader(job: Job, token: int) -> Leader:
         CorruptDataError: The file is damaged.
     """
     fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}", SMALL_LIMIT)
-    return Leader(
-        identity=fields.text("identity"),
-        host=fields.text("host"),
-        process=process_from(fields.record("process")),
-        beat=fields.integer("beat"),
-        released=fields.flag("released"),
-        floor=pair_from(fields.optional_record("floor")),
-    )
+    floor = pair_from(fields.optional_record("floor"))
+    return record_from(Leader, fields, "host", "process", "beat", floor=floor)
 
 
 def latest_token(job: Job) -> int:
