@@ -161,28 +161,21 @@ def remove_tree(disk: Disk, path: str) -> int:
     What vanishes meanwhile is fine; what cannot be removed yet (a file that a reader on this host holds
     open stays as `.nfs*` until it is closed) raises, and a later call resumes from there.
     """
-    removed = 0
-    if _is_no_directory(disk, path):
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(path)
-            removed += 1
-        return removed
-    for entry in list_if_there(disk, path):
-        child = f"{path}/{entry.name}"
-        if entry.kind == "directory":
-            removed += remove_tree(disk, child)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(child)
-                removed += 1
-    with contextlib.suppress(FileNotFoundError):
-        disk.remove_directory(path)
-    return removed
-
-
-def _is_no_directory(disk: Disk, path: str) -> bool:
     # A listing would follow a link; absence, which may be a cached one, is left for the listing to find.
     try:
-        return disk.stat(path).kind != "directory"
+        kind = disk.stat(path).kind
     except MISSING:
-        return False
+        kind = "directory"
+    return _remove(disk, path, kind)
+
+
+def _remove(disk: Disk, path: str, kind: Kind) -> int:
+    removed = 0
+    with contextlib.suppress(FileNotFoundError):
+        if kind != "directory":
+            disk.unlink(path)
+            return 1
+        for entry in list_if_there(disk, path):
+            removed += _remove(disk, f"{path}/{entry.name}", entry.kind)
+        disk.remove_directory(path)
+    return removed

@@ -123,31 +123,16 @@ class Term:
     """
 
     def __init__(self, job: Job, clock: Clock, token: int, leader: Leader, *, removes: bool = True) -> None:
-        self.job, self.token, self.removes = job, token, removes
+        self.job, self.token, self.removes, self.identity = job, token, removes, leader.identity
+        # Another leader may get this directory as well; in the other two, this leader and nobody else writes what it
+        # publishes, and moves what it removes.
+        self.directory = f"{job.lock}/{token_name(token)}"
+        self.staging = f"{self.directory}/{self.identity}"
+        self.trash = f"{job.trash}/{token_name(token)}/{self.identity}"
         self._clock, self._leader = clock, leader
         self._beaten = clock.monotonic()
         self.left: tuple[Obstacle, ...] = ()
         """Directories of leaders that have ended which could not be removed."""
-
-    @property
-    def identity(self) -> str:
-        """Return the unique name of this claim."""
-        return self._leader.identity
-
-    @property
-    def directory(self) -> str:
-        """Return the directory of this term, which another leader may get as well."""
-        return f"{self.job.lock}/{token_name(self.token)}"
-
-    @property
-    def staging(self) -> str:
-        """Return where this leader, and nobody else, writes what it publishes."""
-        return f"{self.directory}/{self.identity}"
-
-    @property
-    def trash(self) -> str:
-        """Return where this leader, and nobody else, moves what it removes."""
-        return f"{self.job.trash}/{token_name(self.token)}/{self.identity}"
 
     @property
     def floor(self) -> Pair | None:

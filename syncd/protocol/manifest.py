@@ -248,11 +248,8 @@ def damaged_files(
 
 def _directories(manifest: Manifest) -> set[str]:
     parents = {record.name.rpartition("/")[0] for record in (*manifest.shards, *manifest.files)}
-    found: set[str] = set()
-    for parent in parents:
-        parts = parent.split("/") if parent else []
-        found.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
-    return found
+    names = [parent.split("/") for parent in parents - {""}]
+    return {"/".join(parts[: depth + 1]) for parts in names for depth in range(len(parts))}
 
 
 def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:

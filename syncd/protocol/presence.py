@@ -211,7 +211,6 @@ class Publisher:
 
     def __init__(self, disk: Disk, clock: Clock, directory: str, presence: Presence) -> None:
         self._disk, self._clock, self._directory = disk, clock, directory
-        self._at = clock.monotonic()
         self.presence = presence
 
     def prepare(self) -> None:
@@ -225,23 +224,12 @@ class Publisher:
 
     def update(self, **changes: Any) -> Presence:
         """Change fields and publish them with a new beat; if the write fails, the fields stay as they were."""
-        now = self._clock.monotonic()
         # A write that fails may still have reached the file: its number is never given to another content.
         self.presence = replace(self.presence, beat=self.presence.beat + 1)
         changed = replace(self.presence, **changes, updated_at=self._clock.time())
         write_presence(self._disk, self._directory, changed)
-        self.presence, self._at = changed, now
+        self.presence = changed
         return changed
-
-    def beat(self) -> None:
-        """Publish a heartbeat if one is due."""
-        if self._clock.monotonic() - self._at >= HEARTBEAT:
-            self.update()
-
-    def withdraw(self) -> None:
-        """Remove the file of a module that will not come back."""
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path_of(self._directory, self.presence.identity))
 
 
 class Liveness:

@@ -163,22 +163,19 @@ class StepWriter:
             UsageError: The name leaves the step's directory.
         """
         with self._explained():
-            size, content = self._placed(self._path_of(name), fill)
+            disk, path = self.job.disk, self._path_of(name)
+            directory, _, last = path.rpartition("/")
+            temporary = f"{directory}/{temporary_name(last)}"
+            try:
+                size, content = fill(temporary)
+                disk.adopt(temporary)
+                disk.rename(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    disk.unlink(temporary)
+                raise
+            disk.sync_directory(directory)
         return FileRecord(name, size, content, tensors)
-
-    def _placed(self, path: str, fill: Callable[[str], tuple[int, str]]) -> tuple[int, str]:
-        disk, (directory, _, last) = self.job.disk, path.rpartition("/")
-        temporary = f"{directory}/{temporary_name(last)}"
-        try:
-            filled = fill(temporary)
-            disk.adopt(temporary)
-            disk.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                disk.unlink(temporary)
-            raise
-        disk.sync_directory(directory)
-        return filled
 
     def receipt(self, writer: int, shards: Iterable[FileRecord], files: Iterable[FileRecord] = ()) -> Receipt:
         """Leave this writer's receipt: its files are durable. Writers count from 1.
