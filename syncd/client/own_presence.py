@@ -6,7 +6,6 @@ The fields are kept here and written together, so the next write repairs one tha
 import contextlib
 import os
 import re
-import socket
 import threading
 import uuid
 from collections import Counter
@@ -292,7 +291,7 @@ def _last_ask(job: Job, name: str, before: Presence | None) -> int:
 
 
 def _default_identity() -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()).lstrip(".-")[:80]
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", host_name()).lstrip(".-")[:80]
     return f"{host or 'host'}-{os.getpid()}"
 
 

@@ -155,27 +155,31 @@ def list_if_there(disk: Disk, path: str) -> list[DirectoryEntry]:
         return []
 
 
-def remove_tree(disk: Disk, path: str) -> int:
+def remove_tree(disk: Disk, path: str, kind: Kind = "directory") -> int:
     """Remove whatever is at `path`, following no link, and return the number of files removed.
 
     What vanishes meanwhile is fine; what cannot be removed yet (a file that a reader on this host holds
     open stays as `.nfs*` until it is closed) raises, and a later call resumes from there.
+
+    Args:
+        disk: The file system.
+        path: What is removed.
+        kind: What a listing says is there; a directory is looked at once more.
     """
-    # A listing would follow a link; absence, which may be a cached one, is left for the listing to find.
-    try:
-        kind = disk.stat(path).kind
-    except MISSING:
-        kind = "directory"
-    return _remove(disk, path, kind)
-
-
-def _remove(disk: Disk, path: str, kind: Kind) -> int:
     removed = 0
     with contextlib.suppress(FileNotFoundError):
-        if kind != "directory":
+        if kind != "directory" or _is_no_directory(disk, path):
             disk.unlink(path)
             return 1
         for entry in list_if_there(disk, path):
-            removed += _remove(disk, f"{path}/{entry.name}", entry.kind)
+            removed += remove_tree(disk, f"{path}/{entry.name}", entry.kind)
         disk.remove_directory(path)
     return removed
+
+
+def _is_no_directory(disk: Disk, path: str) -> bool:
+    # A listing would follow a link; absence, which may be a cached one, is left for the listing to find.
+    try:
+        return disk.stat(path).kind != "directory"
+    except MISSING:
+        return False

@@ -20,6 +20,7 @@ between hosts:
 
 import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -145,11 +146,8 @@ class Term:
         Raises:
             FencedError: A newer leader has taken over; the file was not touched by this call.
         """
-        try:
+        with self._checked():
             self.job.disk.replace(path, data, via=self.staging)
-        except OSError as error:
-            self._check(error)
-            raise
 
     def move_to_trash(self, source: str, name: str) -> None:
         """Move a file or directory of the job into this term's trash.
@@ -157,11 +155,8 @@ class Term:
         Raises:
             FencedError: A newer leader has taken over; nothing was moved by this call.
         """
-        try:
+        with self._checked():
             self.job.disk.rename(source, f"{self.trash}/{name}")
-        except OSError as error:
-            self._check(error)
-            raise
 
     def discard(self, path: str) -> None:
         """Remove a file of the state directory; a missing one is removed already.
@@ -181,14 +176,10 @@ class Term:
             FencedError: A newer leader has taken over; nothing was moved by this call.
         """
         aside = f"{self.staging}/{temporary_name(path.rpartition('/')[2])}"
-        try:
+        with contextlib.suppress(*MISSING), self._checked():
             self.job.disk.rename(path, aside)
-        except OSError as error:
-            self._check(error)
-            if not isinstance(error, MISSING):
-                raise
-            return None
-        return aside
+            return aside
+        return None
 
     def beat(self, floor: Pair | None) -> None:
         """Publish a heartbeat if one is due.
@@ -231,15 +222,21 @@ class Term:
         if all(entry.name != name for entry in list_if_there(self.job.disk, above)):
             raise TermLostError(f"somebody has removed term {self.token} of this daemon", path=place)
 
-    def _check(self, error: OSError) -> None:
-        # Only reading the terms tells a fence from a passing fault of the file system.
-        with contextlib.suppress(OSError):
-            try:
-                self.confirm()
-                if self.removes:
-                    self._check_there(self.trash)
-            except FencedError as fenced:
-                raise fenced from error
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Raise an error of the block as a fence if a newer leader has taken over."""
+        try:
+            yield
+        except OSError as error:
+            # Only reading the terms tells a fence from a passing fault of the file system.
+            with contextlib.suppress(OSError):
+                try:
+                    self.confirm()
+                    if self.removes:
+                        self._check_there(self.trash)
+                except FencedError as fenced:
+                    raise fenced from error
+            raise
 
 
 def encode_leader(leader: Leader) -> bytes:

@@ -2,11 +2,16 @@
 
 from typing import Any
 
+from syncd.protocol.disk import Clock, Disk
 from syncd.protocol.presence import HEARTBEAT, Presence, Publisher
 
 
 class BeatingPublisher(Publisher):
     """A publisher that knows when its next heartbeat is due."""
+
+    def __init__(self, disk: Disk, clock: Clock, directory: str, presence: Presence) -> None:
+        super().__init__(disk, clock, directory, presence)
+        self._at = clock.monotonic()
 
     def update(self, **changes: Any) -> Presence:
         """Change fields and publish them with a new beat."""
