@@ -7,7 +7,7 @@ ranks: there `trainer train` starts its own.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from syncd.errors import ConfigError
@@ -21,7 +21,9 @@ LISTENING = "TRAINER_LISTENING_FD"
 """Environment variable of rank 0: the descriptor of the socket where ranks meet."""
 
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_VARIABLES = (*_TORCHRUN, "MASTER_ADDR", "MASTER_PORT")
+"""What torch reads, in the order of the fields of `RankEnv`."""
+
 _SLURM = (
     "SLURM_JOB_ID",
     "SLURM_PROCID",
@@ -80,14 +82,8 @@ class RankEnv:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that torch and what is built on it read."""
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": str(self.master_port),
-        }
+        values = astuple(self)[: len(_VARIABLES)]
+        return {name: str(value) for name, value in zip(_VARIABLES, values, strict=True)}
 
 
 def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
@@ -134,7 +130,7 @@ def tasks_per_node(text: str) -> list[int]:
 def _from_torchrun(environ: Mapping[str, str]) -> RankEnv:
     ours = environ.get(STARTED_BY) == "trainer"
     hint = f"torchrun sets them all; to start alone: unset {' '.join(_TORCHRUN)}"
-    _require(environ, (*_TORCHRUN, *_MEETING), hint)
+    _require(environ, _VARIABLES, hint)
     rank, local_rank, world_size, local_world_size = (_integer(environ, name) for name in _TORCHRUN)
     return RankEnv(
         rank,
