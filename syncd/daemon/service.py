@@ -16,7 +16,6 @@ from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.plan import Plan, plan, still_holds
 from syncd.daemon.removals import Removals
 from syncd.daemon.report import EventReporter, describe, lag_of, totals
-from syncd.daemon.retention import Policy, policy_of
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot
 from syncd.errors import (
@@ -85,8 +84,8 @@ class Daemon:
         self._reconciled = float("-inf")
         self._had_modules = False
         self.snapshot = Snapshot()
-        self.plan = plan(self.snapshot, policy_of(config))
-        self._planned: tuple[Snapshot, Policy] | None = None
+        self.plan = plan(self.snapshot, config)
+        self._planned: tuple[Snapshot, DaemonConfig] | None = None
         self.found_news = False
 
     @property
@@ -233,14 +232,14 @@ class Daemon:
 
     def _current_plan(self) -> Plan:
         """Return the last plan where it still holds: with thousands of steps planning is the cost of an idle tick."""
-        policy, planned = policy_of(self.config), self._planned
+        policy, planned = self.config, self._planned
         if planned and planned[1] == policy and still_holds(self.plan, planned[0], self.snapshot, policy):
             return self.plan
         decided = self._verified_plan(policy)
         self._planned = self.snapshot, policy
         return decided
 
-    def _verified_plan(self, policy: Policy) -> Plan:
+    def _verified_plan(self, policy: DaemonConfig) -> Plan:
         """Plan, and plan again without each step that turns out to be damaged."""
         level = VerifyLevel(self.config.verify)
         decided = plan(self.snapshot, policy)
