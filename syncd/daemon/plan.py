@@ -39,11 +39,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `act` carries out, in this order.
+    """What the leader carries out, in this order.
 
     Args:
         first: Removals that come before the publish, which lacks the room that they make.
-        publish: The version to publish, None to publish nothing. Its date and term are for `act` to fill in.
+        publish: The version to publish, None to publish nothing. Its date and term are for the leader to fill in.
         reason: Why it is published: first, newer, rewind, rewritten, rollback, behind.
         answers: Requests that are done or refused once the version is published.
         decisions: What happens to each step after that.
