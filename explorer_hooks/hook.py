@@ -7,6 +7,7 @@ A follower loads one version by these calls, in this order, in one thread:
     commit(target)       caches are reset, the engine gets the version's label, it works again
     current_version()    returns what the engine itself says that it runs
 
+If `probes` is "held", `probe(target, tokens)` comes before `commit`; if it is "serving", after it.
 If `load` or `commit` raises, `abort(last_good)` follows: the engine works again on the last good version, or
 `EngineDeadError` says that it cannot.
 """
@@ -15,9 +16,9 @@ import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from syncd.client.client import Client
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
@@ -26,6 +27,9 @@ from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 RESTART = "restart the engine"
+
+ProbeTime = Literal["", "held", "serving"]
+"""When an engine answers probes: never, while its work is held, or only while it works."""
 
 _FLAGS = ("true", "false")
 
@@ -47,6 +51,21 @@ class Running:
     def pair(self) -> Pair | None:
         """Return the pair that the label names, None if it names none; its job is not checked here."""
         return pair_of(self.label)
+
+
+class ProbeAnswer(NamedTuple):
+    """What an engine answers to a probe.
+
+    Args:
+        logprobs: For each sequence, the log-prob of each token after the first.
+        fresh: The log-prob of the token that the engine chose after one long prompt, read without its prefix cache;
+            None if that was not asked.
+        cached: The same, for a request that goes through its prefix cache.
+    """
+
+    logprobs: tuple[tuple[float, ...], ...]
+    fresh: float | None = None
+    cached: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,9 @@ class Hook(ABC):
 
     checks_content: ClassVar[bool] = False
     """Whether `load` itself compares every byte with its digest if the target is not verified."""
+
+    probes: ProbeTime = ""
+    """Whether the engine answers probes: not at all, while its work is held, or only while it works."""
 
     @classmethod
     @abstractmethod
@@ -141,6 +163,29 @@ class Hook(ABC):
             EngineDeadError: The engine cannot be restored.
             EngineUnreachableError: The engine does not answer.
         """
+
+    def probe(
+        self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
+    ) -> ProbeAnswer:
+        """Return what the engine answers to a probe; called only if `probes` says when.
+
+        Args:
+            target: The version that it was given last; None for its start weights.
+            tokens: Sequences of token ids, each of at least two.
+
+        Raises:
+            LoadFailedError: It gives no answer, or none that can be read.
+            EngineUnreachableError: It does not answer.
+        """
+        raise NotImplementedError
+
+    def dtype(self) -> str | None:
+        """Return the dtype in which the engine computes, by its name in torch; None if it does not say.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return None
 
     def close(self) -> None:
         """Close connections; the engine keeps running."""
