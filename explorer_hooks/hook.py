@@ -7,6 +7,7 @@ A follower loads one version by these calls, in this order, in one thread:
     commit(target)       caches are reset, the engine gets the version's label, it works again
     current_version()    returns what the engine itself says that it runs
 
+If `probes` is "held", `probe(target, tokens)` comes before `commit`; if it is "serving", after it.
 If `load` or `commit` raises, `abort(last_good)` follows: the engine works again on the last good version, or
 `EngineDeadError` says that it cannot.
 """
@@ -26,6 +27,9 @@ from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory
 from syncd.transports.tensors import TensorMeta
 
 RESTART = "restart the engine"
+
+ProbeTime = Literal["", "held", "serving"]
+"""When an engine answers probes: never, while its work is held, or only while it works."""
 
 _FLAGS = ("true", "false")
 
@@ -96,7 +100,7 @@ class Hook(ABC):
     checks_content: ClassVar[bool] = False
     """Whether `load` itself compares every byte with its digest if the target is not verified."""
 
-    probes: ClassVar[Literal["", "held", "serving"]] = ""
+    probes: ProbeTime = ""
     """Whether the engine answers probes: not at all, while its work is held, or only while it works."""
 
     @classmethod
@@ -163,11 +167,24 @@ class Hook(ABC):
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Return what the engine answers to a probe; called only if `probes` says when."""
+        """Return what the engine answers to a probe; called only if `probes` says when.
+
+        Args:
+            target: The version that it was given last; None for its start weights.
+            tokens: Sequences of token ids, each of at least two.
+
+        Raises:
+            LoadFailedError: It gives no answer, or none that can be read.
+            EngineUnreachableError: It does not answer.
+        """
         raise NotImplementedError
 
     def dtype(self) -> str | None:
-        """Return the dtype in which the engine computes, None if it does not say."""
+        """Return the dtype in which the engine computes, by its name in torch; None if it does not say.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
         return None
 
     def close(self) -> None:

@@ -47,12 +47,17 @@ class Reply:
     location: str | None = None
 
     @property
-    def document(self) -> dict[str, Any] | None:
-        """Return the body as a JSON object, None if it is anything else."""
+    def json(self) -> Any:
+        """Return what the body is as JSON, None if it is none."""
         try:
-            document = json.loads(self.body)
+            return json.loads(self.body)
         except (ValueError, RecursionError):
             return None
+
+    @property
+    def document(self) -> dict[str, Any] | None:
+        """Return the body as a JSON object, None if it is anything else."""
+        document = self.json
         return document if isinstance(document, dict) else None
 
     @property

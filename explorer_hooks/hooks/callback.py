@@ -2,18 +2,22 @@
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar, Self
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import RESTART, HookOptions, PhaseHook, Running
+from explorer_hooks.hook import RESTART, HookOptions, PhaseHook, ProbeAnswer, ProbeTime, Running
+from explorer_hooks.hooks.probing import Rows, dtype_word, log_prob
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError, TimedOutError
 from syncd.protocol.version import UNKNOWN_LABEL
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
 RunningOrLabel = Running | str | None
+ProbeFunction = Callable[[Rows], ProbeAnswer | Sequence[Sequence[float]]]
+
+_PROBE = "probe(tokens) returns, for each sequence, the log-prob of each token after the first"
 
 
 class CallbackHook(PhaseHook):
@@ -28,6 +32,9 @@ class CallbackHook(PhaseHook):
         tensors: Returns the engine's tensors, None if it cannot list them.
         abort: Restores the engine to a target, None: to what is good; without it the last good version is loaded.
         commit: Has the engine serve the loaded weights; without it `load` does.
+        probe: Returns log-probs of sequences of tokens, or a `ProbeAnswer`; without it no probe is asked.
+        probes: When it is called: "serving", after `commit`, or "held", before it.
+        dtype: The dtype in which the engine computes, by its name in torch.
         timeout: Seconds that one call may take.
     """
 
@@ -42,9 +49,14 @@ class CallbackHook(PhaseHook):
         abort: Callable[[WeightDirectory | None], object] | None = None,
         *,
         commit: Callable[[WeightDirectory], object] | None = None,
+        probe: ProbeFunction | None = None,
+        probes: ProbeTime = "serving",
+        dtype: str | None = None,
         timeout: float = 300.0,
     ) -> None:
         super().__init__()
+        self.probes = probes if probe is not None else ""
+        self._probe, self._dtype = probe, dtype
         self._load, self._commit, self._abort = load, commit, abort
         self._current, self._tensors = current, tensors
         self._timeout = timeout
@@ -55,7 +67,7 @@ class CallbackHook(PhaseHook):
         """Return a hook for the object that an import path names.
 
         The object is a function that loads a target, or has such a function as `load` and, if it needs them,
-        `current`, `tensors`, `abort` and `commit`; a module will do.
+        `current`, `tensors`, `abort`, `commit`, `probe`, `probes` and `dtype`; a module will do.
         """
         if not options.address:
             raise ConfigError("the callback hook needs an import path", hint=f"--hook callback={FORM}")
@@ -65,8 +77,16 @@ class CallbackHook(PhaseHook):
             raise ConfigError(
                 f"{options.address} is not a function and has no load", hint=f"--hook callback={FORM}"
             )
-        rest = {name: getattr(thing, name, None) for name in ("current", "tensors", "abort", "commit")}
-        return cls(load, **rest, timeout=options.timeout)
+        rest = {
+            name: getattr(thing, name, None) for name in ("current", "tensors", "abort", "commit", "probe")
+        }
+        probes: Any = getattr(thing, "probes", "serving")
+        if probes not in ("held", "serving"):
+            raise ConfigError(
+                f"probes of {options.address} is {probes!r}", hint='probes = "held" or "serving"'
+            )
+        dtype = dtype_word(getattr(thing, "dtype", None))
+        return cls(load, **rest, probes=probes, dtype=dtype, timeout=options.timeout)
 
     def tensors(self) -> Mapping[str, TensorMeta] | None:
         """Return what the function `tensors` returns, None without one."""
@@ -78,6 +98,26 @@ class CallbackHook(PhaseHook):
             return Running(self._label)
         found = self._ask(self._current)
         return found if isinstance(found, Running) else Running(found)
+
+    def probe(
+        self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
+    ) -> ProbeAnswer:
+        """Return what the function `probe` returns, if that is an answer."""
+        del target  # the function knows what it has loaded
+        function = self._probe
+        if function is None:
+            return super().probe(None, tokens)
+        found = self._call("answering the probe", lambda: function(tokens), LoadFailedError)
+        try:
+            return _answer_of(found, tokens)
+        except (TypeError, ValueError) as error:
+            raise LoadFailedError(
+                f"what the function probe returned is no answer: {error}", hint=_PROBE
+            ) from error
+
+    def dtype(self) -> str | None:
+        """Return what the hook was made with."""
+        return self._dtype
 
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Restore the engine by `abort`, or by loading the last good version."""
@@ -123,6 +163,21 @@ class CallbackHook(PhaseHook):
         except Exception as error:
             kind = EngineUnreachableError if isinstance(error, ConnectionError | TimeoutError) else wrong
             raise kind(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _answer_of(found: Any, tokens: Rows) -> ProbeAnswer:
+    """Return log-probs as an answer to a probe.
+
+    Raises:
+        TypeError: They are no sequences of sequences.
+        ValueError: They are of other tokens, or no log-probs.
+    """
+    answer = found if isinstance(found, ProbeAnswer) else ProbeAnswer(tuple(found))
+    rows = tuple(tuple(log_prob(float(value)) for value in row) for row in answer.logprobs)
+    lengths = [len(row) + 1 for row in rows]
+    if lengths != list(map(len, tokens)):
+        raise ValueError(f"log-probs of {lengths} tokens for sequences of {list(map(len, tokens))}")
+    return answer._replace(logprobs=rows)
 
 
 class CallThread:

@@ -7,7 +7,7 @@ paused with unknown weights. The hook never resumes the third: it loads a good v
 import contextlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar
@@ -16,12 +16,14 @@ from explorer_hooks.hook import (
     Hook,
     HookOptions,
     HookSettings,
+    ProbeAnswer,
     Running,
     TensorHook,
     UntouchedError,
     require_loadable,
 )
 from explorer_hooks.hooks.http_settings import LOOPBACK, ServerHook, is_at_least, meeting_address
+from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (
@@ -109,6 +111,10 @@ class HttpEngineHook(ServerHook, TensorHook):
         """Set the label of an engine that works meanwhile."""
 
     @abstractmethod
+    def _server_probe(self) -> ServerProbe:
+        """Return what asks the engine for log-probs."""
+
+    @abstractmethod
     def _resume(self) -> None:
         """Have the engine work again."""
 
@@ -130,6 +136,15 @@ class HttpEngineHook(ServerHook, TensorHook):
         self._resume()
         self._touched = self._paused_by_us = False
         self._unpublished = {}
+
+    def probe(
+        self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
+    ) -> ProbeAnswer:
+        """Ask the engine for the log-probs of the probe, and of one token with and without its prefix cache."""
+        del target  # it runs one version at a time
+        start = self._start_model()
+        require_known_tokens(tokens, start.vocabulary if start else None)
+        return self._server_probe().answer(tokens)
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from this process's memory, empty if it can."""
@@ -225,11 +240,15 @@ class HttpEngineHook(ServerHook, TensorHook):
         self._require_same_model(tensors, target.path)
 
     def _require_same_model(self, tensors: Tensors, where: str) -> None:
+        if start := self._start_model():
+            require_same_model(tensors, start, self._start_check, where)
+
+    def _start_model(self) -> StartModel | None:
+        """Return the model that the engine was started from, None if this host cannot read it."""
         if self._start is None:
             directory = self._started_from()
             self._start = start_model_of(self._paths.here(directory)) if directory else None
-        if self._start is not None:
-            require_same_model(tensors, self._start, self._start_check, where)
+        return self._start
 
     def _running(self, told: str, *, paused: bool) -> Running:
         """Return what the label of the engine means.

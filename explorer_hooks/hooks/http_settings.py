@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
-from explorer_hooks.hook import Hook, HookOptions, HookSettings
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, ProbeTime
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError
 
@@ -41,7 +41,9 @@ class PathMap:
 
 
 class ServerHook(Hook):
-    """The base of hooks for a server behind HTTP. Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE.
+    """The base of hooks for a server behind HTTP.
+
+    Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE; `probe`: whether it is asked for log-probs.
 
     Args:
         options: The hook's options; without an address the server is at the engine's usual one on this host.
@@ -53,6 +55,7 @@ class ServerHook(Hook):
     default_address: ClassVar[str]
     missing: ClassVar[str]
     """The hint if the server does not know a path."""
+    probes: ProbeTime = "serving"
 
     def __init__(self, options: HookOptions) -> None:
         settings = HookSettings(self.name, options.settings)
@@ -64,6 +67,8 @@ class ServerHook(Hook):
             missing=self.missing,
         )
         self._paths = PathMap(settings.text("path_map", ""))
+        if not settings.flag("probe", default=True):
+            self.probes = ""
         self._configure(settings)
         settings.done()
 

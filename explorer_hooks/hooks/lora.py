@@ -13,16 +13,18 @@ import json
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import ClassVar
 
-from explorer_hooks.hook import HookOptions, HookSettings, Running
+from explorer_hooks.hook import HookOptions, HookSettings, ProbeAnswer, Running
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
+from explorer_hooks.hooks.probing import CompletionsProbe
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair
 from syncd.safe_open import open_read
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import WeightDirectory, WeightTensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -114,6 +116,13 @@ class LoraHook(ServerHook):
         listed = self._versions()
         newest = max(listed, key=lambda name: (listed[name], name), default=None)
         return Running(None if newest is None else newest.removeprefix(f"{self._prefix}-"))
+
+    def probe(
+        self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
+    ) -> ProbeAnswer:
+        """Ask under the adapter's name; vLLM's cache keeps prompts of each name apart, so it needs no check."""
+        name = self.adapter_name(target) if isinstance(target, WeightDirectory) else None
+        return ProbeAnswer(CompletionsProbe(self._server, name).log_probs(tokens))
 
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Unload the failed adapter; the last good one was not touched, and is loaded again only if it is missing."""

@@ -6,6 +6,7 @@ directory once more. So every version is checked before it reaches the server.
 
 from explorer_hooks.hook import HookSettings, Running, UntouchedError
 from explorer_hooks.hooks.http_engine import HttpEngineHook
+from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory
 
@@ -50,6 +51,14 @@ class SGLangHook(HttpEngineHook):
                 "/model_info is not answered as SGLang does", path=self._server.address
             )
         return self._running(label, paused=self._is_paused())
+
+    def dtype(self) -> str | None:
+        """Return the dtype that the engine was started with; None for `auto`, or if it is quantised."""
+        info = self._server.get_json("/server_info")
+        return None if info.get("quantization") else dtype_word(info.get("dtype"))
+
+    def _server_probe(self) -> GenerateProbe:
+        return GenerateProbe(self._server)
 
     def _is_paused(self) -> bool:
         """Return whether the engine takes no work.

@@ -60,6 +60,11 @@ class StartModel(NamedTuple):
         known = [one for one in said if type(one) is bool]
         return all(known) if known else not any(map(_HEAD.fullmatch, self.tensors))
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Return how many tokens have an embedding, None if none is found."""
+        return max((shape[0] for shape in self._embeddings() if shape), default=None)
+
     def may_lack(self, name: str, meta: TensorMeta) -> bool:
         """Return whether a version may lack a tensor of the model: the engine serves the same without it."""
         is_tied_head = self.is_tied and _HEAD.fullmatch(name) is not None

@@ -1,14 +1,24 @@
 """transformers: a model in this process, loaded straight into its parameters while nobody generates."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import torch
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import HookOptions, HookSettings, LoadState, Running, TensorHook, require_loadable
+from explorer_hooks.hook import (
+    HookOptions,
+    HookSettings,
+    LoadState,
+    ProbeAnswer,
+    ProbeTime,
+    Running,
+    TensorHook,
+    require_loadable,
+)
+from explorer_hooks.hooks.probing import SWITCH_OFF, dtype_word, require_known_tokens
 from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
@@ -40,10 +50,12 @@ class TransformersHook(TensorHook):
             of a host load the same files without a stage.
         cast: Whether a version may have other floating-point dtypes than the model.
         on_commit: Called with each version before it is served: for caches that depend on the weights.
+        probe: Whether it answers probes: the model takes token ids, and returns logits or what has them.
     """
 
     name: ClassVar[str] = "transformers"
     checks_content: ClassVar[bool] = True
+    probes: ProbeTime = "held"
 
     def __init__(
         self,
@@ -53,8 +65,11 @@ class TransformersHook(TensorHook):
         direct: bool = True,
         cast: bool = True,
         on_commit: Callable[[WeightDirectory], object] | None = None,
+        probe: bool = True,
     ) -> None:
         self.model = model
+        if not probe:
+            self.probes = ""
         self.loaded: LoadCounts | None = None
         self._targets = target_tensors(model.state_dict(keep_vars=True))
         self._runs: Mapping[str, TensorMeta] | None = None if cast else self._targets.metas
@@ -66,7 +81,7 @@ class TransformersHook(TensorHook):
     def from_options(cls, options: HookOptions) -> Self:
         """Return a hook for the model that an import path names, directly, as `model`, or as a function's result.
 
-        Settings: `direct` and `cast`, true or false.
+        Settings: `direct`, `cast` and `probe`, true or false.
         """
         if not options.address:
             raise ConfigError(
@@ -74,12 +89,13 @@ class TransformersHook(TensorHook):
             )
         settings = HookSettings(cls.name, options.settings)
         direct, cast = settings.flag("direct", default=True), settings.flag("cast", default=True)
+        probe = settings.flag("probe", default=True)
         settings.done()
         found = imported(options.address)
         if isinstance(found, cls):
             return found
         model = _model_of(found, options.address)
-        return cls(model, timeout=options.timeout, direct=direct, cast=cast)
+        return cls(model, timeout=options.timeout, direct=direct, cast=cast, probe=probe)
 
     @contextmanager
     def generating(self) -> Iterator[str | None]:
@@ -124,6 +140,25 @@ class TransformersHook(TensorHook):
             except Exception as error:
                 raise LoadFailedError(f"on_commit failed: {type(error).__name__}: {error}") from error
         self._serve(target.label)
+
+    def probe(
+        self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
+    ) -> ProbeAnswer:
+        """Run the model on the probe, without dropout; its mode and the generators are left as they were."""
+        del target  # the model has one version
+        require_known_tokens(tokens, _vocabulary_of(self.model))
+        try:
+            with _evaluating(self.model), torch.no_grad():
+                return ProbeAnswer(_log_probs(self.model, tokens))
+        except Exception as error:
+            raise LoadFailedError(
+                f"the model does not answer the probe: {type(error).__name__}: {error}", hint=SWITCH_OFF
+            ) from error
+
+    def dtype(self) -> str | None:
+        """Return the dtype of the parameters, None if they have several."""
+        found = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        return dtype_word(found.pop()) if len(found) == 1 else None
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context with the model's parameters."""
@@ -259,6 +294,39 @@ class LoadGate:
         with self._changed:
             self._generating -= 1
             self._changed.notify_all()
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Keep dropout out of the block."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _log_probs(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+    """Return the log-prob of each token after the first of its row; rows of one length are one batch."""
+    device = next(model.parameters()).device
+    found: list[tuple[float, ...]] = [()] * len(rows)
+    for length in {len(row) for row in rows}:
+        places = [at for at, row in enumerate(rows) if len(row) == length]
+        ids = torch.tensor([list(rows[at]) for at in places], device=device)
+        output = model(ids)
+        logits = getattr(output, "logits", output)[:, :-1].float()
+        chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(logits.device))[..., 0]
+        for at, values in zip(places, chosen.tolist(), strict=True):
+            found[at] = tuple(values)
+    return tuple(found)
+
+
+def _vocabulary_of(model: torch.nn.Module) -> int | None:
+    """Return how many tokens the model's largest embedding has, None if there is no embedding."""
+    embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    return max((embedding.num_embeddings for embedding in embeddings), default=None)
 
 
 def _model_of(found: Any, address: str) -> torch.nn.Module:

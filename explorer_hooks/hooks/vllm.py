@@ -4,9 +4,11 @@ The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sgla
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from explorer_hooks.hook import HookSettings, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
+from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.transports.base import WeightDirectory
@@ -53,6 +55,20 @@ class VllmHook(HttpEngineHook):
                 "/weight_info or /is_paused is not answered as vLLM does", path=self._server.address
             )
         return self._running(label, paused=paused)
+
+    def dtype(self) -> str | None:
+        """Return the dtype of the model; None if it is quantised, so that it computes in another one too."""
+        model = self._config("model_config")
+        return None if model.get("quantization") else dtype_word(model.get("dtype"))
+
+    def _server_probe(self) -> CompletionsProbe:
+        size = self._config("cache_config").get("block_size")
+        return CompletionsProbe(self._server, block_size=size if type(size) is int else None)
+
+    def _config(self, part: str) -> Mapping[str, Any]:
+        """Return a part of the engine's configuration, empty if it does not tell."""
+        found = _configuration(self._server).get(part)
+        return found if isinstance(found, Mapping) else {}
 
     def _started_from(self) -> str | None:
         models = self._server.get_json("/v1/models").get("data")
@@ -115,6 +131,10 @@ def is_ready(server: HttpClient) -> bool:
         EngineUnreachableError: It does not answer.
         ConfigError: It has no development endpoints.
     """
-    config = server.get_json("/server_info?config_format=json").get("vllm_config")
-    transfer = config.get("weight_transfer_config") if isinstance(config, Mapping) else None
+    transfer = _configuration(server).get("weight_transfer_config")
     return isinstance(transfer, Mapping) and transfer.get("backend") == BACKEND
+
+
+def _configuration(server: HttpClient) -> Mapping[str, Any]:
+    config = server.get_json("/server_info?config_format=json").get("vllm_config")
+    return config if isinstance(config, Mapping) else {}

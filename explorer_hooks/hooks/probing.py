@@ -1,0 +1,291 @@
+"""How hooks ask an engine for the log-probs of a probe, and read its answer strictly.
+
+Two requests make one answer. The first is an ordinary one: a long prompt and one token to generate, for which the
+engine uses what its prefix cache has of this prompt, since that was asked with the version before as well. The second
+asks for the log-probs of the prompts themselves, for which vLLM and SGLang compute every key and value again; the
+long prompt with the generated token is one of them. If that token has another log-prob there, the cache holds keys
+and values of other weights.
+"""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from explorer_hooks.hook import ProbeAnswer
+from explorer_hooks.http_client import HttpClient
+from syncd.errors import ConfigError, LoadFailedError
+
+Rows = Sequence[Sequence[int]]
+"""Sequences of token ids."""
+
+SWITCH_OFF = "an engine that cannot answer probes: --hook-option probe=false"
+
+_GREEDY: Mapping[str, object] = {"temperature": 0, "repetition_penalty": 1.0}
+_BLOCK = 128
+"""The tokens of the largest usual block of a prefix cache, which holds no part of a block."""
+_BEYOND = 64
+_RESERVED = 16
+"""Tokens of a model's longest sequence that engines keep for themselves and for what is generated."""
+_ROUNDING = 1e-4
+"""How far above 0 rounding may lift a log-prob."""
+_DTYPES = {
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+_LONGEST_EXCERPT = 80
+
+T = TypeVar("T")
+
+
+class NextToken(NamedTuple):
+    """The token that an engine generates after a prompt, and its log-prob."""
+
+    token: int
+    logprob: float
+
+
+class ServerProbe(ABC):
+    """Asks one server for log-probs.
+
+    Args:
+        server: The server.
+        block_size: How many tokens a block of its cache has at most.
+    """
+
+    def __init__(self, server: HttpClient, block_size: int = _BLOCK) -> None:
+        self._server, self._block_size = server, block_size
+
+    @abstractmethod
+    def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:
+        """Return the log-prob of each token after the first of each row, computed without the prefix cache."""
+
+    @abstractmethod
+    def next_token(self, prompt: Sequence[int]) -> NextToken:
+        """Return the likeliest token after a prompt, computed with the prefix cache."""
+
+    def answer(self, tokens: Rows) -> ProbeAnswer:
+        """Return the engine's answer to a probe, with the check of its prefix cache if the model can read so much.
+
+        Raises:
+            LoadFailedError: It gives none, or what it gives is no answer.
+            EngineUnreachableError: It does not answer.
+        """
+        prompt = self._long_prompt(tokens)
+        if not prompt:
+            return ProbeAnswer(self.log_probs(tokens))
+        chosen = self.next_token(prompt)
+        *answers, long = self.log_probs([*tokens, [*prompt, chosen.token]])
+        return ProbeAnswer(tuple(answers), long[-1], chosen.logprob)
+
+    def _long_prompt(self, tokens: Rows) -> list[int]:
+        """Return a prompt of more than a block, none if the model cannot read one."""
+        length, longest = self._block_size + _BEYOND, longest_sequence(self._server)
+        if longest is not None:
+            length = min(length, longest - _RESERVED)
+        return list(itertools.islice(itertools.cycle(itertools.chain(*tokens)), max(length, 0)))
+
+
+class CompletionsProbe(ServerProbe):
+    """Asks vLLM by its API for completions.
+
+    Args:
+        server: The server.
+        model: The adapter that answers; None for the model itself.
+        block_size: How many tokens a block of its cache has, as far as that is known.
+    """
+
+    _path = "/v1/completions"
+
+    def __init__(self, server: HttpClient, model: str | None = None, block_size: int | None = None) -> None:
+        super().__init__(server, block_size or _BLOCK)
+        self._model: Mapping[str, object] = {} if model is None else {"model": model}
+
+    def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:
+        """Return the log-probs of prompts. vLLM reads no cache for a request that asks for them."""
+        answer = self._ask([list(row) for row in rows], prompt_logprobs=0)
+        with understood(self._server, self._path):
+            choices = listed(answer, "choices", len(rows))
+            by_index = {member(choice, "index", int): choice for choice in choices}
+            return tuple(_row_of_choice(member(by_index, at, dict), row) for at, row in enumerate(rows))
+
+    def next_token(self, prompt: Sequence[int]) -> NextToken:
+        """Return the next token of a completion."""
+        answer = self._ask(list(prompt), logprobs=1, return_token_ids=True, ignore_eos=True)
+        with understood(self._server, self._path):
+            (choice,) = listed(answer, "choices", 1)
+            (token,) = listed(choice, "token_ids", 1)
+            (found,) = listed(member(choice, "logprobs", dict), "token_logprobs", 1)
+            return NextToken(typed(token, int), log_prob(found))
+
+    def _ask(self, prompt: list[Any], **more: object) -> dict[str, Any]:
+        body = {**self._model, "prompt": prompt, "max_tokens": 1, **_GREEDY, **more}
+        return self._server.post(self._path, body, hint=f"see the log of the vLLM server; {SWITCH_OFF}")
+
+
+class GenerateProbe(ServerProbe):
+    """Asks SGLang by its own API."""
+
+    _path = "/generate"
+
+    def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:
+        """Return the log-probs of prompts from their start. SGLang reads no cache behind where these begin."""
+        answers = self._ask([list(row) for row in rows], logprob_start_len=0)
+        with understood(self._server, self._path):
+            if len(typed(answers, list)) != len(rows):
+                raise ValueError(f"{len(answers)} answers to {len(rows)} prompts")
+            return tuple(_row_of_answer(*pair) for pair in zip(answers, rows, strict=True))
+
+    def next_token(self, prompt: Sequence[int]) -> NextToken:
+        """Return the next token of a generation."""
+        answer = self._ask(list(prompt))
+        with understood(self._server, self._path):
+            (pair,) = listed(member(answer, "meta_info", dict), "output_token_logprobs", 1)
+            return NextToken(member(pair, 1, int), log_prob(member(pair, 0, object)))
+
+    def _ask(self, prompt: list[Any], **more: object) -> Any:
+        sampling = {**_GREEDY, "max_new_tokens": 1, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, **more}
+        reply = self._server.post_any(self._path, body)
+        if reply.is_error:
+            hint = f"see the log of the SGLang server; {SWITCH_OFF}"
+            raise LoadFailedError(self._server.complaint(reply), path=self._server.address, hint=hint)
+        return reply.json
+
+
+def longest_sequence(server: HttpClient) -> int | None:
+    """Return how many tokens a server's model can read, None if it does not say.
+
+    Raises:
+        EngineUnreachableError: It does not answer.
+    """
+    try:
+        cards = server.get_json("/v1/models").get("data")
+    except ConfigError:
+        return None
+    lengths = (
+        [card.get("max_model_len") for card in cards if isinstance(card, dict)]
+        if isinstance(cards, list)
+        else []
+    )
+    return min((length for length in lengths if type(length) is int), default=None)
+
+
+def dtype_word(found: object) -> str | None:
+    """Return the dtype that an engine names, by its name in torch; None if it is none."""
+    return _DTYPES.get(str(found).removeprefix("torch."))
+
+
+def require_known_tokens(tokens: Rows, vocabulary: int | None) -> None:
+    """Return if a model has an embedding of each token of a probe.
+
+    SGLang 0.5.23 does not look: a token beyond the embedding ends its server.
+
+    Raises:
+        LoadFailedError: It has none of one of them.
+    """
+    largest = max(itertools.chain(*tokens), default=0)
+    if vocabulary is not None and largest >= vocabulary:
+        raise LoadFailedError(
+            f"the probe has token {largest}, and the model has {vocabulary} tokens",
+            hint="the probe is of another model: make it from the model that is trained",
+        )
+
+
+@contextmanager
+def understood(server: HttpClient, path: str) -> Iterator[None]:
+    """Read an answer in the block.
+
+    Raises:
+        LoadFailedError: The block raised a `ValueError`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise LoadFailedError(
+            f"{path} is not answered with the log-probs of the probe: {error}",
+            path=server.address,
+            hint=SWITCH_OFF,
+        ) from error
+
+
+def typed(found: object, kind: type[T]) -> T:
+    """Return something that has the wanted type.
+
+    Raises:
+        ValueError: It has another one.
+    """
+    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+        raise ValueError(f"{_excerpt(found)} instead of {kind.__name__}")
+    return found
+
+
+def member(holder: object, key: str | int, kind: type[T]) -> T:
+    """Return a member of an object or a list.
+
+    Raises:
+        ValueError: It is not there, or is of another type.
+    """
+    if isinstance(holder, dict) and key in holder:
+        return _named(key, holder[key], kind)
+    if isinstance(holder, list) and type(key) is int and key < len(holder):
+        return _named(key, holder[key], kind)
+    raise ValueError(f"no {key} in {_excerpt(holder)}")
+
+
+def listed(holder: object, key: str, count: int) -> list[Any]:
+    """Return a member that is a list of so many.
+
+    Raises:
+        ValueError: It is not.
+    """
+    found = member(holder, key, list)
+    if len(found) != count:
+        raise ValueError(f"{key} has {len(found)} entries instead of {count}")
+    return found
+
+
+def log_prob(found: object) -> float:
+    """Return a log-prob.
+
+    Raises:
+        ValueError: It is none.
+    """
+    value = typed(found, float) if isinstance(found, float) else float(typed(found, int))
+    if not math.isfinite(value) or value > _ROUNDING:
+        raise ValueError(f"{value} is no log-prob")
+    return value
+
+
+def _row_of_choice(choice: Mapping[str, Any], row: Sequence[int]) -> tuple[float, ...]:
+    """Return the log-probs in what vLLM says of a prompt: of each position those of some tokens."""
+    positions = listed(choice, "prompt_logprobs", len(row))
+    entries = [
+        member(position, str(token), dict) for position, token in zip(positions[1:], row[1:], strict=True)
+    ]
+    return tuple(log_prob(member(entry, "logprob", object)) for entry in entries)
+
+
+def _row_of_answer(answer: object, row: Sequence[int]) -> tuple[float, ...]:
+    """Return the log-probs in what SGLang says of a prompt: of each position log-prob, token and text."""
+    pairs = listed(member(answer, "meta_info", dict), "input_token_logprobs", len(row))
+    if [member(pair, 1, int) for pair in pairs] != list(row):
+        raise ValueError("the log-probs are of other tokens")
+    return tuple(log_prob(member(pair, 0, object)) for pair in pairs[1:])
+
+
+def _named(key: str | int, found: object, kind: type[T]) -> T:
+    try:
+        return typed(found, kind)
+    except ValueError as error:
+        raise ValueError(f"{key} is {error}") from None
+
+
+def _excerpt(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= _LONGEST_EXCERPT else f"{text[:_LONGEST_EXCERPT]}..."
