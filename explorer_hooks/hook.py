@@ -179,6 +179,15 @@ class Hook(ABC):
         """
         raise NotImplementedError
 
+    def reload_start(self) -> bool:
+        """Have an engine on its start weights read them again; return false if it cannot be asked to.
+
+        Raises:
+            LoadFailedError: It could not; it gets no work until `abort`.
+            EngineUnreachableError: It does not answer.
+        """
+        return False
+
     def dtype(self) -> str | None:
         """Return the dtype in which the engine computes, by its name in torch; None if it does not say.
 

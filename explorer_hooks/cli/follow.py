@@ -80,6 +80,11 @@ def _path(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
 @click.option("--once", is_flag=True, help="Exit once the engine runs the version that the policy selects.")
 @_seconds("--wait", 3600.0, "Seconds to wait with --once.")
 @click.option("--stay", is_flag=True, help="Wait for another trainer after one is gone.")
+@click.option(
+    "--reload-test/--no-reload-test",
+    default=True,
+    help="Have an engine on the job's start model first reload that, to show that it can.",
+)
 @_path("--ready-file", "A file that exists while the engine is ready.", metavar="PATH")
 @_path("--state-dir", "The state directory of syncd watch.", envvar="SYNCD_STATE_DIR")
 @_seconds("--ttl", 60.0, "Seconds of silence that mean dead.")
@@ -103,7 +108,7 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
     from explorer_hooks.follower.policy import FollowOptions  # noqa: PLC0415
     from explorer_hooks.follower.service import log_listener, serve  # noqa: PLC0415
 
-    names = ("policy", "max_lag", "stage", "verify", "retries", "state_dir", "ttl", "stay", "ready_file")
+    names = ("policy", "max_lag", "stage", "verify", "retries", "state_dir", "ttl", "stay", "ready_file", "reload_test")
     options = FollowOptions(**{name: given[name] for name in names})
     token, settings = _token(given["token_env"], given["token_file"]), given["settings"]
     hook = open_hook(given["hook"], argv=argv, settings=settings, timeout=given["timeout"], token=token)

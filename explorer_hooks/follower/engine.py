@@ -7,6 +7,7 @@ from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
+from syncd.protocol.engine_state import Proof
 from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
@@ -210,10 +211,27 @@ class Engine:
             self.die(dead)
             raise dead from error
         else:
-            self.is_suspect = False
+            self.is_suspect, self.wrong = False, None
             self.poll()
             if self.good is not None and self.is_reachable:
                 self.prove_running(self.good.directory)
+
+    def test_reload(self) -> Proof | None:
+        """Have it read its start weights again and prove that it still runs them; None if that cannot be asked.
+
+        Raises:
+            UnprovenError: It does not, and is wrong until a version is loaded that it proves.
+            LoadFailedError: It could not read them, and is dead.
+            EngineUnreachableError: It does not answer.
+        """
+        try:
+            return self._prover.test_reload()
+        except UnprovenError as error:
+            self._mark_wrong(error)
+            raise
+        except LoadFailedError:
+            self.restore()
+            raise
 
     def prove_running(self, weights: WeightDirectory | WeightTensors) -> None:
         """Have it prove a version that it says it runs; if it cannot, it is wrong until another version is loaded."""

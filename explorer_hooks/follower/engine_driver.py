@@ -53,7 +53,7 @@ class EngineDriver:
     ) -> None:
         self._engine, self._versions, self._fetcher, self._reporter = engine, versions, fetcher, reporter
         self._prover = prover
-        self._clock, self._max_lag = clock, options.max_lag
+        self._clock, self._max_lag, self._tests_reload = clock, options.max_lag, options.reload_test
         self.failed = FailedVersions(clock, options.retries, options.backoff)
         self.position: Pair | None = None
         """The version that was loaded last: the engine should run it unless a newer one is due."""
@@ -301,6 +301,21 @@ class EngineDriver:
             self._is_calibrated = True
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
             self._reporter.event("info" if proof.is_proven else "warning", name, **self._figures())
+            self._test_reload()
+
+    def _test_reload(self) -> None:
+        """Have the engine reload what it runs, once: whether it can do so at all shows before a version needs it."""
+        if not self._tests_reload:
+            return
+        try:
+            proof = self._engine.test_reload()
+        except EngineUnreachableError as error:
+            self._engine.lose(error)
+        except SyncdError as error:
+            self._reporter.event("error", "reload_test_failed", reason=str(error), hint=error.hint)
+        else:
+            if proof is not None:
+                self._reporter.event("info", "reload_tested", **self._figures())
 
     def _pair_of(self, step: int) -> Pair:
         newest = self._versions.newest

@@ -71,6 +71,7 @@ class FollowOptions:
         check_every: Seconds between two polls of what the engine runs.
         stay: Whether the follower waits for another trainer after one has ended, instead of ending too.
         ready_file: A file that exists while the engine serves a version that is recent enough.
+        reload_test: Whether an engine on the job's start model first reloads that, to show that it can.
 
     Raises:
         ConfigError: A value is wrong.
@@ -88,6 +89,7 @@ class FollowOptions:
     check_every: float = 5.0
     stay: bool = False
     ready_file: str | None = None
+    reload_test: bool = True
 
     def __post_init__(self) -> None:
         policy_of(self)

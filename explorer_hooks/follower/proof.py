@@ -129,6 +129,28 @@ class Prover:
             self.calibrated = proof.mean
         return proof
 
+    def test_reload(self) -> Proof | None:
+        """Have an engine that was calibrated read its start weights again, and answer the baseline once more.
+
+        Returns:
+            The proof; None if the engine was not calibrated, or cannot be asked to read its start weights.
+
+        Raises:
+            UnprovenError: It answers as other weights: this engine cannot reload this model.
+            LoadFailedError: It could not read them.
+            EngineUnreachableError: It does not answer.
+        """
+        baseline = self._baseline() if self.calibrated is not None else None
+        if baseline is None or not self._hook.reload_start():
+            return None
+        proof, reason = self._ask(START, None, baseline)
+        if reason:
+            raise UnprovenError(
+                f"this engine cannot reload this model in place: after it had read its own start weights again, {reason}",
+                hint=f"{DOCS}/proof.md#an-engine-that-cannot-reload",
+            )
+        return proof
+
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
         """Return whether there is a probe of a version, and the engine answers probes."""
         return target.probe is not None and bool(self._hook.probes)

@@ -99,8 +99,8 @@ class HttpEngineHook(ServerHook, TensorHook):
         """Have the engine stop at a whole token."""
 
     @abstractmethod
-    def _reload(self, target: WeightDirectory) -> None:
-        """Have the paused engine read a directory."""
+    def _reload(self, directory: str, label: str) -> None:
+        """Have the paused engine read a directory of this host, which has this label."""
 
     @abstractmethod
     def _announce(self, label: str) -> None:
@@ -145,6 +145,20 @@ class HttpEngineHook(ServerHook, TensorHook):
         start = self._start_model()
         require_known_tokens(tokens, start.vocabulary if start else None)
         return self._server_probe().answer(tokens)
+
+    def reload_start(self) -> bool:
+        """Have the engine read again the directory that it was started from, if this host has it."""
+        directory = self._started_from()
+        here = self._paths.here(directory) if directory else ""
+        if not os.path.isdir(here):
+            return False
+        self._hold()
+        self._touched = True
+        self._reload(here, UNTOLD)
+        self._announce(UNTOLD)
+        self._resume()
+        self._touched = self._paused_by_us = False
+        return True
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from this process's memory, empty if it can."""
@@ -284,7 +298,7 @@ class HttpEngineHook(ServerHook, TensorHook):
     def _reload_touching(self, target: WeightDirectory) -> None:
         before, self._touched = self._touched, True
         try:
-            self._reload(target)
+            self._reload(target.path, target.label)
         except UntouchedError:
             self._touched = before
             raise

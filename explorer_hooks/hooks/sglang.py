@@ -78,10 +78,10 @@ class SGLangHook(HttpEngineHook):
         self._resumed_by_us = False
         self._server.post("/pause_generation", {"mode": self._mode}, hint=_LOG)
 
-    def _reload(self, target: WeightDirectory) -> None:
+    def _reload(self, directory: str, label: str) -> None:
         body = {
-            "model_path": self._paths.there(target.path),
-            "weight_version": target.label,
+            "model_path": self._paths.there(directory),
+            "weight_version": label,
             "flush_cache": self._flush_cache,
         }
         reply = self._server.post_any("/update_weights_from_disk", body)

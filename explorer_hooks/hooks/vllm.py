@@ -79,8 +79,9 @@ class VllmHook(HttpEngineHook):
     def _pause(self) -> None:
         self._server.post("/pause", hint=_LOG, mode=self._mode, clear_cache=self._clear_cache)
 
-    def _reload(self, target: WeightDirectory) -> None:
-        call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
+    def _reload(self, directory: str, label: str) -> None:
+        del label  # it is set once caches are reset
+        call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(directory)}}
         self._server.post(
             "/collective_rpc",
             call,

@@ -170,6 +170,49 @@ def test_an_engine_on_the_base_model_is_calibrated_against_the_baseline(scene):
     assert (report(scene).proof.calibrated, report(scene).proof.tolerance) == (0.0, 1e-4)
 
 
+def test_an_engine_that_reloads_its_start_weights_well_passes_the_reload_test(scene):
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    scene.hook.reloads_start = True
+    follower = scene.follow()
+    assert scene.engine.log == ["reload_start"]
+    assert scene.names().count("reload_tested") == 1
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    assert scene.engine.log.count("reload_start") == 1
+
+
+@pytest.mark.fault("an engine that cannot reload its own model reports each version as applied")
+def test_an_engine_that_reloads_its_start_weights_as_others_is_wrong_at_once(scene):
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    scene.hook.reloads_start = True
+    scene.engine.doing["reload_start"] = lambda: setattr(scene.engine, "answers_as", "permuted experts")
+    follower = scene.follow(retries=0)
+    event = dict(scene.told)["reload_test_failed"]
+    assert "cannot reload this model in place" in event["reason"]
+    assert event["hint"]
+    assert (report(scene).state, report(scene).ready) == (EngineState.WRONG, False)
+    assert not follower.may_work()
+    publish(scene, 1)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    assert report(scene).state is EngineState.WRONG
+
+
+def test_an_engine_that_fails_to_read_its_start_weights_is_dead(scene):
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    scene.hook.reloads_start = True
+    scene.engine.fails["load"] = 1
+    assert scene.follow().state is EngineState.DEAD
+
+
+@pytest.mark.parametrize("why", ["switched off", "another start model", "no baseline"])
+def test_the_reload_test_is_left_out(scene, why):
+    if why != "no baseline":
+        write_base_probe(scene.job, probe_of("other" if why == "another start model" else START), "/models/base")
+    scene.hook.reloads_start = True
+    scene.follow(reload_test=why != "switched off")
+    assert scene.engine.log == []
+
+
 def test_an_engine_on_another_model_is_named_and_not_calibrated(scene):
     write_base_probe(scene.job, probe_of("another model"), "/models/base")
     follower = scene.follow()

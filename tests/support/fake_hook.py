@@ -81,6 +81,11 @@ class FakeEngine:
         self._maybe("probe", LoadFailedError)
         return logprobs_of(self.answers_as or self.weights, tokens)
 
+    def reload_start(self):
+        self.paused, self.weights = True, HALF
+        self._maybe("load", LoadFailedError)
+        self.paused, self.weights = False, START
+
     def info(self):
         return {"label": self.lies or self.label, "paused": self.paused, "weights": self.weights}
 
@@ -118,6 +123,7 @@ class FakeHook(Hook):
 
     def __init__(self, engine, kinds=frozenset({"weights"}), tensors=None, probes=""):
         self.engine, self.kinds, self.known, self.probes = engine, kinds, tensors, probes
+        self.reloads_start = False
         self.prepared = []
         self.aborted = []
 
@@ -146,6 +152,11 @@ class FakeHook(Hook):
         return ProbeAnswer(
             tuple(map(tuple, self.engine.call("probe", tokens))), *self.engine.cached or (None, None)
         )
+
+    def reload_start(self):
+        if self.reloads_start:
+            self.engine.call("reload_start")
+        return self.reloads_start
 
     def dtype(self):
         return "float32"
