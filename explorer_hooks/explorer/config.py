@@ -59,6 +59,8 @@ class FollowSection(Section):
     """Further attempts of a load that failed."""
     max_lag: Count | NoneText = None
     """Steps that the engine may be behind what is published; work waits while it is further behind."""
+    reload_test: bool = True
+    """Have an engine on the job's start model first reload that, to show that it can."""
 
 
 class SamplingSection(Section):
