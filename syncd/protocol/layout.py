@@ -143,6 +143,11 @@ class Job:
         return f"{self.state}/{OWNER}"
 
     @property
+    def base_probe(self) -> str:
+        """Return the file of the baseline: the probe of the model that the job started from."""
+        return f"{self.state}/base_probe.json"
+
+    @property
     def lock(self) -> str:
         return f"{self.state}/daemon.lock"
 

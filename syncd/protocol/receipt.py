@@ -23,6 +23,7 @@ from syncd.protocol.documents import (
     read_document,
 )
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
+from syncd.protocol.probe import Probe, optional_probe, with_probe
 
 
 class FileRecord(NamedTuple):
@@ -62,6 +63,7 @@ class Receipt:
         shards: The safetensors files it wrote.
         files: What else it wrote: configuration, tokenizer, index.
         written_at: Seconds since the epoch on the writer's clock, for people to read.
+        probe: What the trainer's model answers with these weights; writer 1 alone leaves one.
     """
 
     step: int
@@ -71,6 +73,7 @@ class Receipt:
     shards: tuple[FileRecord, ...]
     files: tuple[FileRecord, ...] = ()
     written_at: float = 0.0
+    probe: Probe | None = None
 
 
 def receipts_directory(step_path: str) -> str:
@@ -90,7 +93,9 @@ def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     """Leave a receipt, durably. Its files must be durable already."""
     directory = receipts_directory(step_path)
     disk.make_directory(directory)
-    document = as_document(receipt, **file_documents(receipt.shards, receipt.files))
+    document = with_probe(
+        as_document(receipt, **file_documents(receipt.shards, receipt.files)), receipt.probe
+    )
     disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
 
 
@@ -109,6 +114,7 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
         shards=records(fields, "shards"),
         files=records(fields, "files"),
         written_at=fields.number("written_at"),
+        probe=optional_probe(fields),
     )
     if not path.endswith(f"/{receipt_name(receipt.writer, receipt.world_size)}"):
         raise CorruptDataError("a receipt under another writer's name", path=path)

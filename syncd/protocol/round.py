@@ -7,11 +7,12 @@ them; an explorer takes part exactly if the agreement or the round names its pre
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import Fields, as_document
+from syncd.protocol.probe import Probe, optional_probe, with_probe
 from syncd.protocol.version import Pair, Version
 
 OPEN, COMMITTED, FAILED = "open", "committed", "failed"
@@ -33,6 +34,7 @@ class Round:
         members: The ask of each explorer that takes part.
         state: open, committed or failed.
         checksum: Of all bytes, once committed.
+        probe: What the trainer's model answers with these weights; None if it was not asked.
     """
 
     step: int
@@ -44,10 +46,11 @@ class Round:
     members: Mapping[str, int]
     state: str = OPEN
     checksum: str = ""
+    probe: Probe | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the record as the trainer's presence holds it."""
-        return asdict(self) | {"members": dict(self.members)}
+        return with_probe(as_document(self, members=dict(self.members)), self.probe)
 
     @property
     def pair(self) -> Pair:
@@ -92,6 +95,7 @@ def round_of(info: Mapping[str, Any]) -> Round | None:
             members={name: members.integer(name) for name in members.document},
             state=fields.text("state"),
             checksum=fields.text("checksum"),
+            probe=optional_probe(fields),
         )
     except CorruptDataError:
         return None
