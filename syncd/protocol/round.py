@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Fields, as_document
+from syncd.protocol.documents import Document, Fields, as_document, record_from
 from syncd.protocol.probe import Probe, optional_probe, with_probe
 from syncd.protocol.version import Pair, Version
 
@@ -43,12 +43,12 @@ class Round:
     epoch: int
     digest: str
     timeout: float
-    members: Mapping[str, int]
+    members: dict[str, int]
     state: str = OPEN
     checksum: str = ""
     probe: Probe | None = None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """Return the record as the trainer's presence holds it."""
         return with_probe(as_document(self, members=dict(self.members)), self.probe)
 
@@ -82,21 +82,9 @@ def round_of(info: Mapping[str, Any]) -> Round | None:
     found = info.get(KEY)
     if not isinstance(found, Mapping):
         return None
-    fields = Fields(found, KEY)
     try:
-        members = fields.record("members")
-        return Round(
-            step=fields.integer("step"),
-            attempt=fields.text("attempt"),
-            generation=fields.integer("generation"),
-            epoch=fields.integer("epoch"),
-            digest=fields.text("digest"),
-            timeout=fields.number("timeout"),
-            members={name: members.integer(name) for name in members.document},
-            state=fields.text("state"),
-            checksum=fields.text("checksum"),
-            probe=optional_probe(fields),
-        )
+        fields = Fields(found, KEY)
+        return record_from(Round, fields, "state", "checksum", probe=optional_probe(fields))
     except CorruptDataError:
         return None
 

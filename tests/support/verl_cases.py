@@ -188,7 +188,7 @@ PROBED = ((3, 1, 4, 1, 5, 9, 2, 6), (5, 3), (60, 0, 59), tuple(range(40)), (7, 7
 
 
 def probed(bench):
-    """Return log-probs of tokens by the engine and by transformers alone: before training, and of its export after."""
+    """Return log-probs of tokens by the engine and by transformers alone: before training, and after it."""
     found = {}
     for model in ("untied", "tied"):
         engine = bench.engine_of(model, sync={"dtype": "float32"}, algorithm={"temperature": 0.7})

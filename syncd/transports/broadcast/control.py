@@ -8,7 +8,7 @@ received, writes whether the round counts. The explorer's side is in `membership
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from syncd.client.client import Client, guarded
@@ -71,7 +71,7 @@ class BroadcastSide:
         others = {key: value for key, value in own.info.items() if key not in (TAKES_PART, GPU)}
         taken: dict[str, Any] = {} if backend is None else {TAKES_PART: backend}
         if backend is not None and gpu is not None:
-            taken[GPU] = gpu.document()
+            taken[GPU] = asdict(gpu)
         own.change(info=others | taken)
 
     @guarded
