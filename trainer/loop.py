@@ -91,6 +91,8 @@ class Trainer:
             self.engine.load_checkpoint(state.step)
             self._saved_as_hf = has_huggingface(self._context.job, state.step)
             self._log.info("training_resumed", step=state.step)
+        else:
+            self.engine.record_start()
         self._synced = self._saved = self._vacated = state.step
         self._on_rank0(Rank0.begin, state, self._ranks.world_size, self.engine.limits)
 
@@ -278,6 +280,8 @@ class Trainer:
         """
         self.wait_for_save()
         self._in_flight = self._tolerated(work, may_fail=may_fail)
+        if self._in_flight:
+            self._record.update(self.engine.sync_metrics)
         return self._in_flight
 
     def _tolerated(self, work: Callable[[], None], *, may_fail: bool = True) -> bool:

@@ -6,6 +6,7 @@ from syncd.client.client import Client
 from syncd.errors import CorruptDataError, SyncdError
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import MANIFEST, Job
+from syncd.protocol.probe import Probe, read_base_probe
 from syncd.protocol.version import parse_marker, read_marker
 from trainer.checkpoints import TrainerState, full_checkpoints, read_state
 
@@ -56,8 +57,19 @@ def roll_back_explorers(sync: Client, step: int, base: str) -> None:
         return
     structlog.get_logger().info("marker_rewound", marker=marker, step=step)
     sealed = MANIFEST in {entry.name for entry in list_if_there(job.disk, job.step(step))}
-    sync.publish(None if sealed else base, step, rewind=True)
+    if sealed:
+        sync.publish(None, step, rewind=True)
+    else:
+        sync.publish(base, step, rewind=True, probe=_baseline(job))
     sync.wait_for(lambda: _is_published(sync, step), _BACK)
+
+
+def _baseline(job: Job) -> Probe | None:
+    """Return the probe of the model that the run starts with, None if there is none that can be read."""
+    try:
+        return read_base_probe(job)
+    except CorruptDataError:
+        return None
 
 
 def _is_published(sync: Client, step: int) -> bool:

@@ -1,14 +1,20 @@
 """`syncd publish`: publishes any directory of safetensors as a step."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
 from syncd.console import UncheckedPath
-from syncd.errors import plain
+from syncd.errors import UsageError, plain
+from syncd.protocol.disk import MISSING
 from syncd.stall.calls import TrackedDisk
 from syncd.stall.verbs import MountVerb, pending_calls
+
+if TYPE_CHECKING:
+    from syncd.protocol.disk import Disk
+    from syncd.protocol.probe import Probe
 
 _NAMED = 5
 
@@ -19,6 +25,7 @@ _NAMED = 5
 @click.argument("directory", metavar="DIR", type=UncheckedPath())
 @click.option("--rewind", is_flag=True, help="Allow a step lower than the newest; explorers roll back to it.")
 @click.option("--allow-nonfinite", is_flag=True, help="Publish weights even if they hold NaN or infinity.")
+@click.option("--probe", type=UncheckedPath(), help="A file of `syncd probe DIR`, to prove engines with.")
 @state_dir_option
 @json_option
 def publish(
@@ -27,6 +34,7 @@ def publish(
     directory: str,
     rewind: bool,
     allow_nonfinite: bool,
+    probe: str | None,
     state_dir: str | None,
     as_json: bool,
 ) -> None:
@@ -40,12 +48,16 @@ def publish(
     Examples:
       syncd publish /ckpt/job 120 ./export
       syncd publish /ckpt/job 0 ~/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d
+      syncd probe ./export > probe.json && syncd publish /ckpt/job 120 ./export --probe probe.json
     """
     from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: PLC0415
 
     opened, disk = open_job(job, state_dir), TrackedDisk(FollowingDisk(), pending_calls())
+    found = None if probe is None else _probe_in(disk, probe)
     export = read_export(disk, directory)
-    manifest = publish_export(opened, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite)
+    manifest = publish_export(
+        opened, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite, probe=found
+    )
     if as_json:
         document = {"step": step, "bytes": manifest.size, "digest": manifest.digest}
         more = {"shards": len(manifest.shards), "kind": manifest.kind, "skipped": export.skipped}
@@ -54,6 +66,15 @@ def publish(
         _report_skipped(export.skipped)
         shards = f"{count} shards" if (count := len(manifest.shards)) != 1 else "1 shard"
         click.echo(f"step {step}: {shards}, {manifest.size} bytes, sealed and announced")
+
+
+def _probe_in(disk: "Disk", path: str) -> "Probe":
+    from syncd.protocol.probe import read_probe  # noqa: PLC0415 - few steps are published with one
+
+    try:
+        return read_probe(disk, path)
+    except MISSING as error:
+        raise UsageError("the probe's file is not there", path=path, hint="syncd probe DIR > FILE") from error
 
 
 def _report_skipped(names: Sequence[str]) -> None:

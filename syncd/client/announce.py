@@ -13,6 +13,7 @@ from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgai
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import ACTOR, MANIFEST, Job, parse_attempt_name, parse_step_name, shard_name
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
+from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Receipt, read_receipts, whole_attempt
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
 from syncd.protocol.version import read_marker, write_marker
@@ -38,12 +39,22 @@ class StepAnnouncer:
         self._announcing = threading.Lock()
         self._announced: tuple[int, str] | None = None
 
-    def publish(self, state: Mapping[str, Any] | str | None, step: int, *, rewind: bool = False) -> int:
+    def publish(
+        self,
+        state: Mapping[str, Any] | str | None,
+        step: int,
+        *,
+        rewind: bool = False,
+        probe: Probe | None = None,
+    ) -> int:
         """Make a step of a state dict and announce it; see `Client.publish`."""
         if isinstance(state, str):
-            self._write_remote(step, state)
+            self._write_remote(step, state, probe)
         elif state is not None:
-            self._write(step, state)
+            self._write(step, state, probe)
+        elif probe is not None:
+            hint = "give the probe to StepWriter.receipt, as writer 1"
+            raise UsageError("a step that is complete already takes no probe", hint=hint)
         return self._announce(step, rewind=rewind)
 
     def publish_received(self, step: int | None = None, world_size: int | None = None) -> int:
@@ -122,19 +133,19 @@ class StepAnnouncer:
     def _is_sealed(self, step: int) -> bool:
         return any(entry.name == MANIFEST for entry in list_if_there(self._job.disk, self._job.step(step)))
 
-    def _write(self, step: int, state: Mapping[str, Any]) -> None:
+    def _write(self, step: int, state: Mapping[str, Any], probe: Probe | None) -> None:
         if not state:
             raise UsageError(f"the state dict of step {step} holds no tensor", path=self._job.step(step))
         writer = self._begin(step)
         shard = writer.write(f"{ACTOR}/{shard_name(1, 1)}", encode_state(state), tensors=len(state))
-        writer.receipt(1, [shard])
+        writer.receipt(1, [shard], probe=probe)
         writer.seal()
 
-    def _write_remote(self, step: int, uri: str) -> None:
+    def _write_remote(self, step: int, uri: str, probe: Probe | None) -> None:
         if problem := uri_problem(uri):
             raise UsageError(problem, hint="a URI such as tinker://run/weights/7, or an absolute path")
         writer = self._begin(step)
-        writer.receipt(1, [])
+        writer.receipt(1, [], probe=probe)
         writer.seal(kind="remote", uri=uri)
 
     def _begin(self, step: int) -> StepWriter:

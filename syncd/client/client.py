@@ -24,6 +24,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.memory import MEMORY_KEY, MemoryDirectory
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.presence import TTL, RunningStatus
+from syncd.protocol.probe import Probe
 from syncd.protocol.round import agreed_asks
 from syncd.protocol.version import Pair, Version
 
@@ -272,7 +273,14 @@ class Client(Closing):
     # --- publish -----------------------------------------------------------------------------------------------
 
     @guarded
-    def publish(self, state: Mapping[str, Any] | str | None, step: int, *, rewind: bool = False) -> int:
+    def publish(
+        self,
+        state: Mapping[str, Any] | str | None,
+        step: int,
+        *,
+        rewind: bool = False,
+        probe: Probe | None = None,
+    ) -> int:
         """Make a step of a state dict and announce it.
 
         Args:
@@ -281,16 +289,18 @@ class Client(Closing):
             step: The step.
             rewind: Whether explorers shall go back to a step below the one announced last. Without it an older
                 step becomes complete and is not announced: saves may finish in another order.
+            probe: What the model answers with these weights, for engines to be compared with.
 
         Returns:
             The step that is announced now.
 
         Raises:
-            UsageError: The step is complete already and is passed again, or the state dict holds no tensor.
+            UsageError: The step is complete already and is passed again, or is given a probe; or the state dict
+                holds no tensor.
             NotReadyError: The step is not complete, and None is passed.
         """
         self._require_publisher()
-        return self._announcer.publish(state, step, rewind=rewind)
+        return self._announcer.publish(state, step, rewind=rewind, probe=probe)
 
     @guarded
     def publish_received(self, step_num: int | None = None, world_size: int | None = None) -> int:

@@ -28,7 +28,7 @@ class Finding:
     """What one probe found.
 
     Args:
-        name: The probe; empty until `Probe` fills it in.
+        name: The probe; empty until `FileSystemProbe` fills it in.
         verdict: `fail` only for what syncd relies on; `warn` for what costs speed or comfort.
         detail: What was seen, with figures.
         advice: The command or option that fixes it; empty if there is none.
@@ -109,7 +109,7 @@ class ProbeTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class FileSystemProbe:
     """One test of a file system.
 
     Args:
@@ -138,9 +138,11 @@ class Probe:
         return Finding(self.name, verdict, detail, advice_for(error, place.directory))
 
 
-def probe(name: str, *, essential: bool = False) -> Callable[[Callable[[ProbeTarget], Finding]], Probe]:
+def probe(
+    name: str, *, essential: bool = False
+) -> Callable[[Callable[[ProbeTarget], Finding]], FileSystemProbe]:
     """Return a decorator that makes a function a probe."""
-    return lambda body: Probe(name, essential, body)
+    return lambda body: FileSystemProbe(name, essential, body)
 
 
 def advice_for(error: OSError, directory: str) -> str:

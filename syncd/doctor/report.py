@@ -18,8 +18,8 @@ from syncd.doctor.peer import open_link
 from syncd.doctor.probe import (
     SILENT,
     STUCK,
+    FileSystemProbe,
     Finding,
-    Probe,
     ProbeTarget,
     Verdict,
     advice_for,
@@ -37,7 +37,7 @@ from syncd.protocol.mount import Mount, mount_of
 SCHEMA = 1
 """Version of the JSON output: grows when a field changes its meaning or goes."""
 
-PROBES: tuple[Probe, ...] = (
+PROBES: tuple[FileSystemProbe, ...] = (
     files.path, files.space, files.permissions, files.replace_under_reader, names.rename_over_full,
     names.claim_race, names.rename_to_trash, names.rmdir_full, names.create_in_removed,
     names.exclusive_create, files.file_fsync, files.directory_fsync, names.hard_links,
@@ -120,7 +120,7 @@ def _find(directory: str) -> tuple[str, Mount]:
     return found, mount
 
 
-def probe_all(probes: tuple[Probe, ...], place: ProbeTarget) -> Iterator[Finding]:
+def probe_all(probes: tuple[FileSystemProbe, ...], place: ProbeTarget) -> Iterator[Finding]:
     """Run one probe after another; once an essential one gets no answer, skip the rest."""
     stuck = False
     for probe in probes:

@@ -168,6 +168,8 @@ class SyncSection(Section):
     """Of the weights in a step."""
     check_finite: bool = True
     """Refuse to publish NaN and infinity."""
+    probe: bool = True
+    """Send with each version what the model answers to a few fixed tokens, to compare engines with: proof.md."""
     save_timeout: Seconds = 600.0
     """Seconds that a rank waits for the others' shards."""
     max_failures: Count = 3

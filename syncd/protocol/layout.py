@@ -146,6 +146,8 @@ class Job:
     version = JobPath("state", "version.json")
     # Whose the state directory is.
     owner = JobPath("state", OWNER)
+    # The baseline: the probe of the model that the job started from.
+    base_probe = JobPath("state", "base_probe.json")
     lock = JobPath("state", "daemon.lock")
     explorers = JobPath("state", "explorers")
     trainers = JobPath("state", "trainers")

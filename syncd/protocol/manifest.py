@@ -15,6 +15,7 @@ from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk, is_directory
 from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, record_from, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
+from syncd.protocol.probe import Probe, optional_probe, with_probe
 from syncd.protocol.receipt import FileRecord, Receipt, file_documents, written_files
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
@@ -69,6 +70,7 @@ class Manifest:
         delta: The header of a delta: its parent and its encoding.
         uri: Where the payload of a remote step is.
         written_at: When the last writer was done, on its own clock, for people to read.
+        probe: What the trainer's model answers with these weights; None if writer 1 left none.
         digest: The manifest's own digest; empty until sealed.
     """
 
@@ -81,6 +83,7 @@ class Manifest:
     delta: DeltaHeader | None = None
     uri: str | None = None
     written_at: float = 0.0
+    probe: Probe | None = None
     digest: str = field(default="", compare=False)
 
     @property
@@ -118,14 +121,25 @@ def from_receipts(
     if len(set(names)) != len(names):
         raise CorruptDataError(f"two writers of step {first.step} claim one file")
     written_at = max(receipt.written_at for receipt in receipts)
-    return Manifest(first.step, first.world_size, first.attempt, shards, files, kind, delta, uri, written_at)
+    return Manifest(
+        first.step,
+        first.world_size,
+        first.attempt,
+        shards,
+        files,
+        kind,
+        delta,
+        uri,
+        written_at,
+        first.probe,
+    )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the sealed bytes of a manifest."""
     delta = asdict(manifest.delta) if manifest.delta else None
     body = as_document(manifest, "digest", delta=delta, **file_documents(manifest.shards, manifest.files))
-    return encode(seal(body))
+    return encode(seal(with_probe(body, manifest.probe)))
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -147,6 +161,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         **written_files(fields),
         kind=kind,
         delta=DeltaHeader.from_fields(delta) if delta else None,
+        probe=optional_probe(fields),
         digest=own,
     )
     if problem := manifest_problem(manifest):

@@ -24,6 +24,7 @@ from syncd.protocol.documents import (
     record_from,
 )
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
+from syncd.protocol.probe import Probe, optional_probe, with_probe
 
 
 class FileRecord(NamedTuple):
@@ -63,6 +64,7 @@ class Receipt:
         shards: The safetensors files it wrote.
         files: What else it wrote: configuration, tokenizer, index.
         written_at: Seconds since the epoch on the writer's clock, for people to read.
+        probe: What the trainer's model answers with these weights; writer 1 alone leaves one.
     """
 
     step: int
@@ -72,6 +74,7 @@ class Receipt:
     shards: tuple[FileRecord, ...]
     files: tuple[FileRecord, ...] = ()
     written_at: float = 0.0
+    probe: Probe | None = None
 
 
 def receipts_directory(step_path: str) -> str:
@@ -91,7 +94,9 @@ def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     """Leave a receipt, durably. Its files must be durable already."""
     directory = receipts_directory(step_path)
     disk.make_directory(directory)
-    document = as_document(receipt, **file_documents(receipt.shards, receipt.files))
+    document = with_probe(
+        as_document(receipt, **file_documents(receipt.shards, receipt.files)), receipt.probe
+    )
     disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
 
 
@@ -102,8 +107,8 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
         CorruptDataError: It is not one, or its name and content disagree.
     """
     fields = read_document(disk, path)
-    writer = fields.integer("writer", least=1)
-    receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer)
+    writer, probe = fields.integer("writer", least=1), optional_probe(fields)
+    receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer, probe=probe)
     if not path.endswith(f"/{receipt_name(receipt.writer, receipt.world_size)}"):
         raise CorruptDataError("a receipt under another writer's name", path=path)
     return receipt

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Fields, record_from
+from syncd.protocol.documents import Document, Fields, as_document, record_from
+from syncd.protocol.probe import Probe, optional_probe, with_probe
 from syncd.protocol.version import Pair, Version
 
 OPEN, COMMITTED, FAILED = "open", "committed", "failed"
@@ -33,6 +34,7 @@ class Round:
         members: The ask of each explorer that takes part.
         state: open, committed or failed.
         checksum: Of all bytes, once committed.
+        probe: What the trainer's model answers with these weights; None if it was not asked.
     """
 
     step: int
@@ -44,6 +46,11 @@ class Round:
     members: dict[str, int]
     state: str = OPEN
     checksum: str = ""
+    probe: Probe | None = None
+
+    def document(self) -> Document:
+        """Return the record as the trainer's presence holds it."""
+        return with_probe(as_document(self, members=dict(self.members)), self.probe)
 
     @property
     def pair(self) -> Pair:
@@ -76,7 +83,8 @@ def round_of(info: Mapping[str, Any]) -> Round | None:
     if not isinstance(found, Mapping):
         return None
     try:
-        return record_from(Round, Fields(found, KEY), "state", "checksum")
+        fields = Fields(found, KEY)
+        return record_from(Round, fields, "state", "checksum", probe=optional_probe(fields))
     except CorruptDataError:
         return None
 

@@ -55,6 +55,7 @@ from syncd.protocol.manifest import (
     missing_files,
     read_manifest,
 )
+from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import (
     FileRecord,
     Receipt,
@@ -173,15 +174,34 @@ class StepWriter:
             disk.sync_directory(directory)
         return FileRecord(name, size, content, tensors)
 
-    def receipt(self, writer: int, shards: Iterable[FileRecord], files: Iterable[FileRecord] = ()) -> Receipt:
-        """Leave this writer's receipt: its files are durable. Writers count from 1.
+    def receipt(
+        self,
+        writer: int,
+        shards: Iterable[FileRecord],
+        files: Iterable[FileRecord] = (),
+        probe: Probe | None = None,
+    ) -> Receipt:
+        """Leave this writer's receipt: its files are durable.
+
+        Args:
+            writer: This writer; writers count from 1.
+            shards: The safetensors files that it wrote.
+            files: What else it wrote.
+            probe: What the trainer's model answers with these weights; that of writer 1 counts.
 
         Raises:
             AlreadySealedError: Another save has sealed the step meanwhile.
             SaveLostError: The attempt's directory was removed meanwhile.
         """
         receipt = Receipt(
-            self.step, self.attempt, writer, self.world_size, tuple(shards), tuple(files), self._clock.time()
+            self.step,
+            self.attempt,
+            writer,
+            self.world_size,
+            tuple(shards),
+            tuple(files),
+            self._clock.time(),
+            probe,
         )
         with self._explained():
             self._check_there()

@@ -11,6 +11,7 @@ from syncd.protocol.digest import chunks, digest_file, name_of
 from syncd.protocol.disk import Disk, is_directory
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
 from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
@@ -21,7 +22,14 @@ __all__ = ["Export", "FollowingDisk", "publish_export", "read_export"]
 
 
 def publish_export(
-    job: Job, step: int, disk: Disk, export: Export, *, rewind: bool = False, allow_nonfinite: bool = False
+    job: Job,
+    step: int,
+    disk: Disk,
+    export: Export,
+    *,
+    rewind: bool = False,
+    allow_nonfinite: bool = False,
+    probe: Probe | None = None,
 ) -> Manifest:
     """Copy an export into a job as a sealed step, and announce it once all of it has been checked.
 
@@ -35,6 +43,7 @@ def publish_export(
         export: The export.
         rewind: Whether the step may be lower than what the marker names: explorers then go back to it.
         allow_nonfinite: Whether weights may hold NaN and infinity.
+        probe: What the model answers with these weights.
 
     Raises:
         AlreadySealedError: The step exists, or another process published it meanwhile; it stays as it is.
@@ -48,21 +57,23 @@ def publish_export(
         writer.begin()
     except AlreadySealedError:
         manifest = _unannounced(job, step, disk, export)
-        if manifest is None:
+        if manifest is None or manifest.probe != probe:
             raise
     else:
-        manifest = _written(writer, disk, export, rewind=rewind, check=not allow_nonfinite)
+        manifest = _written(writer, disk, export, probe, rewind=rewind, check=not allow_nonfinite)
     writer.announce()
     return manifest
 
 
-def _written(writer: StepWriter, disk: Disk, export: Export, *, rewind: bool, check: bool) -> Manifest:
+def _written(
+    writer: StepWriter, disk: Disk, export: Export, probe: Probe | None, *, rewind: bool, check: bool
+) -> Manifest:
     """Copy an export and seal the step; whatever fails, nothing is left of this attempt."""
     try:
         shards = [_copy(writer, disk, export, name, check=check) for name in export.shards]
         files = [_copy(writer, disk, export, name, check=False) for name in export.files]
         _check(writer.job, writer.step, rewind=rewind)  # meanwhile a later step may have been announced
-        writer.receipt(1, shards, files)
+        writer.receipt(1, shards, files, probe)
         manifest = writer.seal(kind=export.kind)
     except BaseException:
         writer.discard()

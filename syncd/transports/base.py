@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from syncd.client.sync_policy import TRANSPORTS
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job
+from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.round import Round
 from syncd.protocol.version import Pair, Version, engine_label, unpublished_label
@@ -52,6 +53,7 @@ class WeightDirectory:
         shards: Its safetensors files, names relative to `path`; none where others wrote the step.
         tensors: What each tensor is, by name; none where that cannot be known without the engine.
         verified: Whether every byte at `path` was compared with the manifest's digests already.
+        probe: What the trainer's model answers with these weights; None if its manifest has no probe.
     """
 
     version: Version
@@ -59,6 +61,7 @@ class WeightDirectory:
     shards: tuple[FileRecord, ...] = ()
     tensors: Mapping[str, TensorMeta] = field(default_factory=dict)
     verified: bool = False
+    probe: Probe | None = None
 
     @property
     def label(self) -> str:
@@ -74,11 +77,13 @@ class WeightTensors:
         pair: The pair that the step has once it is published.
         attempt: The save that writes the same weights to files.
         tensors: The tensors by name. They are valid until the receiver is next asked for weights.
+        probe: What the trainer's model answers with these weights; None if the round has no probe.
     """
 
     pair: Pair
     attempt: str
     tensors: "Mapping[str, torch.Tensor]" = field(repr=False)
+    probe: Probe | None = None
 
     @property
     def step(self) -> int:
@@ -175,7 +180,14 @@ class WeightSender(ABC):
         """Allocate what the first send needs, by shapes and dtypes alone. A second call does nothing."""
 
     @abstractmethod
-    def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
+    def send(
+        self,
+        step: int,
+        attempt: str,
+        export: Export,
+        files: Mapping[str, bytes],
+        probe: Probe | None = None,
+    ) -> None:
         """Begin to send one step; return once training may continue. The send before it must have ended by `wait`.
 
         Args:
@@ -183,6 +195,7 @@ class WeightSender(ABC):
             attempt: A name that all ranks share in this send and that no other send has.
             export: The weights.
             files: What belongs beside the weights, by file name.
+            probe: What the model answers with these weights; receivers get it with them.
 
         Raises:
             SyncdError: The step will not exist; on all ranks, and nothing of it is left.

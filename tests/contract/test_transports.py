@@ -21,6 +21,8 @@ from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest  # noqa: E402
 from syncd.protocol.memory import hold_copy  # noqa: E402
 from syncd.protocol.presence import RunningStatus  # noqa: E402
+from syncd.protocol.probe import Probe  # noqa: E402
+from syncd.protocol.receipt import read_receipts  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
 from syncd.transports.base import (  # noqa: E402
     FILES,
@@ -139,10 +141,10 @@ class Bed:
         self._stack.callback(close_senders, senders.values()) if self.ranks.world_size == 1 else None
         return senders[self.name]
 
-    def send(self, sender, step, tensors=None):
+    def send(self, sender, step, tensors=None, probe=None):
         """Send a step, and wait until it is announced."""
         tensors = weights(step) if tensors is None else tensors
-        sender.send(step, f"save-{step}", export_of(tensors), {"config.json": b"{}"})
+        sender.send(step, f"save-{step}", export_of(tensors), {"config.json": b"{}"}, probe)
         sender.wait()
 
     def announced(self):
@@ -159,6 +161,10 @@ class Bed:
         for shard in found.shards:
             tensors |= load_file(f"{found.path}/{shard.name}")
         return tensors
+
+    def received_probe(self):
+        """Return the probe that the explorer receives with the newest version."""
+        return self.receiver.receive(self.announced(), LONG).probe
 
     def is_whole(self, step):
         """Return whether a step is announced, and every byte of it is as its manifest says."""
@@ -193,16 +199,16 @@ class BroadcastBed(Bed):
 
     def __init__(self, *given, **settings):
         super().__init__(*given, ready_timeout=self.PATIENCE, broadcast_timeout=LONG, **settings)
-        self.tensors, self._step = None, -1
+        self.tensors, self.probe, self._step = None, None, -1
 
-    def send(self, sender, step, tensors=None):
+    def send(self, sender, step, tensors=None, probe=None):
         if self.ranks.world_size > 1 and self.ranks.rank != 0:
-            return super().send(sender, step, tensors)
+            return super().send(sender, step, tensors, probe)
         explorer = threading.Thread(target=self._receive)
         explorer.start()
         self.trainer.wait_for(self._explorer_asks, LONG)
         try:
-            return super().send(sender, step, tensors)
+            return super().send(sender, step, tensors, probe)
         finally:
             explorer.join(LONG)
 
@@ -214,9 +220,13 @@ class BroadcastBed(Bed):
         came = self.receiver.wait(self._step, self.PATIENCE)
         if isinstance(came, WeightTensors):
             self.tensors, self._step = {name: one.clone() for name, one in came.tensors.items()}, came.step
+            self.probe = came.probe
 
     def received(self):
         return super().received() if self.tensors is None else self.tensors
+
+    def received_probe(self):
+        return self.probe
 
 
 def open_bed(name, *given, **settings):
@@ -277,6 +287,39 @@ def test_a_step_has_the_files_beside_its_weights(bed):
     bed.send(bed.open_sender(), 1)
     with open(f"{bed.payload()}/config.json", "rb") as file:
         assert file.read() == b"{}"
+
+
+PROBE = Probe(((5, 6, 7), (1, 0)), ((-0.5, -2.25), (-11.0,)), "float32", "bfloat16")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [*TRANSPORTS, "pigeon"])
+@pytest.mark.usefixtures("pigeon")
+def test_a_probe_arrives_with_the_weights(name, mode, tmp_path, shm):
+    """The receiver has it with the tensors or the directory, and the manifest has it; other steps have none."""
+    with contextlib.closing(open_bed(name, tmp_path / "job", shm, mode=mode)) as bed:
+        sender = bed.open_sender()
+        for step, probe in ((1, PROBE), (2, None), (3, PROBE)):
+            bed.send(sender, step, probe=probe)
+            assert same(bed.received(), weights(step))
+            assert bed.received_probe() == probe
+            assert read_manifest(bed.job.disk, bed.job.step(step)).probe == probe
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_two_ranks_send_one_probe(name, tmp_path, shm):
+    with contextlib.closing(open_bed(name, tmp_path / "job", shm, ranks=ThreadRanks(2))) as bed:
+
+        def work():
+            with contextlib.closing(bed.open_sender()) as sender:
+                bed.send(sender, 1, probe=PROBE)
+                found = bed.received_probe() if bed.ranks.rank == 0 else None
+                bed.ranks.gather(None)
+                return found
+
+        assert bed.ranks.run(work) == [PROBE, None]
+        receipts = read_receipts(bed.job.disk, bed.job.step(1))
+        assert [one.probe for one in receipts] == [PROBE, None]
 
 
 def test_sent_returns_the_result_of_the_last_send(bed):

@@ -18,6 +18,7 @@ from support.publishing import publish_directory
 from syncd.errors import AlreadySealedError, CorruptDataError, NonFiniteError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
+from syncd.protocol.probe import Probe, encode_probe
 from syncd.protocol.version import read_marker
 from syncd.publishing import FollowingDisk
 
@@ -85,6 +86,48 @@ def refused(shell, job, export, said, code=65):
 def test_a_complete_export_is_published(shell, job, export):
     assert shell("publish", job.root, 7, export).code == 0
     assert is_whole(job, 7)
+
+
+PROBE = Probe(((5, 6, 7),), ((-0.5, -2.25),), "float32", "keep")
+
+
+def test_a_step_is_published_with_the_probe_of_a_file(shell, job, export, tmp_path):
+    (tmp_path / "made.json").write_bytes(encode_probe(PROBE))
+    os.symlink("made.json", tmp_path / "probe.json")
+    assert shell("publish", job.root, 7, export, "--probe", tmp_path / "probe.json").code == 0
+    assert is_whole(job, 7)
+    assert read_manifest(job.disk, job.step(7)).probe == PROBE
+    assert shell("publish", job.root, 8, export).code == 0
+    assert read_manifest(job.disk, job.step(8)).probe is None
+
+
+def test_a_step_that_no_marker_names_is_announced_with_the_same_probe_only(job, export):
+    publish_directory(job, 7, str(export), probe=PROBE)
+    os.unlink(job.marker)
+    with pytest.raises(AlreadySealedError):
+        publish_directory(job, 7, str(export))
+    assert read_marker(job.disk, job.marker).step is None
+    publish_directory(job, 7, str(export), probe=PROBE)
+    assert read_marker(job.disk, job.marker).step == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [
+        (None, 2, "the probe's file is not there"),
+        (b"{}", 65, "'protocol'"),
+        (b"[", 65, "not a JSON document"),
+        (b'{"protocol":99}', 78, "upgrade syncd"),
+        (encode_probe(PROBE).replace(b"-2.25", b"null"), 65, "log-prob"),
+        (encode_probe(PROBE).replace(b"7]", b"8]"), 65, "digest"),
+    ],
+)
+def test_a_file_that_is_no_probe_is_refused(shell, job, export, tmp_path, content, code, said):
+    if content is not None:
+        (tmp_path / "probe.json").write_bytes(content)
+    done = shell("publish", job.root, 7, export, "--probe", tmp_path / "probe.json")
+    assert (done.code, said in done.err) == (code, True), done.err
+    assert is_untouched(job)
 
 
 def test_an_export_without_a_shard_of_its_index_and_numbers_is_refused(shell, job, export):

@@ -9,6 +9,8 @@ from support.jobs import shard_bytes, steps_of, write_step
 from support.synchronizers import LONG, eventually, stays
 
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
+from syncd.protocol.manifest import read_manifest
+from syncd.protocol.probe import Probe
 from syncd.protocol.request import Pin, read_requests, write_pin
 from syncd.protocol.version import read_marker, write_marker
 from syncd.protocol.writer import StepWriter
@@ -45,6 +47,19 @@ def test_a_published_state_dict_round_trips(world, trainer, explorer):
     assert values(dict(explorer.get_model_state_dict_iterator())) == plain(state(3))
     assert sorted(explorer.get_state_dict_meta()) == [("b", "I64", (4,)), ("w", "F32", (2, 3))]
     assert world.explorer("e0").leases == ()
+
+
+PROBE = Probe(((5, 6, 7),), ((-0.5, -2.25),), "float32", "keep")
+
+
+def test_a_probe_is_published_with_a_state_dict_or_a_uri(world, trainer):
+    trainer.publish(state(3), 3, probe=PROBE)
+    trainer.publish("tinker://run/4", 4, probe=PROBE)
+    trainer.publish(state(5), 5)
+    found = [read_manifest(world.job.disk, world.job.step(step)).probe for step in (3, 4, 5)]
+    assert found == [PROBE, PROBE, None]
+    with pytest.raises(UsageError, match="takes no probe"):
+        trainer.publish(None, 5, probe=PROBE)
 
 
 def test_before_the_first_version_all_results_are_empty(explorer):

@@ -70,7 +70,7 @@ def contract(bench):
     found["end again"] = weights_of(again)
     bench.ranks.gather(None)  # all files are there
     found["files"] = {
-        name: equal(*(_content(f"{bench.place(place)}/{name}") for place in ("straight", "resumed")))
+        name: equal(*(content_of(f"{bench.place(place)}/{name}") for place in ("straight", "resumed")))
         for name in os.listdir(bench.place("straight"))
     }
     found |= {"tied": sorted(engine.tied), "companions": dict(engine.companions())}
@@ -80,7 +80,7 @@ def contract(bench):
     return found
 
 
-def _content(path):
+def content_of(path):
     if path.endswith(".pt"):
         return torch.load(path, weights_only=False)
     with open(path, "rb") as file:

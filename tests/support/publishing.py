@@ -3,6 +3,7 @@
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest
+from syncd.protocol.probe import Probe
 from syncd.publishing import FollowingDisk, publish_export, read_export
 
 
@@ -14,8 +15,11 @@ def publish_directory(
     rewind: bool = False,
     allow_nonfinite: bool = False,
     outside: Disk | None = None,
+    probe: Probe | None = None,
 ) -> Manifest:
     """Copy a directory of safetensors into a job as a sealed step, and announce it: `publish_export` of it."""
     disk = outside or FollowingDisk()
     export = read_export(disk, source)
-    return publish_export(job, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite)
+    return publish_export(
+        job, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite, probe=probe
+    )

@@ -93,8 +93,8 @@ def _examples(draw, count):
     )
 
 
-def make_model(path, *, tied, binary=False, tokenizer=False):
-    """Make a model directory of a few thousand parameters, the same each time."""
+def make_model(path, *, tied, binary=False, tokenizer=False, dropout=0.0):
+    """Make a model directory of a few thousand parameters, the same each time; training with dropout draws."""
     import torch
     import transformers
 
@@ -103,6 +103,7 @@ def make_model(path, *, tied, binary=False, tokenizer=False):
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=tied, max_position_embeddings=64,
+        attention_dropout=dropout,
     )  # fmt: skip
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     model.save_pretrained(path)

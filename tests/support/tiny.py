@@ -128,6 +128,14 @@ class TinyEngine(FileEngine):
     def log_probs(self, batch):
         return [self._response(list(row.tokens), row.prompt_length) for row in batch.experiences]
 
+    @property
+    def compute_dtype(self):
+        return "float32"
+
+    @torch.no_grad()
+    def token_logprobs(self, rows):
+        return [self._response(list(row), 1).tolist() for row in rows]
+
     def _response(self, ids, prompt):
         """Return the log-probs of the tokens after the prompt."""
         ids = torch.tensor(ids)

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import save_file
 
 from support import samples
-from support.engine_cases import gradients, refusal, weights_of
+from support.engine_cases import content_of, equal, gradients, refusal, weights_of
 from trainer.config.algorithms import ALGORITHMS
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import resolve
@@ -182,6 +182,47 @@ def _written(bench, engine, name):
         with open(f"{path}/{file_name}", "wb") as file:
             file.write(content)
     return path
+
+
+PROBED = ((3, 1, 4, 1, 5, 9, 2, 6), (5, 3), (60, 0, 59), tuple(range(40)), (7, 7, 7, 7))
+
+
+def probed(bench):
+    """Return log-probs of tokens by the engine and by transformers alone: before training, and after it."""
+    found = {}
+    for model in ("untied", "tied"):
+        engine = bench.engine_of(model, sync={"dtype": "float32"}, algorithm={"temperature": 0.7})
+        found[model, "fresh"] = engine.token_logprobs(PROBED), _asked(f"{bench.models}/{model}")
+        engine.train_step(samples.batch_of(1))
+        exported = _written(bench, engine, f"{model}-of-{bench.ranks.rank}")
+        found[model, "trained"] = engine.token_logprobs(PROBED), _asked(exported)
+    return found
+
+
+def _asked(path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return [_chosen(_distribution(model, row, 1), row, 1).tolist() for row in PROBED]
+
+
+def undisturbed(bench):
+    """Train with dropout, asked for log-probs and not; return metrics, whether anything differs, and draws after."""
+    found = []
+    for asked in (False, True):
+        engine, metrics = bench.engine_of("dropout"), []
+        for seed in (1, 2):
+            if asked:
+                engine.token_logprobs(PROBED)
+            metrics.append(engine.train_step(samples.batch_of(seed)))
+        weights = weights_of(engine)
+        engine.save_training_state(bench.place(f"asked-{asked}"))
+        found.append((metrics, weights, float(torch.rand(()))))
+    bench.ranks.gather(None)
+    same = {
+        name: equal(*(content_of(f"{bench.place(f'asked-{asked}')}/{name}") for asked in (False, True)))
+        for name in os.listdir(bench.place("asked-True"))
+    }
+    return {"found": found, "same": same}
 
 
 def many_updates(bench):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from syncd.doctor.probe import (
+    FileSystemProbe,
     Finding,
-    Probe,
     ProbeTarget,
     Verdict,
     bounded,
@@ -69,7 +69,7 @@ def test_an_unexpected_error_is_a_finding_with_advice(
     def full(_: ProbeTarget) -> Finding:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    found = Probe("full", essential, full)(ProbeTarget("/job", str(tmp_path)))
+    found = FileSystemProbe("full", essential, full)(ProbeTarget("/job", str(tmp_path)))
     assert (found.verdict, found.detail) == (verdict, "EDQUOT: Disk quota exceeded")
     assert "quota -s" in found.advice
 
@@ -92,9 +92,9 @@ def test_after_a_stuck_essential_probe_the_rest_is_skipped(
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr("syncd.doctor.report.STUCK", 0.05)
-    small = Probe("small", False, lambda _: ok(str(release.wait(10))))
-    stuck = Probe("stuck", True, lambda _: ok(str(release.wait(10))))
-    asked = Probe("asked", True, lambda _: warn("must not be asked"))
+    small = FileSystemProbe("small", False, lambda _: ok(str(release.wait(10))))
+    stuck = FileSystemProbe("stuck", True, lambda _: ok(str(release.wait(10))))
+    asked = FileSystemProbe("asked", True, lambda _: warn("must not be asked"))
     found = list(probe_all((small, stuck, asked), ProbeTarget("/job", str(tmp_path), seconds=0.05)))
     release.set()
     assert [(finding.name, finding.verdict) for finding in found] == [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from syncd.doctor import events, files, names
-from syncd.doctor.probe import Finding, Probe, ProbeTarget
+from syncd.doctor.probe import FileSystemProbe, Finding, ProbeTarget
 from syncd.doctor.report import PROBES
 from syncd.protocol.mount import Mount
 
@@ -21,7 +21,7 @@ def place(tmp_path: object) -> ProbeTarget:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
-def test_every_probe_passes_on_a_local_file_system(place: ProbeTarget, probe: Probe) -> None:
+def test_every_probe_passes_on_a_local_file_system(place: ProbeTarget, probe: FileSystemProbe) -> None:
     found = probe(place)
     assert found.name == probe.name
     assert (
@@ -54,7 +54,7 @@ def _raise(number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("probe", [names.rename_over_full, names.rename_to_trash, names.claim_race])
 def test_renaming_over_a_full_directory_fails_the_probe(
-    place: ProbeTarget, probe: Probe, monkeypatch: pytest.MonkeyPatch
+    place: ProbeTarget, probe: FileSystemProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.rename", _replacing_rename)
     found = probe(place)

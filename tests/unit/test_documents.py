@@ -22,6 +22,7 @@ from syncd.protocol.documents import (
 from syncd.protocol.leadership import read_leader
 from syncd.protocol.manifest import DeltaHeader, Manifest, decode_manifest, encode_manifest
 from syncd.protocol.presence import Presence, read_presence, read_presences, write_presence
+from syncd.protocol.probe import Probe, encode_probe, read_base_probe
 from syncd.protocol.receipt import FileRecord, Receipt, read_receipt, read_receipts, write_receipt
 from syncd.protocol.rendezvous import (
     Acknowledgement,
@@ -52,13 +53,17 @@ def _leader() -> bytes:
     )
 
 
-MANIFEST = Manifest(7, 1, "run", (RECORD,), kind="delta", delta=DeltaHeader(6, "sha256:00", "topk", 1, 9))
+PROBE = Probe(((5, 6, 7), (1, 0)), ((-0.5, -2.25), (-11.0,)), "float32", "bfloat16")
+MANIFEST = Manifest(
+    7, 1, "run", (RECORD,), kind="delta", delta=DeltaHeader(6, "sha256:00", "topk", 1, 9), probe=PROBE
+)
+RECEIPT = Receipt(7, "run", 1, 2, (RECORD,), probe=PROBE)
 VERSION = Version(
     1, 7, "weights", "global_step_7/actor", "sha256:00", previous=(1, 6), abandoned=((9, "sha256:1"),)
 )
 OFFER = Offer("group", 3, "127.0.0.1", 1234, "gloo", 2, ("e1",), (("w", "F32", (2, 3)),))
 DOCUMENTS = {
-    "receipt": _written(lambda job: write_receipt(job.disk, STEP, Receipt(7, "run", 1, 2, (RECORD,)))),
+    "receipt": _written(lambda job: write_receipt(job.disk, STEP, RECEIPT)),
     "manifest": (f"{STEP}/manifest.json", encode_manifest(MANIFEST)),
     "version": ("/job/.syncd/version.json", encode_version(VERSION)),
     "presence": _written(
@@ -71,6 +76,7 @@ DOCUMENTS = {
         lambda job: write_acknowledgement(job, "group", 3, Acknowledgement("e1", "joined"))
     ),
     "leader": ("/job/.syncd/daemon.lock/0000000001/leader.json", _leader()),
+    "baseline": ("/job/.syncd/base_probe.json", encode_probe(PROBE, model="/models/start")),
     "marker": ("/job/latest_state_dict_iteration.txt", b"7"),
 }
 PRESENCES = "/job/.syncd/explorers"
@@ -90,6 +96,7 @@ def read_as(kind: str, data: bytes) -> list[object]:
         "offer": [lambda: read_offer(job, "group", 3)],
         "acknowledgement": [lambda: read_acknowledgements(job, "group", 3)],
         "leader": [lambda: read_leader(job, 1)],
+        "baseline": [lambda: read_base_probe(job)],
         "marker": [lambda: read_marker(job.disk, job.marker)],
     }
     return [reader() for reader in readers[kind]]

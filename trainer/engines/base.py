@@ -5,7 +5,7 @@ All ranks make the same calls in the same order.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -154,6 +154,22 @@ class TrainEngineWrapper(ABC):
     def log_probs(self, batch: Batch) -> list[torch.Tensor]:
         """Return the log-probs of each experience's response tokens, float32, one tensor a row, on all ranks."""
         raise _without(self, "log-probs")
+
+    def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks.
+
+        All ranks take part. It computes in the dtype of training and without dropout, and changes neither weights nor
+        random states. An engine that has it sends a probe with each version.
+        """
+        raise _without(self, "log-probs of tokens")
+
+    def record_start(self) -> None:
+        """Record the baseline, once a job: what the model answers before the first step."""
+
+    @property
+    def sync_metrics(self) -> Metrics:
+        """Return metrics of the last sync; rank 0's count."""
+        return {}
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk over the whole weights by their Hugging Face names; every rank walks all of it."""

@@ -1,5 +1,6 @@
 """Engines whose weights go out through senders: what `export` walks over becomes steps and full checkpoints."""
 
+import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -8,9 +9,11 @@ from functools import partial
 from threading import Thread
 from typing import Any
 
+import structlog
 import torch
 
 from syncd.errors import SyncdError, UsageError
+from syncd.protocol.probe import Probe, write_base_probe
 from syncd.transports.base import FILES, SendContext, Sent, WeightSender, close_senders, open_senders
 from syncd.transports.ranks import all_or_error, rank0_or_error
 from trainer.auto_method import senders_of
@@ -23,6 +26,7 @@ from trainer.checkpoints import (
 )
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
+from trainer.probe import Tokens, make_probe, probe_tokens
 
 
 class FileEngine(TrainEngineWrapper):
@@ -40,6 +44,8 @@ class FileEngine(TrainEngineWrapper):
         self._sender: WeightSender | None = None  # of the last sync
         self._finishing: tuple[int, Future[None]] | None = None
         self._files: Mapping[str, bytes] | None = None
+        self._probe_tokens: Tokens = ()
+        self._sync_metrics: Metrics = {}
 
     @abstractmethod
     def build(self) -> None:
@@ -57,6 +63,11 @@ class FileEngine(TrainEngineWrapper):
     def tied(self) -> Collection[str]:
         """Return names in the export that repeat another tensor."""
         return ()
+
+    @property
+    def compute_dtype(self) -> str:
+        """Return the dtype in which a forward pass computes: float32, bfloat16 or float16."""
+        return self.context.config.engine.compute_dtype
 
     @abstractmethod
     def companions(self) -> Mapping[str, bytes]:
@@ -85,6 +96,17 @@ class FileEngine(TrainEngineWrapper):
         self._senders = open_senders(senders_of(settings.method), opened)
         for sender in self._senders.values():
             sender.prepare(self.export)
+        if settings.probe and type(self).token_logprobs is not TrainEngineWrapper.token_logprobs:
+            self._probe_tokens = self._find_probe_tokens()
+
+    def record_start(self) -> None:
+        """Record the baseline, unless this run sends no probes or the job has one; a failure is logged."""
+        context, probe = self.context, self._measured_probe()
+        if context.ranks.rank == 0 and probe is not None:
+            try:
+                write_base_probe(context.job, probe, context.config.model.path)
+            except (OSError, SyncdError) as error:
+                structlog.get_logger().warning("base_probe_failed", reason=str(error))
 
     @property
     def train_step_num(self) -> int:
@@ -116,6 +138,11 @@ class FileEngine(TrainEngineWrapper):
         """Return the result of the last sync, None while this rank does not know it."""
         return self._sender.sent if self._sender is not None else None
 
+    @property
+    def sync_metrics(self) -> Metrics:
+        """Return the seconds that the probe of the last sync took; nothing if that sync sent none."""
+        return self._sync_metrics
+
     def train_step(self, batch: Batch) -> Metrics:
         """Train on the whole batch."""
         metrics = self.train(batch, self._step + 1)
@@ -125,6 +152,7 @@ class FileEngine(TrainEngineWrapper):
     def sync_weight(self, method: str) -> None:
         """Publish the weights by a transport, unless those of this step are published or on their way."""
         self.wait_for_save()
+        self._sync_metrics = {}
         if self._handed == self._step:
             return
         if method not in self._senders:
@@ -133,7 +161,9 @@ class FileEngine(TrainEngineWrapper):
         self._sender = self._senders[method]
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
-        self._sender.send(self._step, self._new_attempt(), self.export, self._files)
+        # Now: it must be of the very weights that are exported.
+        probe = self._measured_probe()
+        self._sender.send(self._step, self._new_attempt(), self.export, self._files, probe)
         self._handed = self._step
 
     def save_checkpoint(
@@ -171,6 +201,27 @@ class FileEngine(TrainEngineWrapper):
     def shutdown(self) -> None:
         """Finish the save in flight, then give threads and memory back."""
         close_senders(self._senders.values())
+
+    def _find_probe_tokens(self) -> Tokens:
+        model, limits, tokens = self.context.config.model, self.limits, Tokens()
+        if self.context.ranks.rank == 0:
+            tokens = probe_tokens(model.path, limits.vocabulary, limits.tokens, trust=model.trust_remote_code)
+        return self.context.ranks.broadcast(tokens)
+
+    def _measured_probe(self) -> Probe | None:
+        """Return what the model answers now, None if this run sends no probes.
+
+        Raises:
+            NonFiniteError: A log-prob is not finite, and `sync.check_finite` is set; on all ranks.
+        """
+        tokens, settings, start = self._probe_tokens, self.context.config.sync, time.perf_counter()
+        if not tokens:
+            return None
+        dtypes = self.compute_dtype, settings.dtype
+        found, check = self.token_logprobs(tokens), settings.check_finite
+        probe = all_or_error(self.context.ranks, make_probe, tokens, found, *dtypes, check_finite=check)
+        self._sync_metrics = {"time/probe": time.perf_counter() - start}
+        return probe
 
     def _wait_for_weights(self) -> None:
         if self._sender is None:

@@ -19,6 +19,7 @@ from syncd.protocol.backend import GLOO, NCCL, BackendChoice, choose_backend, gp
 from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus
+from syncd.protocol.probe import Probe
 from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import Round
 from syncd.transports.base import Export
@@ -105,20 +106,21 @@ class Broadcaster:
             self._control.drop_group()  # what an earlier start left behind
             self._control.take_part(BACKEND)
 
-    def send(self, step: int, attempt: str, export: Export) -> bool:
+    def send(self, step: int, attempt: str, export: Export, probe: Probe | None = None) -> bool:
         """Broadcast a step and return whether all explorers that take part have received it.
 
         Args:
             step: The trainer's step.
             attempt: The save that writes the same weights to files.
             export: The weights; they can be walked twice.
+            probe: What the model answers with these weights; explorers get it with them.
         """
         try:
             plan = self._planned(export)
         except CorruptDataError as error:  # on all ranks
             self._log.warning("broadcast_skipped", step=step, reason=str(error))
             return False
-        deadline = self._open(step, attempt, plan)
+        deadline = self._open(step, attempt, plan, probe)
         if not self._ranks.broadcast(deadline is not None):
             return False
         walk = ExportWalk(export, 0, 1, self._dtype, self._tied)
@@ -159,7 +161,7 @@ class Broadcaster:
             self._plan, self._device = plan_buckets(metas, self._options.bucket), walk.device
         return self._plan
 
-    def _open(self, step: int, attempt: str, plan: BucketPlan) -> Deadline | None:
+    def _open(self, step: int, attempt: str, plan: BucketPlan, probe: Probe | None) -> Deadline | None:
         """Open a round, with its group formed, and return its deadline; None if there is none, or on other ranks."""
         self._round = None
         if self._control is None:
@@ -168,13 +170,13 @@ class Broadcaster:
             self._skip -= 1
             return None
         try:
-            return self._open_round(self._control, step, attempt, plan)
+            return self._open_round(self._control, step, attempt, plan, probe)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step reaches explorers through files
             self._fail(step, error)
             return None
 
     def _open_round(
-        self, control: BroadcastControl, step: int, attempt: str, plan: BucketPlan
+        self, control: BroadcastControl, step: int, attempt: str, plan: BucketPlan, probe: Probe | None
     ) -> Deadline | None:
         assert self._client is not None
         members = self._expected(control)
@@ -196,7 +198,8 @@ class Broadcaster:
             group = self._offer_group(control, agreed, plan, address, chosen)
         version = self._client.latest_version()
         generation, timeout = version.generation if version else 0, self._options.timeout
-        self._round = Round(step, attempt, generation, group.offer.epoch, plan.digest, timeout, asks)
+        epoch = group.offer.epoch
+        self._round = Round(step, attempt, generation, epoch, plan.digest, timeout, asks, probe=probe)
         control.open_round(self._round)
         if is_new:
             control.wait_joined(max(deadline.left(), 0.0))

@@ -221,7 +221,7 @@ class BroadcastControl(BroadcastSide):
     def open_round(self, opened: Round) -> None:
         """Publish that a broadcast begins."""
         own = self._client.own("trainer", "a round")
-        own.change(info={**own.info, KEY: asdict(opened)})
+        own.change(info={**own.info, KEY: opened.document()})
 
     @guarded
     def wait_received(
@@ -249,9 +249,9 @@ class BroadcastControl(BroadcastSide):
         own = self._client.own("trainer", "a round")
         if checksum is not None:
             ended = replace(ended, state=COMMITTED, checksum=checksum)
-            own.change(info={**own.info, KEY: asdict(ended)})
+            own.change(info={**own.info, KEY: ended.document()})
         else:
-            own.try_change(info={**own.info, KEY: asdict(replace(ended, state=FAILED))})
+            own.try_change(info={**own.info, KEY: replace(ended, state=FAILED).document()})
 
     def _asks(self, only: Collection[str] | None) -> dict[str, int] | None:
         """Return the ask of each living explorer, None while one of them does not ask."""

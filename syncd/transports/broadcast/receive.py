@@ -152,7 +152,7 @@ class BroadcastReceiver(EarlyReceiver):
         if not self._membership.wait_for_end(opened, max(deadline.left(), 0.0)):
             raise TryAgainError("the trainer gave up the broadcast, or does not answer")
         self._received = opened
-        return WeightTensors(opened.pair, opened.attempt, tensors)
+        return WeightTensors(opened.pair, opened.attempt, tensors, opened.probe)
 
     def _joined(self, opened: Round, deadline: Deadline) -> _JoinedGroup:
         """Return the group of a round; this explorer joins it unless it is a member already."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Self
 
 from syncd.errors import SyncdError, UsageError
+from syncd.protocol.probe import Probe
 from syncd.transports.base import Export, SendContext, Sent, WeightSender
 from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
 from syncd.transports.filesystem.send import DTYPES
@@ -52,14 +53,21 @@ class BroadcastSender(WeightSender):
         """Prepare the files' sender; buckets are allocated for the first broadcast."""
         self._files.prepare(export)
 
-    def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
+    def send(
+        self,
+        step: int,
+        attempt: str,
+        export: Export,
+        files: Mapping[str, bytes],
+        probe: Probe | None = None,
+    ) -> None:
         """Broadcast a step, then begin to save it."""
         self._attempt, start = attempt, time.perf_counter()
-        is_done = self._broadcaster.send(step, attempt, export)
+        is_done = self._broadcaster.send(step, attempt, export, probe)
         seconds = time.perf_counter() - start
         self._sent = Sent(self.name, step, self._broadcaster.size, seconds, is_done, is_received=True)
         with self._withdrawn_on_error():
-            self._files.send(step, attempt, export, files)
+            self._files.send(step, attempt, export, files, probe)
 
     def wait(self) -> None:
         """Wait for the files; if they fail, explorers that run the step already are told."""

@@ -9,6 +9,7 @@ from typing import Self
 from syncd.errors import SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.manifest import Manifest
+from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory
@@ -88,10 +89,11 @@ class HeldDirectory:
 
 @dataclass(frozen=True, slots=True)
 class PayloadFiles:
-    """The files of a step that an engine loads; names are relative to the directory that it loads."""
+    """The files of a step that an engine loads, and its probe; names are relative to the directory that it loads."""
 
     shards: tuple[FileRecord, ...] = ()
     files: tuple[FileRecord, ...] = ()
+    probe: Probe | None = None
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
@@ -105,11 +107,13 @@ class PayloadFiles:
 
 
 def payload_of(manifest: Manifest | None) -> PayloadFiles:
-    """Return the files of a step that an engine loads; none if the payload is elsewhere."""
-    if manifest is None or manifest.kind == "remote":
+    """Return the files of a step that an engine loads, and its probe; no files if the payload is elsewhere."""
+    if manifest is None:
         return PayloadFiles()
+    if manifest.kind == "remote":
+        return PayloadFiles(probe=manifest.probe)
     prefix = f"{manifest.payload}/"
-    return PayloadFiles(_below(manifest.shards, prefix), _below(manifest.files, prefix))
+    return PayloadFiles(_below(manifest.shards, prefix), _below(manifest.files, prefix), manifest.probe)
 
 
 def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]:

@@ -148,13 +148,13 @@ class DirectoryReceiver(WeightReceiver):
         """Return files as a version that hooks load, checked as closely as is asked for."""
         require_tensors(payload.shards, path)
         if self._options.verify is Verification.SIZE:
-            return WeightDirectory(version, path, payload.shards)
+            return WeightDirectory(version, path, payload.shards, probe=payload.probe)
         tensors = read_tensors(disk, path, payload.shards)
         check = self._content_check(disk, path, payload, self._options.stop)
         if check is not None:
             self._options.report("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
             check()
-        return WeightDirectory(version, path, payload.shards, tensors, verified=check is not None)
+        return WeightDirectory(version, path, payload.shards, tensors, check is not None, payload.probe)
 
     def _content_check(
         self, disk: Disk, path: str, payload: PayloadFiles, stop: Callable[[], bool]
@@ -203,7 +203,7 @@ class FilesystemReceiver(DirectoryReceiver):
         staged = self._stage.find(source) if self._stage and leased.manifest else None
         disk, path = (self._disk, leased.path) if staged is None else (LocalDisk(), staged.path)
         tensors = read_tensors(disk, path, payload.shards)
-        directory = WeightDirectory(version, path, payload.shards, tensors, verified=staged is not None)
+        directory = WeightDirectory(version, path, payload.shards, tensors, staged is not None, payload.probe)
         check = self._content_check(disk, path, payload, lambda: False) if leased.manifest else None
         if staged is None:
             return HeldDirectory(directory, "files", payload.size, check=check)
@@ -217,7 +217,8 @@ class FilesystemReceiver(DirectoryReceiver):
         if leased.version.kind == "remote" and (problem := uri_problem(leased.version.path)):
             raise RefusedError(f"step {version.step} cannot be loaded: {problem}")
         if version.kind == "remote":
-            return HeldDirectory(WeightDirectory(version, leased.path))
+            probe = payload_of(leased.manifest).probe
+            return HeldDirectory(WeightDirectory(version, leased.path, probe=probe))
         if leased.manifest is None or version is not leased.version:
             return self._find_foreign(leased, version, timings)
         with timings.part("verify"):
@@ -230,7 +231,8 @@ class FilesystemReceiver(DirectoryReceiver):
         if version is not leased.version:
             # A start model's dtypes are not compared: it often has wider ones than the versions trained from it.
             tensors = {}
-        return HeldDirectory(WeightDirectory(version, leased.path, (), tensors))
+        probe = payload_of(leased.manifest).probe
+        return HeldDirectory(WeightDirectory(version, leased.path, (), tensors, probe=probe))
 
     def _find_native(self, leased: "Leased", payload: PayloadFiles, timings: LoadTimings) -> HeldDirectory:
         staged = self._staged(self._stage_source(leased, payload), timings)
@@ -244,7 +246,9 @@ class FilesystemReceiver(DirectoryReceiver):
         except BaseException:
             staged.close()
             raise
-        directory = WeightDirectory(leased.version, staged.path, payload.shards, tensors, verified=True)
+        directory = WeightDirectory(
+            leased.version, staged.path, payload.shards, tensors, verified=True, probe=payload.probe
+        )
         return HeldDirectory(directory, "stage", payload.size, staged.close)
 
     def _loadable(self, leased: "Leased") -> Version:

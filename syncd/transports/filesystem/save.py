@@ -23,6 +23,7 @@ from syncd.errors import UsageError, storage_error
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Sent
@@ -53,10 +54,11 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """One save of this rank: its writer, the files beside the weights, the second copy, and when it began."""
+    """One save of this rank: its writer, the files beside the weights, the probe, the second copy, and its begin."""
 
     writer: StepWriter
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    probe: Probe | None = None
     copy: SecondCopy | None = None
     begun: float = 0.0
 
@@ -143,6 +145,7 @@ class StepSaver:
         attempt: str,
         tensors: AnyExport,
         companions: Mapping[str, bytes] | None = None,
+        probe: Probe | None = None,
         copy: SecondCopy | None = None,
     ) -> None:
         """Save a step; every rank walks all the tensors.
@@ -153,6 +156,7 @@ class StepSaver:
             tensors: Names and tensors, or a function that begins a walk over them. `stream` needs what can be
                 walked twice for its first save, to know where everything goes.
             companions: Files beside the weights by name, such as config.json; rank 0 writes them.
+            probe: What the model answers with these weights; rank 0's receipt has it.
             copy: Gets the same files as this rank's part of the step.
 
         Raises:
@@ -160,7 +164,7 @@ class StepSaver:
         """
         self.wait()
         writer = StepWriter(self._job, step, self._world_size, attempt, self._clock, fence=self._fence)
-        save = _Save(writer, companions or {}, copy, self._clock.monotonic())
+        save = _Save(writer, companions or {}, probe, copy, self._clock.monotonic())
         if self._mode == "stream":
             self._stream(save, tensors)
         else:
@@ -272,7 +276,7 @@ class StepSaver:
         files = self._companions(save, walk) if self._rank == 0 else []
         if save.copy is not None:
             save.copy.seal(number, shard, files)  # first: once the step is whole, its copy is too
-        writer.receipt(number, [shard], files)
+        writer.receipt(number, [shard], files, save.probe if self._rank == 0 else None)
         seconds = self._clock.monotonic() - save.begun
         self.sent = Sent(FILES, writer.step, walk.total_size, seconds, is_done=True)
         return writer.publish_if_whole()

@@ -9,6 +9,7 @@ import torch
 
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
+from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
 from syncd.transports.filesystem.save import StepSaver
@@ -69,12 +70,13 @@ class FilesystemSender(WeightSender):
         attempt: str,
         export: Export,
         files: Mapping[str, bytes],
+        probe: Probe | None = None,
         copy: SecondCopy | None = None,
     ) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
         try:
-            all_or_error(self.ranks, self._saver.save, step, attempt, export, files, copy)
+            all_or_error(self.ranks, self._saver.save, step, attempt, export, files, probe, copy)
         except SyncdError:
             # The ranks that did not fail have a save in flight that cannot succeed.
             with contextlib.suppress(SyncdError):

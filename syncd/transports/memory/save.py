@@ -26,6 +26,7 @@ from syncd.protocol.memory import (
     is_private,
     lock_directory,
 )
+from syncd.protocol.probe import Probe
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord, Receipt, receipts_directory, write_receipt
 from syncd.transports.base import Export, SendContext, Sent, WeightSender
@@ -94,10 +95,17 @@ class MemorySender(WeightSender):
         """Prepare the sender through files; a copy's memory is allocated by each send."""
         self._files.prepare(export)
 
-    def send(self, step: int, attempt: str, export: Export, files: Mapping[str, bytes]) -> None:
+    def send(
+        self,
+        step: int,
+        attempt: str,
+        export: Export,
+        files: Mapping[str, bytes],
+        probe: Probe | None = None,
+    ) -> None:
         """Begin to write a step, and its copy if there is room for one."""
         self._copy = self._next_copy(step, attempt, export)
-        self._files.send(step, attempt, export, files, self._copy)
+        self._files.send(step, attempt, export, files, probe, self._copy)
 
     def wait(self) -> None:
         """Return once the step is whole and announced; its copy is whole then too."""

@@ -9,13 +9,14 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Return a directory of two small models: `untied` with a tokenizer, `tied` with weights in a .bin file."""
+    """Return small models: `untied` with a tokenizer, `tied` with weights in a .bin file, `dropout` that draws."""
     pytest.importorskip("transformers", reason="the trainer needs transformers")
     from support import samples
 
     place = tmp_path_factory.mktemp("models")
     samples.make_model(place / "untied", tied=False, tokenizer=True)
     samples.make_model(place / "tied", tied=True, binary=True)
+    samples.make_model(place / "dropout", tied=False, dropout=0.3)
     return place
 
 
@@ -35,7 +36,17 @@ def launch(models):
 def two_ranks(launch, tmp_path_factory):
     """Return what two ranks of an engine found, and the directory of their files."""
     every = ("contract", "cut_off", *(["remembered"] if os.access("/dev/shm", os.W_OK) else []))
-    verl = (*every, "same_gradients", "many_updates", "published", "platform", "no_ray", "segments")
+    verl = (
+        *every,
+        "same_gradients",
+        "many_updates",
+        "published",
+        "platform",
+        "no_ray",
+        "segments",
+        "probed",
+        "undisturbed",
+    )
     found = {}
 
     def of(engine):
@@ -53,7 +64,7 @@ def one_rank(launch, two_ranks):
     verl = (
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
         "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
-        "through_the_engine", "keys_matter", "segments", "expected_segments",
+        "through_the_engine", "keys_matter", "segments", "expected_segments", "probed", "undisturbed",
     )  # fmt: skip
     found = {}
 

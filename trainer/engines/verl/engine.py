@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,6 +94,10 @@ class VerlEngine(FileEngine):
     def log_probs(self, batch: Batch) -> list[torch.Tensor]:
         """Return the log-probs of each experience's response tokens at the job's temperature, on all ranks."""
         return self._learner.log_probs(batch)
+
+    def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
+        return self._learner.token_logprobs(rows)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from trainer.engines.verl.rows import (
     limits_of,
     prepare_step,
     rollout_rows,
+    token_row,
 )
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.state import apply_settings
@@ -88,15 +89,11 @@ class Learner:
 
     def log_probs(self, batch: Batch) -> list[torch.Tensor]:
         """Return the log-probs of response tokens, one tensor a row, on all ranks."""
-        rollouts = rollout_rows(batch)
-        self._check(rollouts)
-        if not rollouts:
-            return []
-        own, _ = self._forward(self.model, rollouts, self._deal(rollouts, range(len(rollouts))))
-        found: Found = {}
-        for part in self._ranks.gather(own):
-            found |= part
-        return [found[number] for number in range(len(rollouts))]
+        return self._all_log_probs(rollout_rows(batch), self._algorithm.temperature)
+
+    def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
+        return [values.tolist() for values in self._all_log_probs(list(map(token_row, rows)), 1.0)]
 
     def save(self, directory: str) -> None:
         """Write the training state; see VerlEngine."""
@@ -106,6 +103,16 @@ class Learner:
         """Resume from a training state; see VerlEngine."""
         state.load_state(self.model, directory, self._ranks)
         apply_settings(self.model.optimizer, self._config.algorithm.optimizer, self.model.lr_scheduler)
+
+    def _all_log_probs(self, rows: Sequence[TokenRow], temperature: float) -> list[torch.Tensor]:
+        self._check(rows)
+        if not rows:
+            return []
+        own, _ = forward(self.model, rows, self._deal(rows, range(len(rows))), temperature)
+        found: Found = {}
+        for part in self._ranks.gather(own):
+            found |= part
+        return [found[number] for number in range(len(rows))]
 
     def _check(self, found: Sequence[TokenRow]) -> None:
         check_vocabulary(found, self.model.model_config.hf_config.get_text_config().vocab_size)

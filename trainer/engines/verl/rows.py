@@ -76,6 +76,11 @@ def example_rows(examples: Iterable[Example]) -> list[TokenRow]:
     ]
 
 
+def token_row(tokens: Sequence[int]) -> TokenRow:
+    """Return tokens as a row whose prompt is the first of them."""
+    return _row(tokens, 1, torch.ones(len(tokens) - 1))
+
+
 def check_vocabulary(rows: Iterable[TokenRow], size: int) -> None:
     """Refuse tokens outside the vocabulary: on a GPU they would end the process without a message.
 
