@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -108,8 +109,9 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
     from explorer_hooks.follower.policy import FollowOptions  # noqa: PLC0415
     from explorer_hooks.follower.service import log_listener, serve  # noqa: PLC0415
 
-    names = ("policy", "max_lag", "stage", "verify", "retries", "state_dir", "ttl", "stay", "ready_file", "reload_test")
-    options = FollowOptions(**{name: given[name] for name in names})
+    options = FollowOptions(
+        **{one.name: given[one.name] for one in fields(FollowOptions) if one.name in given}
+    )
     token, settings = _token(given["token_env"], given["token_file"]), given["settings"]
     hook = open_hook(given["hook"], argv=argv, settings=settings, timeout=given["timeout"], token=token)
     serve(

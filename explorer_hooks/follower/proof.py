@@ -146,7 +146,7 @@ class Prover:
         proof, reason = self._ask(START, None, baseline)
         if reason:
             raise UnprovenError(
-                f"this engine cannot reload this model in place: after it had read its own start weights again, {reason}",
+                f"this engine cannot reload this model: after reading its own start weights again, {reason}",
                 hint=f"{DOCS}/proof.md#an-engine-that-cannot-reload",
             )
         return proof

@@ -8,7 +8,6 @@ from explorer_hooks.hook import HookSettings, Running, UntouchedError
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
-from syncd.transports.base import WeightDirectory
 
 _LOG = "see the log of the SGLang server"
 _BEFORE_THE_FIRST_TENSOR = ("Failed to get weights iterator", "Failed to get model loader")

@@ -11,7 +11,6 @@ from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
-from syncd.transports.base import WeightDirectory
 
 BACKEND = "syncd"
 """The name of the engine's back end; `engine_push/vllm_backend.py` is the other end."""
