@@ -42,10 +42,13 @@ class Running:
         label: The engine's label for its weights; None if it was never given one, so it runs its start weights. A
             label that is of no version of the job means that nobody knows what the engine runs.
         paused: Whether it was left paused, so that it takes no work.
+        unproven: How many loads ended in weights that were never proven, the present one too until it is proven. A
+            follower counts them. Work that begins with one count and ends with another may be of such weights.
     """
 
     label: str | None
     paused: bool = False
+    unproven: int = 0
 
     @property
     def pair(self) -> Pair | None:

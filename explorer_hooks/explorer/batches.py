@@ -215,7 +215,7 @@ def experience_of(
     """Return what the trainer gets of a response.
 
     If the version changed meanwhile, nobody knows which version chose which token: the oldest counts, and info names
-    both.
+    both. Nor is it known which tokens came from weights that were not proven: then none of them is learnt.
 
     Raises:
         UsageError: It cannot be stored.
@@ -233,6 +233,7 @@ def experience_of(
         rollout=number,
         generation=generation,
         step=step,
+        unproven=[True] * len(response.tokens) if result.unproven else None,
         created_at=time.time(),
         info=_info(asked.task, response, result, score),
     )

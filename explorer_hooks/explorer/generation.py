@@ -56,6 +56,7 @@ class GroupResult:
         last: The version that ran after the last token had come; a version in between was one of those in between.
         problem: Why there are no responses.
         retry: Whether another attempt may succeed: the engine was away, or ran no applied version.
+        unproven: Whether weights may have had a part in it that the engine has not proven.
     """
 
     index: int
@@ -64,6 +65,7 @@ class GroupResult:
     last: Pair = BEFORE_THE_FIRST
     problem: str = ""
     retry: bool = False
+    unproven: bool = False
 
     @property
     def oldest(self) -> Pair:

@@ -32,6 +32,7 @@ from explorer_hooks.hook import Running
 from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
+from syncd.protocol.version import Pair
 
 PATH = "/v1/completions"
 
@@ -215,28 +216,32 @@ class ServerGenerator(Generator):
 
     def _result(self, index: int, asked: GroupRequest, given_up: threading.Event) -> GroupResult:
         try:
-            first = self._first(given_up)
-            if first is None:
+            before = self._await_usable(given_up)
+            if before is None:
                 return GroupResult(index, problem="the engine runs no applied version", retry=True)
+            first, unproven = before
             responses = self._responses(asked, given_up)
-            last = version_after(self._running(), first)
+            after = self._running()
+            last = version_after(after, first)
         except EngineUnreachableError as error:
             return GroupResult(index, problem=str(error), retry=True)
         except MalformedError as error:
             return GroupResult(index, problem=str(error))
         if last is None:
             return GroupResult(index, problem="the engine was restarted meanwhile", retry=True)
-        return GroupResult(index, responses, first, last)
+        return GroupResult(index, responses, first, last, unproven=after.unproven != unproven)
 
-    def _first(self, given_up: threading.Event) -> "tuple[int, int] | None":
-        """Return the version with which work begins; wait for one that is being loaded."""
+    def _await_usable(self, given_up: threading.Event) -> tuple[Pair, int] | None:
+        """Return the version with which work begins, and how many loads were never proven; wait for a load."""
         begin = time.monotonic()
         while True:
             running = self._running()
             found = version_of(running, self._permitted())
             patience = self._settle if running.paused else min(self._settle, _CONFIRM)
-            if found is not None or time.monotonic() - begin > patience or given_up.wait(_PAUSE):
-                return found
+            if found is not None:
+                return found, running.unproven
+            if time.monotonic() - begin > patience or given_up.wait(_PAUSE):
+                return None
 
     def _responses(self, asked: GroupRequest, given_up: threading.Event) -> tuple[Response, ...]:
         """Send a request until it is answered, a bounded number of times.

@@ -8,6 +8,7 @@ import structlog
 
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.follower.follower import Follower, TurnOutcome
+from explorer_hooks.follower.proof import UnprovenError
 from explorer_hooks.hook import TensorHook, UntouchedError
 from syncd.errors import CorruptDataError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, engine_label, label_of
@@ -184,7 +185,11 @@ class EarlySource(WeightSource):
         self._follower.add_label(weights.label)
         try:
             self._hook.load_received(weights, self._receiver)
+            self._follower.prove_received(weights)
         except SyncdError as error:
+            if isinstance(error, UnprovenError):
+                self._hook.drop_label()
+                self._follower.confirm_none()
             if self._hook.is_restored_at_once and not isinstance(error, UntouchedError):
                 self._follower.recover()
             _LOG.warning("broadcast_receive_failed", version=label_of(pair), reason=str(error))

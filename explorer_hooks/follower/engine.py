@@ -242,6 +242,19 @@ class Engine:
         except LoadFailedError as error:
             self._mark_wrong(error)
 
+    def prove_received(self, weights: WeightTensors) -> None:
+        """Have it prove weights that it works on already.
+
+        Raises:
+            LoadFailedError: It cannot, and is wrong until a version is loaded that it proves.
+        """
+        self.is_unproven = self._prover.can_prove(weights)
+        self.prove_running(weights)
+        if self.wrong is not None:
+            self._count_unproven()
+            raise self.wrong
+        self.is_unproven = False
+
     def _leave_unproven(self, error: UnprovenError) -> None:
         """Go back to the last good version; without one it stays as it is, and is given no work."""
         if self.good is not None:

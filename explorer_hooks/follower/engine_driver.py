@@ -22,6 +22,7 @@ from syncd.errors import (
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, GivenUp
 from syncd.protocol.version import Pair, Version, label_of
+from syncd.transports.base import WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 
 _NOTICED = "noticed"
@@ -118,6 +119,17 @@ class EngineDriver:
         self._keep_running(pair)
         self.poll()
 
+    def prove_received(self, weights: WeightTensors) -> None:
+        """Have the engine prove weights that it works on already.
+
+        Raises:
+            LoadFailedError: It cannot, and is wrong until a version is loaded that it proves.
+        """
+        try:
+            self._engine.prove_received(weights)
+        finally:
+            self._publish()
+
     def recover(self) -> None:
         """Restore the engine; without a good version the next one is loaded into it."""
         if self._engine.good is not None:
@@ -166,6 +178,8 @@ class EngineDriver:
             return EngineState.UNREACHABLE, engine.reason
         if engine.wrong is not None:
             return EngineState.WRONG, str(engine.wrong)
+        if not engine.is_known:
+            return EngineState.WRONG, f"it runs {engine.label!r}, which is no version of this job"
         if trouble is not None:
             return (EngineState.REFUSED if trouble.refused else EngineState.FAILED), trouble.reason
         if engine.applied is None:

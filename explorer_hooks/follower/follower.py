@@ -37,6 +37,7 @@ from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutErr
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.probe import read_base_probe
 from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version
+from syncd.transports.base import WeightTensors
 
 __all__ = ["FollowOptions", "Follower", "TurnOutcome"]
 
@@ -160,10 +161,10 @@ class Follower(Closing):
         Raises:
             EngineUnreachableError: The engine does not answer.
         """
-        running = self._engine.running()
-        if running.label is None or self._versions.has_label(running.label):
-            return running
-        return Running(UNKNOWN_LABEL, running.paused)
+        running, engine = self._engine.running(), self._engine
+        is_known = running.label is None or self._versions.has_label(running.label)
+        label = running.label if is_known else UNKNOWN_LABEL
+        return Running(label, running.paused, engine.unproven_loads + engine.is_unproven)
 
     def recover(self) -> None:
         """Restore an engine that weights from elsewhere have left half loaded.
@@ -171,6 +172,14 @@ class Follower(Closing):
         It gets the last good version. Without one it stays paused until a version comes from files.
         """
         self._driver.recover()
+
+    def prove_received(self, weights: WeightTensors) -> None:
+        """Have the engine prove weights that reached it by another way than from files, if it can.
+
+        Raises:
+            UnprovenError: It answers as other weights, and gets no work until a version is loaded that it proves.
+        """
+        self._driver.prove_received(weights)
 
     def confirm_none(self) -> None:
         """Publish that the engine runs no version, after one that it was given was never published."""

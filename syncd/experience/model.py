@@ -66,8 +66,8 @@ class Experience:
         spans: The version of each response token; all are of `generation` and `step` unless given.
         turn_rewards: The reward of each turn; over all segments their sum is `reward`.
         teacher_logprobs: Log-probability of each response token under a teacher.
-        unproven: For each response token, whether its version was asserted and not proven; None where nothing was
-            to be proven.
+        unproven: For each response token, whether it may come from weights that the engine has not proven to be those
+            of a version; None if no token does.
         created_at: Seconds since the epoch on the explorer's clock, for people to read.
         info: Anything else, as JSON.
     """
@@ -114,10 +114,7 @@ class Experience:
 
     @property
     def learnt(self) -> Sequence[bool]:
-        """Return for each response token whether it is trained on: the model chose it, and its version is proven.
-
-        Where nothing was to be proven, what the model chose is trained on.
-        """
+        """Return for each response token whether it is trained on: the model chose it, and it is not unproven."""
         if self.unproven is None:
             return self.action_mask
         return bytes(map(gt, self.action_mask, self.unproven))  # type: ignore[return-value]  # as masks are stored

@@ -12,6 +12,8 @@ from test_transformers_hook import log_probs, tiny  # noqa: E402
 from explorer_hooks.explorer import weight_sources  # noqa: E402
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
+from syncd.protocol.engine_state import EngineState  # noqa: E402
+from syncd.protocol.probe import Probe  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
@@ -42,18 +44,18 @@ class Bed:
             stop=lambda: self.stopped,
         )
 
-    def send(self, step, attempt, *, generation=1):
+    def send(self, step, attempt, *, generation=1, probe=None, outcome="applied"):
         """Have a broadcast of a step come, and take part in it."""
-        told = Round(step, attempt, generation, 1, "", 1.0, {"e0": 1}, COMMITTED, "sum")
+        told = Round(step, attempt, generation, 1, "", 1.0, {"e0": 1}, COMMITTED, "sum", probe)
         BroadcastControl(self.trainer).open_round(told)
         self.coming.append(lambda: self.received(told, state(step)))
-        assert self.source.update(0.01).kind == "applied"
+        assert self.source.update(0.01).kind == outcome
         return told
 
     def received(self, told, tensors):
         """Return what a round brings, as its receiver does."""
         self.receiver._received = told
-        return WeightTensors(told.pair, told.attempt, tensors)
+        return WeightTensors(told.pair, told.attempt, tensors, told.probe)
 
     def publish(self, step, attempt, salt=None):
         """Have the files of a step published; their weights are those of its number unless another one is given."""
@@ -115,6 +117,51 @@ def test_received_weights_run_at_once_and_their_work_waits_until_published(bed):
     assert "ahead" not in bed.scene.presence().info
     assert bed.source.update(0.0).kind == "nothing"
     assert bed.loads() == 1, "the files of a step that was received are not loaded"
+
+
+def probe_of(number):
+    """Return the probe of a version whose weights are those of a number."""
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    model = tiny(number)
+    with torch.no_grad():
+        found = torch.log_softmax(model(tokens).logits[:, :-1].float(), -1)
+    values = found.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    return Probe(tuple(map(tuple, tokens.tolist())), tuple(map(tuple, values.tolist())), "float32", "float32")
+
+
+def test_received_weights_are_proven_by_the_probe_that_came_with_them(bed):
+    bed.send(1, "a", generation=0, probe=probe_of(1))
+    assert bed.source.may_work()
+    assert bed.follower.running().unproven == 0
+    bed.publish(1, "a")
+    assert bed.source.are_published({(1, 1)})
+
+
+@pytest.mark.fault("a broadcast delivers other weights than the trainer's")
+def test_received_weights_that_cannot_be_proven_are_replaced_by_the_files(bed):
+    bed.publish(1, "first")
+    assert bed.source.update(0.0).kind == "applied"
+    bed.send(2, "a", probe=probe_of(7))
+    assert bed.source.runs == bed.scene.presence().applied == (1, 1), "it is back on the published version"
+    assert "ahead" not in bed.scene.presence().info
+    assert bed.runs(1)
+    assert bed.follower.running().unproven == 1, "work that ran across this is not learnt"
+    bed.publish(2, "a")
+    assert bed.source.update(0.0).kind == "applied"
+    assert bed.source.may_work()
+    assert bed.runs(2)
+    assert bed.loads() == 3, "the step came through files"
+
+
+def test_a_first_broadcast_that_cannot_be_proven_leaves_the_engine_without_work(bed):
+    bed.send(1, "a", generation=0, probe=probe_of(7), outcome="nothing")
+    assert bed.source.runs is None
+    assert not bed.source.may_work()
+    assert bed.follower.state is EngineState.WRONG
+    bed.publish(1, "a")
+    assert bed.source.update(0.0).kind == "applied"
+    assert bed.source.may_work()
+    assert bed.runs(1)
 
 
 def test_a_first_version_by_broadcast_is_applied_without_loading_files(bed):
