@@ -79,6 +79,11 @@ class Fields:
         """Return a nested object, or None where the field is missing or null."""
         return None if self.document.get(key) is None else self.record(key)
 
+    def optional(self, key: str, read: "Callable[[Fields], T]") -> T | None:
+        """Return what `read` makes of a nested object, or None where the field is missing or null."""
+        found = self.optional_record(key)
+        return None if found is None else read(found)
+
     def optional_text(self, key: str) -> str | None:
         """Return a string, or None where the field is missing or null."""
         return None if self.document.get(key) is None else self.text(key)
@@ -181,6 +186,11 @@ def as_document(record: Any, *leave_out: str, **changed: Any) -> Document:
     """Return the fields of a dataclass as a document, some left out and some in another form."""
     found = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)} | changed
     return {key: value for key, value in found.items() if key not in leave_out}
+
+
+def without_none(document: Document, *names: str) -> Document:
+    """Return a document without some fields where they are None, so that documents that lack them keep their bytes."""
+    return {key: value for key, value in document.items() if key not in names or value is not None}
 
 
 def encode(document: Mapping[str, Any]) -> bytes:

@@ -13,9 +13,18 @@ from dataclasses import asdict, dataclass, field
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk, is_directory
-from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, record_from, seal
+from syncd.protocol.documents import (
+    Fields,
+    as_document,
+    check_seal,
+    decode,
+    encode,
+    record_from,
+    seal,
+    without_none,
+)
 from syncd.protocol.layout import ACTOR, MANIFEST
-from syncd.protocol.probe import Probe, optional_probe, with_probe
+from syncd.protocol.probe import Probe, probe_document, probe_from
 from syncd.protocol.receipt import FileRecord, Receipt, file_documents, written_files
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
@@ -138,8 +147,9 @@ def from_receipts(
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the sealed bytes of a manifest."""
     delta = asdict(manifest.delta) if manifest.delta else None
-    body = as_document(manifest, "digest", delta=delta, **file_documents(manifest.shards, manifest.files))
-    return encode(seal(with_probe(body, manifest.probe)))
+    more = {"delta": delta, "probe": manifest.probe and probe_document(manifest.probe)}
+    body = as_document(manifest, "digest", **more, **file_documents(manifest.shards, manifest.files))
+    return encode(seal(without_none(body, "probe")))
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -153,15 +163,14 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     kind = fields.text("kind")
     if kind not in KINDS:
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
-    delta = fields.optional_record("delta")
     manifest = record_from(
         Manifest,
         fields,
         "written_at",
         **written_files(fields),
         kind=kind,
-        delta=DeltaHeader.from_fields(delta) if delta else None,
-        probe=optional_probe(fields),
+        delta=fields.optional("delta", DeltaHeader.from_fields),
+        probe=fields.optional("probe", probe_from),
         digest=own,
     )
     if problem := manifest_problem(manifest):

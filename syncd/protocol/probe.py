@@ -14,7 +14,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.disk import MISSING, Disk, exists
-from syncd.protocol.documents import MAX_INTEGER, Document, Fields, encode, read_document
+from syncd.protocol.documents import MAX_INTEGER, Document, Fields, as_document, encode, read_document
 from syncd.protocol.layout import Job
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -68,13 +68,7 @@ class Probe:
 
 def probe_document(probe: Probe) -> Document:
     """Return the JSON form of a probe."""
-    return {
-        "tokens": probe.tokens,
-        "logprobs": probe.logprobs,
-        "compute_dtype": probe.compute_dtype,
-        "export_dtype": probe.export_dtype,
-        "digest": probe.digest,
-    }
+    return as_document(probe) | {"digest": probe.digest}
 
 
 def probe_from(fields: Fields) -> Probe:
@@ -92,18 +86,6 @@ def probe_from(fields: Fields) -> Probe:
     if probe.digest != fields.text("digest"):
         raise fields.wrong("digest", "the digest of the tokens")
     return probe
-
-
-def optional_probe(fields: Fields) -> Probe | None:
-    """Return the probe in the field `probe` of a document, None where there is none."""
-    found = fields.optional_record("probe")
-    return probe_from(found) if found is not None else None
-
-
-def with_probe(document: Document, probe: Probe | None) -> Document:
-    """Return a document with a probe in its field `probe`, and without that field where there is none."""
-    rest = {key: value for key, value in document.items() if key != "probe"}
-    return rest | ({"probe": probe_document(probe)} if probe is not None else {})
 
 
 def read_probe(disk: Disk, path: str) -> Probe:

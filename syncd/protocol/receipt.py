@@ -22,9 +22,10 @@ from syncd.protocol.documents import (
     list_documents,
     read_document,
     record_from,
+    without_none,
 )
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
-from syncd.protocol.probe import Probe, optional_probe, with_probe
+from syncd.protocol.probe import Probe, probe_document, probe_from
 
 
 class FileRecord(NamedTuple):
@@ -94,10 +95,10 @@ def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     """Leave a receipt, durably. Its files must be durable already."""
     directory = receipts_directory(step_path)
     disk.make_directory(directory)
-    document = with_probe(
-        as_document(receipt, **file_documents(receipt.shards, receipt.files)), receipt.probe
-    )
-    disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
+    probe = receipt.probe and probe_document(receipt.probe)
+    document = as_document(receipt, probe=probe, **file_documents(receipt.shards, receipt.files))
+    name = receipt_name(receipt.writer, receipt.world_size)
+    disk.replace(f"{directory}/{name}", encode(without_none(document, "probe")))
 
 
 def read_receipt(disk: Disk, path: str) -> Receipt:
@@ -107,7 +108,7 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
         CorruptDataError: It is not one, or its name and content disagree.
     """
     fields = read_document(disk, path)
-    writer, probe = fields.integer("writer", least=1), optional_probe(fields)
+    writer, probe = fields.integer("writer", least=1), fields.optional("probe", probe_from)
     receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer, probe=probe)
     if not path.endswith(f"/{receipt_name(receipt.writer, receipt.world_size)}"):
         raise CorruptDataError("a receipt under another writer's name", path=path)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Document, Fields, as_document, record_from
-from syncd.protocol.probe import Probe, optional_probe, with_probe
+from syncd.protocol.documents import Document, Fields, as_document, record_from, without_none
+from syncd.protocol.probe import Probe, probe_document, probe_from
 from syncd.protocol.version import Pair, Version
 
 OPEN, COMMITTED, FAILED = "open", "committed", "failed"
@@ -50,7 +50,8 @@ class Round:
 
     def document(self) -> Document:
         """Return the record as the trainer's presence holds it."""
-        return with_probe(as_document(self, members=dict(self.members)), self.probe)
+        probe = self.probe and probe_document(self.probe)
+        return without_none(as_document(self, members=dict(self.members), probe=probe), "probe")
 
     @property
     def pair(self) -> Pair:
@@ -84,7 +85,8 @@ def round_of(info: Mapping[str, Any]) -> Round | None:
         return None
     try:
         fields = Fields(found, KEY)
-        return record_from(Round, fields, "state", "checksum", probe=optional_probe(fields))
+        probe = fields.optional("probe", probe_from)
+        return record_from(Round, fields, "state", "checksum", probe=probe)
     except CorruptDataError:
         return None
 
