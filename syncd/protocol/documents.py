@@ -189,7 +189,7 @@ def as_document(record: Any, *leave_out: str, **changed: Any) -> Document:
 
 
 def without_none(document: Document, *names: str) -> Document:
-    """Return a document without some fields where they are None, so that documents that lack them keep their bytes."""
+    """Return a document without some fields where they are None: documents that lack them keep their bytes."""
     return {key: value for key, value in document.items() if key not in names or value is not None}
 
 

@@ -15,7 +15,7 @@ import torch
 from syncd.errors import SyncdError, UsageError
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.transports.base import FILES, SendContext, Sent, WeightSender, close_senders, open_senders
-from syncd.transports.ranks import all_or_error, rank0_or_error
+from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
 from trainer.auto_method import senders_of
 from trainer.checkpoints import (
     begin_training,
@@ -26,7 +26,7 @@ from trainer.checkpoints import (
 )
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
-from trainer.probe import Tokens, make_probe, probe_tokens
+from trainer.probe import Tokens, make_probe, non_finite_error, probe_tokens
 
 
 class FileEngine(TrainEngineWrapper):
@@ -140,19 +140,19 @@ class FileEngine(TrainEngineWrapper):
 
     @property
     def sync_metrics(self) -> Metrics:
-        """Return the seconds that the probe of the last sync took; nothing if that sync sent none."""
+        """Return the seconds that the probe of this step took; nothing before its sync, or without a probe."""
         return self._sync_metrics
 
     def train_step(self, batch: Batch) -> Metrics:
         """Train on the whole batch."""
         metrics = self.train(batch, self._step + 1)
         self._step += 1
+        self._sync_metrics = {}
         return metrics
 
     def sync_weight(self, method: str) -> None:
         """Publish the weights by a transport, unless those of this step are published or on their way."""
         self.wait_for_save()
-        self._sync_metrics = {}
         if self._handed == self._step:
             return
         if method not in self._senders:
@@ -217,9 +217,9 @@ class FileEngine(TrainEngineWrapper):
         tokens, settings, start = self._probe_tokens, self.context.config.sync, time.perf_counter()
         if not tokens:
             return None
-        dtypes = self.compute_dtype, settings.dtype
-        found, check = self.token_logprobs(tokens), settings.check_finite
-        probe = all_or_error(self.context.ranks, make_probe, tokens, found, *dtypes, check_finite=check)
+        probe = make_probe(tokens, self.token_logprobs(tokens), self.compute_dtype, settings.dtype)
+        if probe is None and settings.check_finite:
+            raise_agreed(non_finite_error(self.export()))
         self._sync_metrics = {"time/probe": time.perf_counter() - start}
         return probe
 
