@@ -16,7 +16,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import Fields, encode, read_document, record_from
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
 from trainer.config.model import JobConfig
@@ -42,7 +42,7 @@ class TrainerState:
     step: int
     generation: int
     world_size: int
-    sampler: Mapping[str, Any] = field(default_factory=dict)
+    sampler: dict[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -61,12 +61,7 @@ def state_from(fields: Fields) -> TrainerState:
     Raises:
         CorruptDataError: It is not one.
     """
-    return TrainerState(
-        fields.integer("step"),
-        fields.integer("generation"),
-        fields.integer("world_size", least=1),
-        fields.record("sampler").document,
-    )
+    return record_from(TrainerState, fields, "sampler", world_size=fields.integer("world_size", least=1))
 
 
 def training_directory(job: Job, step: int) -> str:

@@ -160,6 +160,14 @@ def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **kno
     return kind(**known)
 
 
+def record_in(kind: Callable[..., T], info: Mapping[str, Any], key: str, /, *required: str) -> T | None:
+    """Return the dataclass that a field of a presence's `info` holds, None if it holds none that can be read."""
+    try:
+        return record_from(kind, Fields(info, key).record(key), *required)
+    except CorruptDataError:
+        return None
+
+
 @functools.cache
 def _readers(kind: Any) -> list[tuple[str, Callable[[Fields, str], Any], bool]]:
     """Return the name of each field of a dataclass, how it is read, and whether it has a default."""
@@ -170,7 +178,8 @@ def _readers(kind: Any) -> list[tuple[str, Callable[[Fields, str], Any], bool]]:
 
 
 def _nested(kind: Any, fields: Fields, key: str) -> Any:
-    return record_from(kind, fields.record(key))
+    # A nested object was never written without one of its fields.
+    return record_from(kind, fields.record(key), *(field.name for field in dataclasses.fields(kind)))
 
 
 def _has_default(field: "dataclasses.Field[Any]") -> bool:
@@ -239,6 +248,12 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 def read_document(disk: Disk, path: str, limit: int = DOCUMENT_LIMIT) -> Fields:
     """Read and parse one document of at most `limit` bytes; a missing file stays `FileNotFoundError`."""
     return decode(disk.read(path, limit), path)
+
+
+def write_document(disk: Disk, path: str, document: Mapping[str, Any], *, private: bool = False) -> None:
+    """Write a document durably, in a directory that is made where it is missing."""
+    disk.make_directory(path.rpartition("/")[0])
+    disk.replace(path, encode(document), private=private)
 
 
 def list_documents(disk: Disk, directory: str) -> Iterator[tuple[str, str]]:

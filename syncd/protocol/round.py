@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Fields, record_from
+from syncd.protocol.documents import record_in
 from syncd.protocol.version import Pair, Version
 
 OPEN, COMMITTED, FAILED = "open", "committed", "failed"
@@ -72,13 +71,7 @@ class UnpublishedStep:
 
 def round_of(info: Mapping[str, Any]) -> Round | None:
     """Return the round in a trainer's `info`, None if there is none that can be read."""
-    found = info.get(KEY)
-    if not isinstance(found, Mapping):
-        return None
-    try:
-        return record_from(Round, Fields(found, KEY), "state", "checksum")
-    except CorruptDataError:
-        return None
+    return record_in(Round, info, KEY, "state", "checksum")
 
 
 def agreed_asks(info: Mapping[str, Any]) -> dict[str, int]:

@@ -6,7 +6,7 @@
 import contextlib
 import shlex
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from syncd.errors import (
@@ -29,7 +29,6 @@ from syncd.protocol.leadership import (
     encode_leader,
     is_private,
     latest_token,
-    latest_trash,
     parse_token,
     read_leader,
     token_name,
@@ -150,7 +149,7 @@ class Candidate:
         return term
 
     def _next_token(self) -> int:
-        token = 1 + max(self._seen, self._highest, latest_trash(self._job))
+        token = 1 + max(self._seen, self._highest, latest_token(self._job, self._job.trash))
         if token > MAX_TOKEN:
             places = " ".join(shlex.quote(place) for place in (self._job.lock, self._job.trash))
             raise StorageError(
@@ -261,26 +260,32 @@ class _Fence:
 
     def concerns(self, name: str) -> bool:
         """Return whether a name in the lock is of an earlier term, and not left already."""
-        return _is_below(name, self._highest) and f"{self._job.lock}/{name}" not in self.left
+        token = parse_token(name)
+        is_below = token < self._highest if token else name.startswith((CLAIM, _WITHDRAWN))
+        return is_below and f"{self._job.lock}/{name}" not in self.left
 
     def remove_term(self, name: str) -> None:
         """Remove the directory of a term, or of a claim."""
         token, path = parse_token(name), f"{self._job.lock}/{_withdrawn(self._job, name)}"
         if token:
             self._ended[token] = self._has_ended(token)
-        try:
+        with self._leaving(token, path):
             remove_surely(self._job.disk, path)
-        except StorageError as error:
-            self._leave(token, path, error)
 
     def empty_trash(self, token: int, path: str, heir: str) -> None:
         """Empty the trash of a term into another one."""
-        try:
+        with self._leaving(token, path):
             _empty_surely(self._job.disk, path, heir)
-        except StorageError as error:
-            self._leave(token, path, error)
 
-    def _leave(self, token: int | None, path: str, error: StorageError) -> None:
+    @contextlib.contextmanager
+    def _leaving(self, token: int | None, path: str) -> Iterator[None]:
+        """Leave a directory of an ended leader that cannot be removed; raise any other error of the block."""
+        try:
+            yield
+        except StorageError as error:
+            self.left[path] = self._obstacle(token, path, error)
+
+    def _obstacle(self, token: int | None, path: str, error: StorageError) -> Obstacle:
         cause = error.__cause__
         # Any other error than a lack of permission means that somebody still writes there, or passes.
         denied = PermissionError(cause.errno, cause.strerror) if isinstance(cause, PermissionError) else None
@@ -292,7 +297,7 @@ class _Fence:
             raise StorageError(
                 f"{error.message}: {obstacle.message} ({obstacle.owner})", path=path, hint=obstacle.hint
             )
-        self.left[path] = obstacle
+        return obstacle
 
     def _has_ended(self, token: int) -> bool:
         try:
@@ -300,11 +305,6 @@ class _Fence:
         except (OSError, SyncdError):
             return False
         return leader.released or self._gone(leader.process)
-
-
-def _is_below(name: str, highest: int) -> bool:
-    token = parse_token(name)
-    return token < highest if token else name.startswith((CLAIM, _WITHDRAWN))
 
 
 def _withdrawn(job: Job, name: str) -> str:
