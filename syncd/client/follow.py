@@ -14,7 +14,7 @@ from syncd.protocol.disk import MISSING, exists, list_if_there
 from syncd.protocol.layout import ACTOR, Job, step_name
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.presence import Presence
-from syncd.protocol.round import AHEAD, UnpublishedStep, is_overtaken, is_same
+from syncd.protocol.round import AHEAD, UnpublishedStep
 from syncd.protocol.version import Pair, Version, read_version, read_version_or_none
 
 T = TypeVar("T")
@@ -284,11 +284,11 @@ class VersionFollower:
         ahead = self._ahead
         if ahead is None:
             return False
-        if version.step == ahead.step and is_same(ahead, version, self._versions.attempt_of(version)):
+        if version.step == ahead.step and self._versions.attempt_of(version) == ahead.attempt != "":
             self._offered.keep(version.step, version.pair)
             self._publish_applied(version.pair, version.digest)
             return True
-        return is_overtaken(ahead, version.pair)
+        return version.generation == max(ahead.generation, 1) and version.step < ahead.step
 
     def _publish_applied(self, pair: Pair | None, digest: str) -> None:
         own = self._require_own()

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 
 from syncd.context import Closing
-from syncd.errors import FencedError, storage_error, storage_errors
+from syncd.errors import FencedError, StorageError, storage_error, storage_errors
 from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.table import encode_batch
@@ -54,9 +54,7 @@ class ExperienceWriter(Closing):
             self.job.disk.make_directory(os.path.dirname(path))
             self.job.disk.replace(path, data, via=self._place)
         except OSError as error:
-            if isinstance(error, MISSING) and not exists(self.job.disk, self._place):
-                raise self._fenced() from error
-            raise storage_error(error, path) from error
+            raise self._failure(error, path) from error
 
     def write(self, experiences: Sequence[Experience]) -> str:
         """Write one batch durably and return its path.
@@ -102,11 +100,12 @@ class ExperienceWriter(Closing):
                 failed.message = f"the batch is visible, but may not outlast a power cut: {failed.message}"
                 raise failed from error
             return
-        if isinstance(error, MISSING) and not exists(self.job.disk, self._place):
-            raise self._fenced() from error
-        raise storage_error(error, path) from error
+        raise self._failure(error, path) from error
 
-    def _fenced(self) -> FencedError:
+    def _failure(self, error: OSError, path: str) -> FencedError | StorageError:
+        """Return the error of a write that failed: a fence if the directory of this process is gone."""
+        if not isinstance(error, MISSING) or exists(self.job.disk, self._place):
+            return storage_error(error, path)
         return FencedError(
             f"a later process writes as explorer {self.explorer}",
             path=self._place,

@@ -79,18 +79,6 @@ class Fields:
         """Return a nested object, or None where the field is missing or null."""
         return None if self.document.get(key) is None else self.record(key)
 
-    def optional_text(self, key: str) -> str | None:
-        """Return a string, or None where the field is missing or null."""
-        return None if self.document.get(key) is None else self.text(key)
-
-    def optional_integer(self, key: str) -> int | None:
-        """Return an integer, or None where the field is missing or null."""
-        return None if self.document.get(key) is None else self.integer(key)
-
-    def optional_number(self, key: str) -> float | None:
-        """Return a number, or None where the field is missing or null."""
-        return None if self.document.get(key) is None else self.number(key)
-
     def items(self, key: str) -> Sequence[Any]:
         """Return a list, empty where the field is missing."""
         value = self.document.get(key, [])
@@ -125,14 +113,18 @@ class Fields:
         return {name: record.integer(name) for name in record.document}
 
 
+def _optional(read: Callable[[Fields, str], T]) -> Callable[[Fields, str], T | None]:
+    return lambda fields, key: None if fields.document.get(key) is None else read(fields, key)
+
+
 _READERS: Mapping[Any, Callable[[Fields, str], Any]] = {
     int: Fields.integer,
     float: Fields.number,
     str: Fields.text,
     bool: Fields.flag,
-    int | None: Fields.optional_integer,
-    float | None: Fields.optional_number,
-    str | None: Fields.optional_text,
+    int | None: _optional(Fields.integer),
+    float | None: _optional(Fields.number),
+    str | None: _optional(Fields.text),
     tuple[int, ...]: Fields.integers,
     tuple[str, ...]: Fields.texts,
     dict[str, int]: Fields.counts,
