@@ -16,7 +16,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
-from syncd.protocol.documents import Fields, encode, read_document, record_from
+from syncd.protocol.documents import PROTOCOL, Fields, as_document, encode, read_document, record_from
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
 from trainer.config.model import JobConfig
@@ -46,13 +46,7 @@ class TrainerState:
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON."""
-        return {
-            "protocol": 1,
-            "step": self.step,
-            "generation": self.generation,
-            "world_size": self.world_size,
-            "sampler": dict(self.sampler),
-        }
+        return as_document(self, protocol=PROTOCOL)
 
 
 def state_from(fields: Fields) -> TrainerState:
