@@ -53,9 +53,7 @@ def placed_in(file: ExplorerFile, stage: str) -> ExplorerFile:
     """Return a stage's file with the directories that `trainer stages` uses for it."""
     job = file.job
     state_dir = f"{job.state_dir}/{stage}" if job.state_dir else ""
-    return file.model_copy(
-        update={"job": job.model_copy(update={"dir": f"{job.dir}/{stage}", "state_dir": state_dir})}
-    )
+    return file.with_values(job={"dir": f"{job.dir}/{stage}", "state_dir": state_dir})
 
 
 def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> ExplorerFile | str:
@@ -82,8 +80,7 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Expl
             if stage in record.done:
                 return f"stage {stage} is done"
             if stage in record.models and os.path.isdir(file.job.dir):
-                model = file.model.model_copy(update={"path": record.models[stage]})
-                return file.model_copy(update={"model": model})
+                return file.with_values(model={"path": record.models[stage]})
             waited = clock.monotonic() - begin
             if waited >= file.sync.timeout:
                 raise _timed_out(file, stage, directory)

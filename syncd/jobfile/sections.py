@@ -5,6 +5,7 @@ Keys marked `FIXED` are what a run is: a later start in the same job directory m
 """
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
 
@@ -196,5 +197,9 @@ class JobFile(Section):
 
     def with_source(self, path: str) -> Self:
         """Return the file with the path that it was read from."""
-        job = self.job.model_copy(update={"source": os.path.abspath(path)})
-        return self.model_copy(update={"job": job})
+        return self.with_values(job={"source": os.path.abspath(path)})
+
+    def with_values(self, **tables: Mapping[str, Any]) -> Self:
+        """Return the file with other values of some keys: `model={"path": ...}`, unchecked."""
+        changed = {name: getattr(self, name).model_copy(update=values) for name, values in tables.items()}
+        return self.model_copy(update=changed)
