@@ -247,12 +247,11 @@ class Trainer:
     def _send(self) -> None:
         """Publish the weights by the transport that the job's file names, or that is chosen now."""
         self._vacate(self.train_step_num)
-        method = self._config.sync.method
-        self.engine.sync_weight(self._ranks.broadcast(self._chosen_method()) if method == AUTO else method)
-
-    def _chosen_method(self) -> str:
-        rank0 = self.rank0
-        return rank0.chooser.next_method(self.engine.senders, self.engine.sent) if rank0 else ""
+        method, engine, rank0 = self._config.sync.method, self.engine, self.rank0
+        if method == AUTO:
+            chosen = rank0.chooser.next_method(engine.senders, engine.sent) if rank0 else ""
+            method = self._ranks.broadcast(chosen)
+        engine.sync_weight(method)
 
     def _save(self, state: Mapping[str, object], *, block: bool, as_hf: bool) -> None:
         """Begin a full checkpoint; its weights go out by the transport too if a sync is due."""

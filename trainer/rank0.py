@@ -93,7 +93,8 @@ class Rank0:
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting = Waiting(self._clock)
         self._path = batch_paths.root(sync.job)
-        self._failure: SyncdError | None = None
+        self.failure: SyncdError | None = None
+        """The first error of `attempt`."""
         self._uncommitted: TrainerState | None = None
         self._generation = FIRST_GENERATION
         self._world_size = 1
@@ -111,8 +112,8 @@ class Rank0:
     def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""
         try:
-            if self._failure is not None:
-                return Finish(_FAILED, self._failure)
+            if self.failure is not None:
+                return Finish(_FAILED, self.failure)
             for check in self._checks:
                 check()
             return self._decide(now, next((number for number in signals if number), None))
@@ -131,14 +132,9 @@ class Rank0:
         try:
             work(self, *args, **kwargs)
         except SyncdError as error:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         except Exception as error:  # noqa: BLE001 - raised here, the other ranks would not hear of it
-            self._failure = self._failure or _bug(error)
-
-    @property
-    def failure(self) -> SyncdError | None:
-        """Return the first error of `attempt`."""
-        return self._failure
+            self.failure = self.failure or _bug(error)
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""

@@ -5,15 +5,14 @@ All ranks make the same calls in the same order.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from syncd.client.client import Client
-from syncd.errors import ConfigError, UsageError
+from syncd.errors import ConfigError
 from syncd.protocol.layout import Job
 from syncd.transports.base import Sent, WeightSender
 from syncd.transports.ranks import Ranks
@@ -35,7 +34,6 @@ class EngineContext:
         job: The job.
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
-        lease: Keeps a step from being removed while files are added to it.
         sync: The trainer's connection to the job; None on all ranks but the first.
         fence: The directory through which this trainer seals and announces; it is removed when another takes over.
     """
@@ -44,7 +42,6 @@ class EngineContext:
     job: Job
     ranks: Ranks
     device: torch.device
-    lease: Callable[[int], AbstractContextManager[object]] = nullcontext
     sync: Client | None = None
     fence: str = ""
 
@@ -151,14 +148,6 @@ class TrainEngineWrapper(ABC):
         """Return the result of the last sync, None while it is unknown; rank 0's counts."""
         return None
 
-    def log_probs(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the log-probs of each experience's response tokens, float32, one tensor a row, on all ranks."""
-        raise _without(self, "log-probs")
-
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Walk over the whole weights by their Hugging Face names; every rank walks all of it."""
-        raise _without(self, "an export")
-
     def shutdown(self) -> None:
         """Finish the save in flight, then give threads and memory back."""
 
@@ -174,7 +163,3 @@ def make_engine(context: EngineContext) -> TrainEngineWrapper:
     if not isinstance(engine, TrainEngineWrapper):
         raise ConfigError(f"entry point {name!r} of {ENGINES.group} makes no TrainEngineWrapper")
     return engine
-
-
-def _without(engine: TrainEngineWrapper, what: str) -> UsageError:
-    return UsageError(f"{type(engine).__name__} does not support {what}")

@@ -4,6 +4,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -195,7 +196,8 @@ class FileEngine(TrainEngineWrapper):
         return save
 
     def _complete(self, step: int, save: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
-        with self.context.lease(step):
+        sync = self.context.sync
+        with sync.lease(step) if sync else nullcontext():
             complete(self.context.job, step, state, save=save, as_hf=as_hf, fence=self.context.fence)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from verl.trainer.config import CheckpointConfig
 from verl.workers.config import (
     FSDPActorConfig,
     FSDPEngineConfig,
@@ -64,12 +63,6 @@ def optimizer_config(config: JobConfig) -> FSDPOptimizerConfig:
         lr_scheduler_type=optimizer.schedule,
         total_training_steps=schedule_steps(config),
     )
-
-
-def checkpoint_config() -> CheckpointConfig:
-    """Return what a full checkpoint has; weights for explorers are written elsewhere."""
-    contents = ["model", "optimizer", "extra"]
-    return CheckpointConfig(save_contents=contents, load_contents=contents)
 
 
 def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -> FSDPActorConfig:
