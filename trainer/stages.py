@@ -60,10 +60,9 @@ def load_stages(path: str, overrides: Sequence[str] = ()) -> StagedRun:
     entries: Any = whole.table.get("stages")
     if problems := [*_entry_problems(entries, path), *_command_problems(command)]:
         raise error_of(problems, LOADER.hint)
-    common = replace(whole, table={name: part for name, part in whole.table.items() if name != "stages"})
     stages: list[TrainingStage] = []
     for entry in entries:
-        config, found = LOADER.validate([common, _stage_layer(entry, common), command])
+        config, found = LOADER.validate([*whole.of_stage(entry), command])
         problems += [problem for problem in found if problem not in problems]
         if config:
             follows = bool(stages) and "path" not in entry.get("model", {})
@@ -75,14 +74,12 @@ def load_stages(path: str, overrides: Sequence[str] = ()) -> StagedRun:
 
 def _placed(whole: JobConfig, stages: Iterable[TrainingStage]) -> StagedRun:
     """Return the run whose stages lie below `whole.job.dir`, with the keys that all stages share."""
-    placed = []
-    for stage in stages:
-        state_dir = f"{whole.job.state_dir}/{stage.name}" if whole.job.state_dir else ""
-        config = stage.config.with_values(
-            job={"dir": f"{whole.job.dir}/{stage.name}", "state_dir": state_dir},
-            trainer={"continue_from_checkpoint": whole.trainer.continue_from_checkpoint},
-        )
-        placed.append(replace(stage, config=config))
+    shared = {"dir": whole.job.dir, "state_dir": whole.job.state_dir}
+    resume = {"continue_from_checkpoint": whole.trainer.continue_from_checkpoint}
+    placed = (
+        replace(stage, config=stage.config.with_values(job=shared, trainer=resume).in_stage(stage.name))
+        for stage in stages
+    )
     return StagedRun(whole, tuple(placed))
 
 
@@ -114,11 +111,6 @@ def _misplaced(entry: Mapping[str, Any], where: str) -> Iterator[Problem]:
 def _command_problems(command: Layer) -> Iterator[Problem]:
     if "stages" in command.table:
         yield Problem("stages", "stages are given in the file", where=command.where)
-
-
-def _stage_layer(entry: Mapping[str, Any], common: Layer) -> Layer:
-    table = {name: part for name, part in entry.items() if name != "name"}
-    return Layer(table, f"{common.where}, stage {entry['name']!r}", common.directory)
 
 
 Run = Callable[[JobConfig], int]

@@ -199,6 +199,11 @@ class JobFile(Section):
         """Return the file with the path that it was read from."""
         return self.with_values(job={"source": os.path.abspath(path)})
 
+    def in_stage(self, name: str) -> Self:
+        """Return the file with the directories of a stage, below those of all stages."""
+        state_dir = f"{self.job.state_dir}/{name}" if self.job.state_dir else ""
+        return self.with_values(job={"dir": f"{self.job.dir}/{name}", "state_dir": state_dir})
+
     def with_values(self, **tables: Mapping[str, Any]) -> Self:
         """Return the file with other values of some keys: `model={"path": ...}`, unchecked."""
         changed = {name: getattr(self, name).model_copy(update=values) for name, values in tables.items()}

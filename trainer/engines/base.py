@@ -7,6 +7,7 @@ All ranks make the same calls in the same order.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,6 +53,12 @@ class TrainEngineWrapper(ABC):
     Most engines derive from `trainer.engines.files.FileEngine`, which saves what `export` walks over.
     """
 
+    train_step_num: int
+    """Steps trained so far, over all starts."""
+
+    senders: Mapping[str, WeightSender] = MappingProxyType({})
+    """The senders of this run by the names of their transports; the same names on all ranks."""
+
     @abstractmethod
     def prepare(self) -> None:
         """Build the model and the optimizer; `train_step_num` is 0 afterwards.
@@ -64,11 +71,6 @@ class TrainEngineWrapper(ABC):
     def limits(self) -> Limits:
         """Return what of a row the model can take, once it is built: the loop sets other batches aside."""
         return UNLIMITED
-
-    @property
-    @abstractmethod
-    def train_step_num(self) -> int:
-        """Return the number of steps trained so far, over all starts."""
 
     @abstractmethod
     def train_step(self, batch: Batch) -> Metrics:
@@ -137,11 +139,6 @@ class TrainEngineWrapper(ABC):
     def save_failed(self) -> bool:
         """Return whether this rank knows already that the save in flight has failed; `wait_for_save` raises why."""
         return False
-
-    @property
-    def senders(self) -> Mapping[str, WeightSender]:
-        """Return the senders of this run by the names of their transports; the same names on all ranks."""
-        return {}
 
     @property
     def sent(self) -> Sent | None:
