@@ -11,12 +11,12 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
-from syncd.protocol.documents import PROTOCOL, Fields, as_document, encode, read_document, record_from
+from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
 from trainer.config.model import JobConfig
@@ -42,20 +42,11 @@ class TrainerState:
     step: int
     generation: int
     world_size: int
-    sampler: dict[str, Any] = field(default_factory=dict)
+    sampler: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON."""
-        return as_document(self, protocol=PROTOCOL)
-
-
-def state_from(fields: Fields) -> TrainerState:
-    """Return the state of its document.
-
-    Raises:
-        CorruptDataError: It is not one.
-    """
-    return record_from(TrainerState, fields, "sampler", world_size=fields.integer("world_size", least=1))
+        return {"protocol": 1, **asdict(self)}
 
 
 def training_directory(job: Job, step: int) -> str:
@@ -95,9 +86,11 @@ def sync_tree(job: Job, directory: str) -> None:
     """
     with storage_errors(directory):
         for parent, _, files in os.walk(directory):
-            for name in (*files, "."):
-                job.disk.adopt(os.path.normpath(f"{parent}/{name}"))
+            for name in files:
+                job.disk.adopt(f"{parent}/{name}")
                 _sync(f"{parent}/{name}")
+            job.disk.adopt(parent)
+            job.disk.sync_directory(parent)
 
 
 def complete(
@@ -196,7 +189,9 @@ def read_state(job: Job, step: int) -> TrainerState:
         path = job.step(step)
         if wrong := missing_files(job.disk, path, read_manifest(job.disk, path)):
             raise SyncdError(wrong[0], path=path)
-        return state_from(read_document(job.disk, f"{training_directory(job, step)}/{_STATE}"))
+        fields = read_document(job.disk, f"{training_directory(job, step)}/{_STATE}")
+        numbers = fields.integer("step"), fields.integer("generation"), fields.integer("world_size", least=1)
+        return TrainerState(*numbers, fields.record("sampler").document)
 
 
 def _is_full(job: Job, step: int) -> bool:
@@ -214,12 +209,11 @@ def _link_huggingface(disk: Disk, actor: str) -> None:
         for entry in os.scandir(actor):
             if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
                 _link(entry.path, f"{preparing}/{entry.name}")
-        _sync(preparing)
+        disk.sync_directory(preparing)
         os.rename(preparing, target)
-        _sync(actor)
+        disk.sync_directory(actor)
     except BaseException:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(preparing)
+        shutil.rmtree(preparing, ignore_errors=True)
         raise
 
 
@@ -232,8 +226,5 @@ def _link(source: str, target: str) -> None:
 
 
 def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
