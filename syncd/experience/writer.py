@@ -36,12 +36,8 @@ class ExperienceWriter(Closing):
             job.disk.make_directory(self._place)
             self._fence_others()
             job.disk.make_directory(batch_paths.batches(job, explorer))
-            self._next = self._first_free()
-
-    @property
-    def upcoming(self) -> int:
-        """Return the number of the next batch: above all that this identity's writers ever made visible."""
-        return self._next
+            self.upcoming = self._first_free()
+            """The number of the next batch: above all that this identity's writers ever made visible."""
 
     def replace(self, path: str, data: bytes) -> None:
         """Replace a file that belongs to this explorer, durably; fenced as its batches are.
@@ -65,12 +61,12 @@ class ExperienceWriter(Closing):
             StorageError: It could not be written; nothing of it is visible unless the message says so.
         """
         data = encode_batch(experiences)
-        path = batch_paths.batch(self.job, self.explorer, self._next)
+        path = batch_paths.batch(self.job, self.explorer, self.upcoming)
         try:
             self.job.disk.replace(path, data, via=self._place)
         except OSError as error:
             self._explain(error, path)
-        self._next += 1
+        self.upcoming += 1
         return path
 
     def close(self) -> None:
@@ -95,7 +91,7 @@ class ExperienceWriter(Closing):
             try:
                 self.job.disk.sync_directory(path.rpartition("/")[0])
             except OSError as again:
-                self._next += 1
+                self.upcoming += 1
                 failed = storage_error(again, path)
                 failed.message = f"the batch is visible, but may not outlast a power cut: {failed.message}"
                 raise failed from error

@@ -68,7 +68,8 @@ class Candidate:
         self._liveness = Liveness(timeout)
         self._process = process
         self._gone = gone
-        self._seen = self._highest = 0
+        self.free_after = self._highest = 0
+        """The highest term as last read; where `holder` found none, its place and all before are free."""
         self._floor: Pair | None = None
         self._own: set[str] = set()
         self._last: tuple[int, Leader] | None = None
@@ -80,14 +81,9 @@ class Candidate:
         """Return whether the leader was seen to live when it was last read; a silent one may be dead."""
         return self._last is not None and (self._beats or self._last[1].process.is_here())
 
-    @property
-    def free_after(self) -> int:
-        """Return the highest term as last read; where `holder` found none, its place and all before are free."""
-        return self._seen
-
     def holder(self) -> Leader | None:
         """Read the terms once and return the leader, None where its place is free."""
-        token = self._seen = latest_token(self._job)
+        token = self.free_after = latest_token(self._job)
         self.found_removed |= token < self._highest
         self._highest = max(self._highest, token)
         if token == 0:
@@ -127,8 +123,8 @@ class Candidate:
             StorageError: Earlier terms could not be fenced, or a foreign term leaves no number for the next.
         """
         job = self._job
-        if self._seen:
-            self._read(self._seen)
+        if self.free_after:
+            self._read(self.free_after)
         known = [pair for pair in (self._floor, floor) if pair is not None]
         leader = Leader(
             uuid.uuid4().hex, process=self._process or Process.current(), floor=max(known, default=None)
@@ -149,7 +145,7 @@ class Candidate:
         return term
 
     def _next_token(self) -> int:
-        token = 1 + max(self._seen, self._highest, latest_token(self._job, self._job.trash))
+        token = 1 + max(self.free_after, self._highest, latest_token(self._job, self._job.trash))
         if token > MAX_TOKEN:
             places = " ".join(shlex.quote(place) for place in (self._job.lock, self._job.trash))
             raise StorageError(
@@ -166,7 +162,7 @@ class Candidate:
             # A look that comes after the directory was prepared: whoever leads a later term either shows in
             # it, or finds the prepared directory and removes it. So no token that was fenced is ever taken
             # again.
-            self._check_highest(self._seen)
+            self._check_highest(self.free_after)
             disk.replace(f"{prepared}/{LEADER}", encode_leader(leader))
             self._rename_claim(prepared, term.token)
         except MISSING as error:
