@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from syncd.jobfile.loader import merged
 from trainer.config.model import AlgorithmSection
 from trainer.plugins import POLICY_LOSSES
 
@@ -169,7 +170,8 @@ KL_TYPES = frozenset(
 
 def estimator_and_loss(section: AlgorithmSection) -> tuple[str, str]:
     """Return verl's advantage estimator and policy loss, empty where there is none (sft) or the name is unknown."""
-    return _pair(section.name, section.advantage, section.loss)
+    known = ALGORITHMS.get(section.name, Algorithm("", "", ""))
+    return section.advantage or known.advantage, section.loss or known.loss
 
 
 def find_loss(name: str) -> Loss | None:
@@ -182,9 +184,9 @@ def loss_names() -> frozenset[str]:
     return frozenset(LOSSES) | frozenset(POLICY_LOSSES.installed)
 
 
-def unread(name: str, advantage: str = "", loss: str = "") -> tuple[str, ...]:
+def unread(section: AlgorithmSection) -> tuple[str, ...]:
     """Return the keys of [algorithm] that the loss and the estimator do not read; none for sft, which has neither."""
-    estimator, policy = _pair(name, advantage, loss)
+    estimator, policy = estimator_and_loss(section)
     known = find_loss(policy)
     if estimator not in ADVANTAGES or known is None:
         return ()
@@ -207,7 +209,7 @@ def with_published(section: AlgorithmSection) -> AlgorithmSection:
         found["loss_agg_mode"] = known.mode
     if advantage in NORMALISED and section.norm_advantage is None:
         found["norm_advantage"] = True
-    found["options"] = _filled(known.options, section.options)
+    found["options"] = merged(known.options, section.options)
     return section.model_copy(update=found)
 
 
@@ -225,17 +227,3 @@ def clip_bounds(section: AlgorithmSection) -> tuple[float, float] | None:
     below = section.clip_ratio if section.clip_ratio_low is None else section.clip_ratio_low
     above = section.clip_ratio if section.clip_ratio_high is None else section.clip_ratio_high
     return None if below is None or above is None else (below, above)
-
-
-def _pair(name: str, advantage: str, loss: str) -> tuple[str, str]:
-    known = ALGORITHMS.get(name, Algorithm("", "", ""))
-    return advantage or known.advantage, loss or known.loss
-
-
-def _filled(published: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with what it lacks of another one, tables in it too."""
-    found = {**published, **own}
-    for name, value in published.items():
-        if isinstance(value, Mapping) and isinstance(own.get(name), Mapping):
-            found[name] = _filled(value, own[name])
-    return found

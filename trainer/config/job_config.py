@@ -10,6 +10,7 @@ import tomli_w
 
 from syncd.errors import DOCS, ConfigError, storage_error, storage_errors
 from syncd.jobfile.keys import Key
+from syncd.jobfile.loader import values_at
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
@@ -114,6 +115,11 @@ def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple
     fixed = (key for key in KEYS.all.values() if key.fixed and key.name not in besides)
     pairs = ((key.name, _value(kept, key), _value(now, key)) for key in fixed)
     return tuple(Contradiction(name, before, after, path) for name, before, after in pairs if before != after)
+
+
+def _value(table: Mapping[str, Any], key: Key) -> Any:
+    default = "none" if key.default is None else key.default
+    return next(iter(values_at(table, key.name)), default)
 
 
 def refuse(found: Sequence[Contradiction]) -> None:
@@ -229,12 +235,3 @@ def _move_aside(path: str, content: bytes, source: str) -> None:
     aside = next(name for name in names if _read(name) in (None, content))
     LocalDisk().replace(aside, content)
     structlog.get_logger().warning("config_set_aside", path=path, saved=aside)
-
-
-def _value(table: Mapping[str, Any], key: Key) -> Any:
-    place: Any = table
-    for part in key.name.split("."):
-        if not isinstance(place, Mapping) or part not in place:
-            return "none" if key.default is None else key.default
-        place = place[part]
-    return place

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
@@ -191,17 +191,11 @@ class ExperienceReader:
         except OSError as error:
             self._note("unreachable", explorer=explorer, reason=str(error))
             return set()
-        self._reject_foreign(explorer, (entry.name for entry in entries))
-        return {seq for entry in entries if (seq := batch_paths.parse_batch(entry.name)) is not None}
-
-    def _reject_foreign(self, explorer: str, names: Iterable[str]) -> None:
-        for name in names:
-            if (
-                name.endswith(batch_paths.SUFFIX)
-                and not name.startswith(".")
-                and batch_paths.parse_batch(name) is None
-            ):
+        found = {entry.name: batch_paths.parse_batch(entry.name) for entry in entries}
+        for name, seq in found.items():
+            if seq is None and name.endswith(batch_paths.SUFFIX) and not name.startswith("."):
                 self._reject(explorer, name, "its name is not the number of a batch")
+        return {seq for seq in found.values() if seq is not None}
 
     def _next(self, explorer: str, seqs: set[int]) -> LoadedBatch | None:
         """Read one batch, or skip what is not a batch; empty `seqs` if nothing more can be read now."""

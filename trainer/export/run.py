@@ -8,11 +8,11 @@ import torch
 from syncd.errors import CorruptDataError, TryAgainError, UsageError, storage_error
 from syncd.protocol.disk import MISSING, Disk, is_below
 from syncd.protocol.layout import Job
+from syncd.protocol.receipt import record_chunks
 from syncd.transports.filesystem.export_walk import cast_of
 from trainer.export.source import CONFIG, ExportSource, find_source
 from trainer.export.target import (
     INDEX,
-    check_file,
     config_with_dtype,
     copy_file,
     staged,
@@ -21,8 +21,8 @@ from trainer.export.target import (
 from trainer.export.weights import ModelWeights, leave_out_tied
 
 DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-}  # fmt: skip
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")
+}
 """What weights can be cast to, by name."""
 
 
@@ -80,7 +80,8 @@ def _fill(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtype |
 def _rewrite(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtype | None) -> None:
     for name in source.shards:
         record = source.records[name]
-        check_file(disk, f"{source.path}/{record.name}", record)
+        for _ in record_chunks(disk, f"{source.path}/{record.name}", record):
+            pass
     config = f"{directory}/{CONFIG}"
     content = disk.read(config)
     if not source.shards:

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from syncd.errors import CorruptDataError, UsageError
-from syncd.protocol.digest import chunks, digest_file, hasher, name_of
+from syncd.protocol.digest import chunks
 from syncd.protocol.disk import MISSING, Disk, remove_tree, temporary_name
 from syncd.protocol.layout import shard_name
-from syncd.protocol.receipt import FileRecord
+from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.transports.filesystem.export_walk import (
     ExportedTensor,
     ShardLayout,
@@ -75,31 +75,7 @@ def copy_file(disk: Disk, source: str, target: str, record: FileRecord | None = 
         CorruptDataError: What was read is not what the record says.
     """
     disk.make_directory(os.path.dirname(target))
-    state = hasher(name_of(record.digest)) if record else hasher()
-
-    def seen() -> Iterator[bytes]:
-        for chunk in chunks(disk, source):
-            state.update(chunk)
-            yield chunk
-
-    disk.replace(target, seen())
-    if record:
-        _require_digest(record, f"{name_of(record.digest)}:{state.hexdigest()}", source)
-
-
-def check_file(disk: Disk, path: str, record: FileRecord) -> None:
-    """Read a file against its record.
-
-    Raises:
-        CorruptDataError: It holds something else.
-    """
-    found, _ = digest_file(disk, path, name_of(record.digest))
-    _require_digest(record, found, path)
-
-
-def _require_digest(record: FileRecord, found: str, path: str) -> None:
-    if found != record.digest:
-        raise CorruptDataError("the content does not match its digest", path=path)
+    disk.replace(target, record_chunks(disk, source, record) if record else chunks(disk, source))
 
 
 def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torch.dtype | None) -> None:

@@ -56,9 +56,12 @@ class Monitors:
         Raises:
             ConfigError: A kind is unknown, its package is missing, or it refuses its options.
         """
+        installed = MONITORS.installed
+        for kind in config.monitor.options:  # those for kinds that are not configured are allowed
+            if kind not in installed:
+                raise unknown_name(f"monitor.options.{kind}: no monitor is called {kind!r}", kind, installed)
         kinds = {kind: MONITORS.get(kind) for kind in config.monitor.kinds}
         makes: dict[str, Callable[[MonitoredRun], Monitor]] = {"jsonl": Jsonl, **kinds}
-        _check_named(config)
         runs = {kind: _run(config, kind, resumed_from) for kind in makes}
         opened = cls([MonitorThread(kind, partial(make, runs[kind])) for kind, make in makes.items()])
         opened._ready()
@@ -109,14 +112,6 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
     return figures
 
 
-def _check_named(config: JobConfig) -> None:
-    """Refuse options for unknown kinds; options for kinds that are not configured are allowed."""
-    kinds = MONITORS.installed
-    for kind in config.monitor.options:
-        if kind not in kinds:
-            raise unknown_name(f"monitor.options.{kind}: no monitor is called {kind!r}", kind, kinds)
-
-
 def _run(config: JobConfig, kind: str, resumed_from: int) -> MonitoredRun:
     directory = os.path.abspath(config.job.dir)
     return MonitoredRun(
@@ -145,14 +140,10 @@ class MonitorThread:
     Args:
         kind: The monitor's name, for the log.
         make: Makes it; called again before the next call if it raised.
-        limit: Calls that wait.
-        patience: Failures in a row after which it is switched off.
     """
 
-    def __init__(
-        self, kind: str, make: Callable[[], Monitor], *, limit: int = LIMIT, patience: int = PATIENCE
-    ) -> None:
-        self._kind, self._make, self._limit, self._patience = kind, make, limit, patience
+    def __init__(self, kind: str, make: Callable[[], Monitor]) -> None:
+        self._kind, self._make = kind, make
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._monitor: Monitor | None = None
         self._row, self._off = 0, False
@@ -177,7 +168,7 @@ class MonitorThread:
         """Queue a call; never waits."""
         if self._off:
             return
-        if self._calls.qsize() < self._limit:
+        if self._calls.qsize() < LIMIT:
             self._calls.put(call)
             return
         self.dropped += 1
@@ -223,6 +214,6 @@ class MonitorThread:
         reason = f"{type(error).__name__}: {error}"
         if self.failures == 1:
             self._log.warning("monitor_failed", monitor=self._kind, reason=reason)
-        if self._row == self._patience:
+        if self._row == PATIENCE:
             self._off = True
             self._log.warning("monitor_disabled", monitor=self._kind, reason=reason)
