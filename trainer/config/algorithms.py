@@ -18,55 +18,46 @@ class Algorithm(NamedTuple):
     """The estimator and the loss of a name.
 
     Args:
+        about: One line for people: what it is, and where it is not what its publication says.
         advantage: verl's advantage estimator, empty for sft.
         loss: verl's policy loss, empty for sft.
-        about: One line for people: what it is, and where it is not what its publication says.
     """
 
-    advantage: str
-    loss: str
     about: str
+    advantage: str = "grpo"
+    loss: str = "vanilla"
 
 
 ALGORITHMS: Mapping[str, Algorithm] = {
-    SFT: Algorithm("", "", "likelihood of the responses of data.sft_path"),
+    SFT: Algorithm("likelihood of the responses of data.sft_path", "", ""),
     "grpo": Algorithm(
-        "grpo",
-        "vanilla",
-        "rewards against the mean of their group, clipped; token-mean and no KL loss, unlike DeepSeekMath",
+        "rewards against the mean of their group, clipped; token-mean and no KL loss, unlike DeepSeekMath"
     ),
     "ppo": Algorithm(
-        "reinforce_plus_plus",
-        "vanilla",
-        "PPO's clipped loss; without a critic its advantage is the whitened return",
+        "PPO's clipped loss; without a critic its advantage is the whitened return", "reinforce_plus_plus"
     ),
-    "gspo": Algorithm("grpo", "gspo", "grpo with one ratio for a whole response"),
-    "cispo": Algorithm("grpo", "cispo", "grpo with clipped weights that carry no gradient"),
-    "sapo": Algorithm("grpo", "sapo", "grpo with a soft gate instead of the clip"),
-    "dppo_tv": Algorithm("grpo", "dppo_tv", "grpo bounded by total variation"),
-    "dppo_kl": Algorithm("grpo", "dppo_kl", "grpo bounded by KL divergence"),
-    "clip_cov": Algorithm("grpo", "clip_cov", "grpo that leaves out tokens of high covariance"),
-    "kl_cov": Algorithm("grpo", "kl_cov", "grpo with a KL penalty on tokens of high covariance"),
+    "gspo": Algorithm("grpo with one ratio for a whole response", loss="gspo"),
+    "cispo": Algorithm("grpo with clipped weights that carry no gradient", loss="cispo"),
+    "sapo": Algorithm("grpo with a soft gate instead of the clip", loss="sapo"),
+    "dppo_tv": Algorithm("grpo bounded by total variation", loss="dppo_tv"),
+    "dppo_kl": Algorithm("grpo bounded by KL divergence", loss="dppo_kl"),
+    "clip_cov": Algorithm("grpo that leaves out tokens of high covariance", loss="clip_cov"),
+    "kl_cov": Algorithm("grpo with a KL penalty on tokens of high covariance", loss="kl_cov"),
     "rloo": Algorithm(
-        "rloo",
-        "vanilla",
         "rewards against the mean of the others of their group; PPO's loss, unlike the paper's REINFORCE",
+        "rloo",
     ),
     "reinforce_plus_plus": Algorithm(
-        "reinforce_plus_plus",
-        "vanilla",
-        "returns, whitened over the batch; no KL in rewards, unlike the paper",
+        "returns, whitened over the batch; no KL in rewards, unlike the paper", "reinforce_plus_plus"
     ),
     "reinforce_plus_plus_baseline": Algorithm(
-        "reinforce_plus_plus_baseline", "vanilla", "the same, against the mean of the group"
+        "the same, against the mean of the group", "reinforce_plus_plus_baseline"
     ),
-    "opo": Algorithm(
-        "opo", "vanilla", "rewards against a baseline that weighs by length; exact with one update a step"
-    ),
+    "opo": Algorithm("rewards against a baseline that weighs by length; exact with one update a step", "opo"),
     "gpg": Algorithm(
-        "gpg", "gpg", "plain policy gradient; scaled by rows / rewards that are not 0, as verl has it"
+        "plain policy gradient; scaled by rows / rewards that are not 0, as verl has it", "gpg", "gpg"
     ),
-    "grpo_passk": Algorithm("grpo_passk", "vanilla", "only the best of a group, against the second best"),
+    "grpo_passk": Algorithm("only the best of a group, against the second best", "grpo_passk"),
 }
 """Each name with its pair. Dr. GRPO is a setting of grpo, not a name: see docs/configuration.md."""
 

@@ -14,7 +14,7 @@ from syncd.jobfile.loader import values_at
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
-from trainer.config.changes import Contradiction, check_allowed, flags, record_changes, split
+from trainer.config.changes import UNSOUND, Contradiction, check_allowed, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
 from trainer.config.model import KEYS, JobConfig, plain
 
@@ -130,7 +130,8 @@ def refuse(found: Sequence[Contradiction]) -> None:
     """
     if found:
         lines = "".join(f"\n  {contradiction}" for contradiction in found)
-        allowing = f", allow it with {allowing}" if (allowing := flags(found)) else ""
+        names = " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
+        allowing = f", allow it with {names}" if names else ""
         raise ConfigError(
             f"the job in this directory was started with other values:{lines}",
             hint=f"put it back{allowing}, or give --trainer.continue_from_checkpoint false for a new directory"
