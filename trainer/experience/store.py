@@ -102,18 +102,15 @@ class ExperienceReader:
         job: The job.
         clock: For how long something has been missing.
         consumed: What happens to batches once a saved state covers them.
-        settle: See `SETTLE`.
     """
 
-    def __init__(
-        self, job: Job, clock: Clock | None = None, *, consumed: Consumed = "delete", settle: float = SETTLE
-    ) -> None:
+    def __init__(self, job: Job, clock: Clock | None = None, *, consumed: Consumed = "delete") -> None:
         self.job, self.clock = job, clock or SystemClock()
         self.limits: Limits = UNLIMITED
         self.cursor = BatchCursor()
         self.counts: Counter[str] = Counter()
         self.waiting_files = 0
-        self._consumed, self._settle = consumed, settle
+        self._consumed = consumed
         self._archived: dict[str, set[int]] = {}
         self._stuck: dict[BatchFile, float] = {}
         self._left: set[tuple[str, str]] = set()
@@ -203,6 +200,7 @@ class ExperienceReader:
         if file.seq not in seqs:
             self._skip_missing(file, seqs)
             return None
+        loaded = None
         try:
             loaded = LoadedBatch(file, self._checked(file))
         except _BAD as error:
@@ -213,11 +211,8 @@ class ExperienceReader:
                 seqs.clear()
                 return None
             self._reject(explorer, f"{file.seq}{batch_paths.SUFFIX}", f"cannot be read: {error}")
-        else:
-            self._advance(file, seqs)
-            return loaded
         self._advance(file, seqs)
-        return None
+        return loaded
 
     def _checked(self, file: BatchFile) -> tuple[Experience, ...]:
         experiences = self._read(file)
@@ -254,7 +249,7 @@ class ExperienceReader:
 
     def _is_settled(self, file: BatchFile) -> bool:
         now = self.clock.monotonic()
-        return now - self._stuck.setdefault(file, now) >= self._settle
+        return now - self._stuck.setdefault(file, now) >= SETTLE
 
     def _reject(self, explorer: str, name: str, reason: str) -> None:
         if (explorer, name) in self._left:

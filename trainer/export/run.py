@@ -123,7 +123,8 @@ def staged(disk: Disk, out: str) -> Iterator[str]:
     disk.make_directory(directory)
     try:
         yield directory
-        _sync_tree(disk, directory)
+        for below, _, _ in os.walk(directory):
+            disk.sync_directory(below)
         disk.rename(directory, out)  # refused if the place was filled meanwhile
     except BaseException:
         with contextlib.suppress(OSError):
@@ -137,13 +138,6 @@ def _is_free(disk: Disk, out: str) -> bool:
         return disk.stat(out).kind == "directory" and not disk.list(out)
     except MISSING:
         return True
-
-
-def _sync_tree(disk: Disk, directory: str) -> None:
-    for entry in disk.list(directory):
-        if entry.kind == "directory":
-            _sync_tree(disk, f"{directory}/{entry.name}")
-    disk.sync_directory(directory)
 
 
 def copy_file(disk: Disk, source: str, target: str, record: FileRecord | None = None) -> None:

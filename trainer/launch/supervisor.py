@@ -46,22 +46,19 @@ _LINE_END = re.compile(rb"[\r\n]+")
 _writing = threading.Lock()
 
 
-def start_ranks(
-    command: Sequence[str], nproc: int, environ: Mapping[str, str], *, grace: float = GRACE
-) -> int:
+def start_ranks(command: Sequence[str], nproc: int, environ: Mapping[str, str]) -> int:
     """Run a command as ranks 0 to nproc - 1 of this machine and return the exit code of the run.
 
     Args:
         command: What each rank runs; `read_rank_env` tells it which rank it is.
         nproc: How many ranks.
         environ: The environment they start from.
-        grace: Seconds that ranks have to end when one of them has failed.
 
     Returns:
         The code of the first rank that failed, 128 + n if signal n killed it; else 75 if a rank was asked to stop,
         else 0.
     """
-    with SignalInbox() as inbox, RankSupervisor(inbox, grace) as supervisor:
+    with SignalInbox() as inbox, RankSupervisor(inbox) as supervisor:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(_BACKLOG)
@@ -85,11 +82,10 @@ class RankSupervisor:
 
     Args:
         inbox: The signals that are passed on.
-        grace: Seconds that ranks have to end when one of them has failed.
     """
 
-    def __init__(self, inbox: SignalInbox, grace: float) -> None:
-        self._inbox, self._grace = inbox, grace
+    def __init__(self, inbox: SignalInbox) -> None:
+        self._inbox = inbox
         self._living: dict[int, _Rank] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ)
@@ -189,7 +185,7 @@ class RankSupervisor:
         if status == -signal.SIGKILL:
             _print("hint: dmesg | tail   # the kernel kills when memory runs out")
         self._send(signal.SIGTERM)
-        self._kill_at = time.monotonic() + self._grace
+        self._kill_at = time.monotonic() + GRACE
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._living.values():
@@ -203,7 +199,7 @@ class RankSupervisor:
             _print(f"error: {left} cannot be killed: it waits for a file system or a device")
         self._given_up, self._killed = self._killed, True
         self._send(signal.SIGKILL)
-        self._kill_at = time.monotonic() + self._grace
+        self._kill_at = time.monotonic() + GRACE
 
     def _reap(self, rank: _Rank) -> int:
         """Return how a rank ended; kill its process group first, while no other process can have its number."""

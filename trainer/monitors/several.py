@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -63,9 +64,16 @@ class Monitors:
         kinds = {kind: MONITORS.get(kind) for kind in config.monitor.kinds}
         makes: dict[str, Callable[[MonitoredRun], Monitor]] = {"jsonl": Jsonl, **kinds}
         runs = {kind: _run(config, kind, resumed_from) for kind in makes}
-        opened = cls([MonitorThread(kind, partial(make, runs[kind])) for kind, make in makes.items()])
-        opened._ready()
-        return opened
+        behind = [MonitorThread(kind, partial(make, runs[kind])) for kind, make in makes.items()]
+        deadline = time.monotonic() + START
+        try:
+            for each in behind:
+                each.ready(max(deadline - time.monotonic(), 0.0))
+        except ConfigError:
+            for each in behind:
+                each.end()
+            raise
+        return cls(behind)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of a step to all monitors, with the counts of their failed and dropped calls."""
@@ -91,16 +99,6 @@ class Monitors:
             each.end()
         for each in self._behind:
             each.join(deadline - time.monotonic())
-
-    def _ready(self) -> None:
-        deadline = time.monotonic() + START
-        try:
-            for each in self._behind:
-                each.ready(max(deadline - time.monotonic(), 0.0))
-        except ConfigError:
-            for each in self._behind:
-                each.end()
-            raise
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -147,8 +145,7 @@ class MonitorThread:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._monitor: Monitor | None = None
         self._row, self._off = 0, False
-        self._made = threading.Event()
-        self._refused: ConfigError | None = None
+        self._made: Future[None] = Future()
         self.failures = self.dropped = 0
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._work, name=f"monitor-{kind}", daemon=True)
@@ -160,9 +157,8 @@ class MonitorThread:
         Raises:
             ConfigError: It refuses its options.
         """
-        self._made.wait(timeout)
-        if self._refused is not None:
-            raise self._refused
+        with suppress(TimeoutError):
+            self._made.result(timeout)
 
     def put(self, call: Call) -> None:
         """Queue a call; never waits."""
@@ -189,7 +185,8 @@ class MonitorThread:
 
     def _work(self) -> None:
         self._try(lambda _: None)
-        self._made.set()
+        if not self._made.done():
+            self._made.set_result(None)
         for call in iter(self._calls.get, None):
             if not self._off:
                 self._try(call)
@@ -201,11 +198,10 @@ class MonitorThread:
             if self._monitor is None:
                 self._monitor = self._make()
             call(self._monitor)
-        except ConfigError as error:
-            self._refused = error
-            self._failed(error)
         except Exception as error:  # noqa: BLE001 -- whatever a service's library raises
             self._failed(error)
+            if isinstance(error, ConfigError) and not self._made.done():
+                self._made.set_exception(error)
         else:
             self._row = 0
 
