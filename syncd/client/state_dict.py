@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from syncd.errors import UsageError
 from syncd.protocol.disk import Disk
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.receipt import FileRecord, record_chunks
+from syncd.protocol.receipt import record_chunks
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.protocol.safetensors import (
     DTYPE_BITS,
@@ -89,7 +89,11 @@ def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, Tens
     headers = []
     for record in manifest.shards:
         path = f"{step_path}/{record.name}"
-        data = _verified(disk, path, record)
+        whole, end = bytearray(record.size), 0
+        for piece in record_chunks(disk, path, record):
+            whole[end : end + len(piece)] = piece
+            end += len(piece)
+        data = memoryview(whole).toreadonly()
         header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
         headers.append(header)
         for name, tensor in header.tensors.items():
@@ -122,14 +126,6 @@ def list_tensors(headers: Sequence[Header]) -> list[TensorInfo]:
     """Return name, dtype and shape of each tensor, in the order of the files."""
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
     return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
-
-
-def _verified(disk: Disk, path: str, record: FileRecord) -> memoryview:
-    data, place = bytearray(record.size), 0
-    for piece in record_chunks(disk, path, record):
-        data[place : place + len(piece)] = piece
-        place += len(piece)
-    return memoryview(data).toreadonly()
 
 
 def _unencoded(name: str, value: Any) -> _Unencoded:
