@@ -131,14 +131,12 @@ class DaemonProcess:
                 code = subprocess.run(  # noqa: S603 - our own command
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, timeout=TIDYING
                 ).returncode
+            reason = f"exit code {code}, see {self._job.state}/daemon.log" if code else ""
         except (OSError, subprocess.TimeoutExpired) as error:
-            self._warn_not_pruned(str(error))
-            return
-        if code:
-            self._warn_not_pruned(f"exit code {code}, see {self._job.state}/daemon.log")
-
-    def _warn_not_pruned(self, reason: str) -> None:
-        self._log.warning("job_cleanup_failed", reason=reason, hint=f"syncd prune {self._job.root}")
+            reason = str(error)
+        if reason:
+            hint = f"syncd prune {self._job.root}"
+            self._log.warning("job_cleanup_failed", reason=reason, hint=hint)
 
     def _start_if_needed(self, now: float) -> None:
         if self.pid is not None:
