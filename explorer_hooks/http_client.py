@@ -10,7 +10,6 @@ import http.client
 import json
 import re
 import socket
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -249,10 +248,9 @@ class HttpClient:
         raise EngineUnreachableError(message, path=self.address, hint=hint) from error
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        if self._url.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self.host, self._url.port, timeout=timeout, context=context)
-        return http.client.HTTPConnection(self.host, self._url.port, timeout=timeout)
+        is_secure = self._url.scheme == "https"  # then the default context checks certificate and name
+        kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+        return kind(self.host, self._url.port, timeout=timeout)
 
     def _exchanged(
         self, connection: http.client.HTTPConnection, request: str, body: Mapping[str, Any] | None

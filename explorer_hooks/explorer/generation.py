@@ -87,6 +87,25 @@ PermittedVersion = Callable[[], Pair | None]
 """Returns the version with which work may be done now: the applied one, or `BEFORE_THE_FIRST`; None for none."""
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratorContext:
+    """What a generator is opened with.
+
+    Args:
+        tokens: The model's tokenizer.
+        running: Asks the engine what it runs; several threads call it.
+        permitted: The version with which work may be done.
+        seed: Seeds the draws of a model in this process.
+        stop: Once it returns true, pending groups are given up.
+    """
+
+    tokens: Tokens
+    running: Callable[[], Running]
+    permitted: PermittedVersion
+    seed: str
+    stop: Callable[[], bool]
+
+
 class InferenceEngine(ABC):
     """What generates."""
 
@@ -96,22 +115,8 @@ class InferenceEngine(ABC):
     """Loads versions into it."""
 
     @abstractmethod
-    def generator(
-        self,
-        tokens: Tokens,
-        running: Callable[[], Running],
-        permitted: PermittedVersion,
-        seed: str,
-        stop: Callable[[], bool],
-    ) -> Generator:
+    def generator(self, context: GeneratorContext) -> Generator:
         """Return what generates groups with it.
-
-        Args:
-            tokens: The model's tokenizer.
-            running: Asks the engine what it runs; several threads call it.
-            permitted: The version with which work may be done.
-            seed: Seeds the draws of a model in this process.
-            stop: Once it returns true, pending groups are given up.
 
         Raises:
             ConfigError: The server names no model.

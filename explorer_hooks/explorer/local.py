@@ -18,14 +18,12 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
     BEFORE_THE_FIRST,
     Generator,
+    GeneratorContext,
     GroupRequest,
     GroupResult,
     InferenceEngine,
-    PermittedVersion,
     Response,
 )
-from explorer_hooks.explorer.tasks import Tokens
-from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.protocol.version import pair_of
@@ -153,17 +151,14 @@ class LocalGenerator(Generator):
 
     Args:
         hook: Loads versions into the model.
-        tokens: The model's tokenizer.
+        context: The model's tokenizer, the seed of the draws, and when to stop.
         rows: Responses of one forward pass at most.
-        seed: Seeds the draws.
-        stop: Once it returns true, pending groups are given up.
     """
 
-    def __init__(
-        self, hook: TransformersHook, tokens: Tokens, *, rows: int, seed: int, stop: Callable[[], bool]
-    ) -> None:
-        self._hook, self._tokens, self._rows, self._stop = hook, tokens, rows, stop
-        self._ends = sequence_limits(hook.model, getattr(tokens, "tokenizer", None))
+    def __init__(self, hook: TransformersHook, context: GeneratorContext, rows: int) -> None:
+        self._hook, self._tokens, self._stop, self._rows = hook, context.tokens, context.stop, rows
+        self._ends = sequence_limits(hook.model, self._tokens.tokenizer)
+        seed = crc32(context.seed.encode())
         self._draws = torch.Generator(next(hook.model.parameters()).device).manual_seed(seed)
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
@@ -216,16 +211,9 @@ class LocalEngine(InferenceEngine):
         self.name, self._rows = file.explorer.engine.kind, file.explorer.engine.rows
         self.hook: TransformersHook = open_hook(file)
 
-    def generator(
-        self,
-        tokens: Tokens,
-        running: Callable[[], Running],  # noqa: ARG002 - the hook knows it exactly
-        permitted: PermittedVersion,  # noqa: ARG002
-        seed: str,
-        stop: Callable[[], bool],
-    ) -> LocalGenerator:
+    def generator(self, context: GeneratorContext) -> LocalGenerator:
         """Return what generates groups with the model."""
-        return LocalGenerator(self.hook, tokens, rows=self._rows, seed=crc32(seed.encode()), stop=stop)
+        return LocalGenerator(self.hook, context, self._rows)
 
 
 def open_hook(file: ExplorerFile) -> TransformersHook:

@@ -20,20 +20,13 @@ from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 
-
-def state_path(job: Job, explorer: str) -> str:
-    """Return the path of the file that records how far an explorer's tasks are done."""
-    return f"{job.root}/explorers/{explorer}/state.json"
+STATE, METRICS, EVALUATIONS = "state.json", "metrics.jsonl", "evaluations.jsonl"
+"""How far the tasks are done; a line for each batch; a line for each evaluation."""
 
 
-def metrics_path(job: Job, explorer: str) -> str:
-    """Return the path of the JSONL file with a line for each batch."""
-    return f"{job.root}/explorers/{explorer}/metrics.jsonl"
-
-
-def evaluations_path(job: Job, explorer: str) -> str:
-    """Return the path of the JSONL file with a line for each evaluation."""
-    return f"{job.root}/explorers/{explorer}/evaluations.jsonl"
+def own_path(job: Job, explorer: str, name: str) -> str:
+    """Return the path of an explorer's file of this name."""
+    return f"{job.root}/explorers/{explorer}/{name}"
 
 
 class Records:
@@ -130,7 +123,7 @@ class TaskLedger:
 
     def __init__(self, writer: ExperienceWriter, state: LedgerState) -> None:
         self.writer, self.state = writer, state
-        self._path = state_path(writer.job, writer.explorer)
+        self._path = own_path(writer.job, writer.explorer, STATE)
 
     @classmethod
     def open(cls, writer: ExperienceWriter, tasks: str, seed: str) -> "TaskLedger":
@@ -140,7 +133,7 @@ class TaskLedger:
             ConfigError: The tasks or their order have changed since.
             CorruptDataError: The file is damaged.
         """
-        path = state_path(writer.job, writer.explorer)
+        path = own_path(writer.job, writer.explorer, STATE)
         try:
             state = _state(read_document(writer.job.disk, path)).resumed(writer.upcoming)
         except MISSING:
