@@ -1,6 +1,6 @@
 """How far explorers may run ahead of the trainer, and what an explorer does next. Pure but for counting batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from explorer_hooks.explorer.config import ExplorerFile
@@ -28,6 +28,10 @@ class Allowance:
     def covers(self, step: int, written: int) -> bool:
         """Return whether another batch may be written now."""
         return written - self.written < (step - self.step + 1 + self.ahead) * self.batches
+
+    def restarted(self, step: int, written: int) -> "Allowance":
+        """Return the same allowance, counted from another moment."""
+        return replace(self, step=step, written=written)
 
 
 Next = Literal["end", "engine", "sync", "wait", "work"]

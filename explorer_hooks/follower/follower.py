@@ -315,7 +315,7 @@ class Follower(Closing):
             skipped=failed.given_up | failed.paused,
             applied=self.applied,
             retries=bool(failed.paused),
-            can_restore=self._engine.can_restore,
+            can_restore=self._engine.good is not None or self._engine.is_suspect,
         )
         return replace(now, steps=self._versions.older_steps()) if needs_steps(self._policy, now) else now
 
