@@ -7,6 +7,7 @@ are never followed: a token for one host must not be sent to another. The enviro
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import re
 import socket
@@ -295,6 +296,14 @@ def _whole(response: http.client.HTTPResponse, longest: int) -> bytes:
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
     return whole
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host of an address is this one, by name or number."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _message(document: dict[str, Any] | None) -> str | None:

@@ -1,11 +1,14 @@
 """The seam between the explorer and what generates: prompts in, groups of responses with their versions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 
-from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.rewards import Score, plain_task
+from explorer_hooks.explorer.scoring import Scorer
+from explorer_hooks.explorer.tasks import Task, Tokens
 from explorer_hooks.hook import Hook, Running
 from syncd.protocol.version import Pair
 
@@ -81,6 +84,29 @@ class Generator(ABC):
         Raises:
             EngineDeadError: Nothing can be generated any more.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What makes scored responses to tasks.
+
+    Args:
+        file: The configuration: how many, and how long they are.
+        tokens: The tokenizer.
+        generator: Generates groups.
+        scorer: Scores responses.
+        stop: Once it returns true, unfinished work is given up.
+    """
+
+    file: ExplorerFile
+    tokens: Tokens
+    generator: Generator
+    scorer: Scorer
+    stop: Callable[[], bool]
+
+    def scores(self, answered: Iterable[tuple[Task, Response]]) -> list[Score]:
+        """Return the score of each response to a task."""
+        return self.scorer.score([(task.text, one.text, plain_task(task)) for task, one in answered])
 
 
 PermittedVersion = Callable[[], Pair | None]

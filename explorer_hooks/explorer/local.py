@@ -49,16 +49,14 @@ class SequenceLimits:
 def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
     """Return what ends sequences of a model, from its generation configuration, its own, and its tokenizer."""
     config = model.config
-    found: set[int] = set()
+    found: set[Any] = set()
     for place in (getattr(model, "generation_config", None), config, tokenizer):
         value = getattr(place, "eos_token_id", None)
-        found |= (
-            set(value) if isinstance(value, list | tuple) else {value} if isinstance(value, int) else set()
-        )
+        found.update(value if isinstance(value, list | tuple) else [value])
     pad, positions = getattr(config, "pad_token_id", None), getattr(config, "max_position_embeddings", None)
     known_pad = isinstance(pad, int) and 0 <= pad < config.vocab_size
     return SequenceLimits(
-        frozenset(found),
+        frozenset(one for one in found if isinstance(one, int)),
         int(pad) if known_pad and pad is not None else 0,
         positions if isinstance(positions, int) else _ENDLESS,
     )

@@ -13,7 +13,7 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.explorer import Explorer
-from explorer_hooks.explorer.generation import GeneratorContext, InferenceEngine
+from explorer_hooks.explorer.generation import GeneratorContext, InferenceEngine, Sampling
 from explorer_hooks.explorer.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
 from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import Scorer, open_scorer
@@ -59,13 +59,13 @@ def run(file: ExplorerFile) -> str:
         versions = EngineVersions(source, ledger, file.data.groups / file.groups, ahead_of(file))
         draws = f"{seed}/{ledger.cursor.seed_text}"
         context = GeneratorContext(tokens, follower.running, versions.permitted, draws, stop)
-        generator = engine.generator(context)
+        sampling = Sampling(file, tokens, engine.generator(context), scorer, stop)
         evaluation = None
         if held_out is not None:
             records = Records(own_path(job, name, EVALUATIONS), job.disk)
-            evaluation = Evaluation(held_out, records, tokens, generator, scorer, file, stop)
+            evaluation = Evaluation(held_out, records, sampling)
         gate = EngineGate(versions, evaluation, file.sync, stop)
-        batches = BatchMaker(tasks, ledger, tokens, generator, scorer, file, gate, stop)
+        batches = BatchMaker(tasks, ledger, sampling, gate)
         metrics = Records(own_path(job, name, METRICS), job.disk)
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import ClassVar, Self
 
 from explorer_hooks.hook import Hook, HookOptions, HookSettings
-from explorer_hooks.http_client import HttpClient
+from explorer_hooks.http_client import HttpClient, is_loopback
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError
 
 LOOPBACK = "127.0.0.1"
@@ -105,7 +105,7 @@ def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:
     if given == "false":
         return None
     if given == "true":
-        return LOOPBACK if server.host in ("localhost", "::1") or server.host.startswith("127.") else None
+        return LOOPBACK if is_loopback(server.host) else None
     try:
         return str(ipaddress.ip_address(given))
     except ValueError:

@@ -2,14 +2,13 @@
 
 import hashlib
 import hmac
-import ipaddress
 import time
 import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from explorer_hooks.hook import HookOptions, HookSettings, PhaseHook, Running
-from explorer_hooks.http_client import HttpClient, Reply
+from explorer_hooks.http_client import HttpClient, Reply, is_loopback
 from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
 from syncd.transports.base import WeightDirectory
 
@@ -135,9 +134,4 @@ def document_of(target: WeightDirectory, phase: str) -> dict[str, Any]:
 def is_private(address: str) -> bool:
     """Return whether no other host can read or change requests: they use https or stay on this host."""
     url = urlsplit(address)
-    if url.scheme == "https" or url.hostname == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(url.hostname or "").is_loopback
-    except ValueError:
-        return False
+    return url.scheme == "https" or is_loopback(url.hostname or "")
