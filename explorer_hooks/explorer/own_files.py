@@ -16,7 +16,7 @@ from syncd.errors import ConfigError, storage_errors
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import encode, read_document, record_from
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 
@@ -72,9 +72,9 @@ class TaskCursor:
         batches: Batches written before this position.
     """
 
-    epoch: int = 0
-    position: int = 0
-    batches: int = 0
+    epoch: int
+    position: int
+    batches: int
 
     def behind(self, epoch: int, position: int, *, batch: bool) -> "TaskCursor":
         """Return the position behind a task, one batch later if there is one."""
@@ -84,6 +84,9 @@ class TaskCursor:
     def seed_text(self) -> str:
         """Return the part of a seed that is new at each position; any change of this text changes all draws."""
         return f"Cursor(epoch={self.epoch}, position={self.position}, batches={self.batches})"
+
+
+_START = TaskCursor(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,9 @@ class LedgerState:
     run: str
     tasks: str
     seed: str
-    cursor: TaskCursor = TaskCursor()
+    cursor: TaskCursor = _START
     pending: int = 0
-    then: TaskCursor = TaskCursor()
+    then: TaskCursor = _START
 
     def resumed(self, upcoming: int) -> "LedgerState":
         """Return the state of a restarted explorer whose next batch would have this number."""
@@ -135,7 +138,8 @@ class TaskLedger:
         """
         path = own_path(writer.job, writer.explorer, STATE)
         try:
-            state = _state(read_document(writer.job.disk, path)).resumed(writer.upcoming)
+            found = read_document(writer.job.disk, path)
+            state = record_from(LedgerState, found, "cursor", "pending", "then").resumed(writer.upcoming)
         except MISSING:
             state = LedgerState(uuid.uuid4().hex[:8], tasks, seed)
         if (state.tasks, state.seed) != (tasks, seed):
@@ -181,18 +185,3 @@ class TaskLedger:
 
     def _save(self, state: LedgerState) -> None:
         self.writer.replace(self._path, encode(asdict(state)))
-
-
-def _state(fields: Fields) -> LedgerState:
-    return LedgerState(
-        run=fields.text("run"),
-        tasks=fields.text("tasks"),
-        seed=fields.text("seed"),
-        cursor=_cursor(fields.record("cursor")),
-        pending=fields.integer("pending"),
-        then=_cursor(fields.record("then")),
-    )
-
-
-def _cursor(fields: Fields) -> TaskCursor:
-    return TaskCursor(fields.integer("epoch"), fields.integer("position"), fields.integer("batches"))
