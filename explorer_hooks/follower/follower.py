@@ -126,11 +126,6 @@ class Follower(Closing):
         return self._engine.applied
 
     @property
-    def state(self) -> str:
-        """Return waiting, loading, serving, unreachable or dead."""
-        return self._reporter.state
-
-    @property
     def met(self) -> int:
         """Return the step that was loaded or given up last, -1 for none."""
         met = [pair for pair in (self._driver.position, *self._driver.failed.given_up) if pair]
