@@ -138,8 +138,8 @@ class TaskLedger:
         """
         path = own_path(writer.job, writer.explorer, STATE)
         try:
-            found = read_document(writer.job.disk, path)
-            state = record_from(LedgerState, found, "cursor", "pending", "then").resumed(writer.upcoming)
+            fields = read_document(writer.job.disk, path)
+            state = record_from(LedgerState, fields, "cursor", "pending", "then").resumed(writer.upcoming)
         except MISSING:
             state = LedgerState(uuid.uuid4().hex[:8], tasks, seed)
         if (state.tasks, state.seed) != (tasks, seed):
