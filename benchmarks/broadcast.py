@@ -38,7 +38,7 @@ from sync import make_weights
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
-from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.ranks import Alone
 
 WAYS = (BROADCAST, FILES, TENSORS, LINK)

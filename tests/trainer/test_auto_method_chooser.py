@@ -10,7 +10,7 @@ from syncd.synchronizer import Synchronizer
 from syncd.transports.base import Sent
 from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
 from syncd.transports.broadcast.send import BroadcastSender
-from syncd.transports.memory.save import MemorySender
+from syncd.transports.memory.send import MemorySender
 from syncd.transports.ranks import Alone
 from trainer import auto_method
 from trainer.auto_method import ORDER, ExplorerLoad, Measured, MethodChooser, load_of, measured

@@ -11,8 +11,8 @@ from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
-from syncd.transports.filesystem.save import StepSaver
 from syncd.transports.filesystem.shard import SecondCopy
+from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.ranks import Ranks, all_or_error
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from syncd.transports.memory.save import MemoryCopies, StepCopy
+from syncd.transports.memory.send import MemoryCopies, StepCopy
 from trainer.cli.main import main
 
 
