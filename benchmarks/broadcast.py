@@ -41,7 +41,7 @@ from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext
 from syncd.transports.broadcast.send import BroadcastSender
 from syncd.transports.filesystem.step_saver import StepSaver
-from syncd.transports.ranks import Alone
+from syncd.transports.ranks import Ranks
 
 WAYS = (BROADCAST, FILES, TENSORS, LINK)
 _MARKS = 251
@@ -105,7 +105,7 @@ class Sender:
         job = Job.at(f"{case.place}/job")
         sync = opened.enter_context(Synchronizer.open(job.root, "trainer", timeout=LONG))
         settings = SyncSection(bucket_mib=bucket_mib, ready_timeout=LONG, broadcast_timeout=LONG)
-        sender = BroadcastSender(SendContext(job, Alone(), settings, sync), ExitStack())  # no files
+        sender = BroadcastSender(SendContext(job, Ranks(), settings, sync), ExitStack())  # no files
         self._sender = opened.enter_context(closing(sender))
         self._saver = opened.enter_context(closing(StepSaver(job, 0, 1, mode="stream")))
 

@@ -5,7 +5,7 @@ import os
 import torch.distributed as dist
 
 from syncd.protocol.layout import Job
-from syncd.transports.ranks import Alone, RankGroup, Ranks
+from syncd.transports.ranks import RankGroup, Ranks
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, TrainEngineWrapper, make_engine
 from trainer.launch.process_group import open_ranks, pick_device
@@ -30,7 +30,7 @@ def get_trainer_wrapper(config: JobConfig) -> TrainEngineWrapper:
     if not dist.is_initialized():
         ranks = open_ranks(rank_env, device, timeout)
     else:
-        ranks = RankGroup(timeout) if dist.get_world_size() > 1 else Alone()
+        ranks = RankGroup(timeout) if dist.get_world_size() > 1 else Ranks()
     return make_engine(
         EngineContext(config, Job.at(config.job.dir, config.job.state_dir or None), ranks, device)
     )

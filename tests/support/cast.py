@@ -22,7 +22,7 @@ from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import BroadcastReceiver
 from syncd.transports.broadcast.send import BroadcastSender
-from syncd.transports.ranks import Alone
+from syncd.transports.ranks import Ranks
 
 LONG = 120.0
 BUCKET = 1 << 20
@@ -57,7 +57,7 @@ def send(job, device, steps, timeout):
     )
     with (
         Synchronizer.open(job, "trainer", timeout=LONG) as sync,
-        closing(BroadcastSender(SendContext(sync.job, Alone(), settings, sync), ExitStack())) as sender,
+        closing(BroadcastSender(SendContext(sync.job, Ranks(), settings, sync), ExitStack())) as sender,
     ):
         sync.wait_for(lambda: BroadcastControl(sync).members("gloo"))
         for step in range(1, int(steps) + 1):

@@ -10,7 +10,7 @@ from syncd.protocol.presence import Presence
 from syncd.transports.base import SendContext
 from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.send import BroadcastSender, _members
-from syncd.transports.ranks import Alone
+from syncd.transports.ranks import Ranks
 
 OWN = Gpu("0a", "2.27")
 
@@ -24,7 +24,7 @@ def presence(name, uuid, start="first"):
 def broadcaster(monkeypatch, tmp_path):
     """One whose weights are on a GPU, as far as it knows."""
     monkeypatch.setattr(process_group, "gpu_of", lambda device: OWN if device.type == "meta" else None)
-    context = SendContext(Job.at(tmp_path), Alone(), SyncSection())
+    context = SendContext(Job.at(tmp_path), Ranks(), SyncSection())
     made = BroadcastSender(context, None)
     export = [("w", torch.zeros(3, device="meta"))]
     made._planned(export)

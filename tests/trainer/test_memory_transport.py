@@ -159,7 +159,7 @@ def test_a_full_memory_file_system_falls_back_to_files(job, little, saver):
 
 def test_a_write_error_discards_the_copy_and_keeps_the_step(job, memory, saver, monkeypatch):
     told = []
-    monkeypatch.setattr("syncd.transports.memory.send.NewFile.write", failing)
+    monkeypatch.setattr("syncd.transports.filesystem.shard.NewFile.write", failing)
     assert save(saver, memory, 1, told) == ""
     assert told == ["[Errno 5] Input/output error"]
     assert not held(memory, job, 1)

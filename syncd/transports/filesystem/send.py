@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -11,7 +10,7 @@ from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
-from syncd.transports.filesystem.shard import SecondCopy
+from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.ranks import Ranks, all_or_error
 
@@ -69,7 +68,7 @@ class FilesystemSender(WeightSender):
         attempt: str,
         export: Export,
         files: Mapping[str, bytes],
-        copy: SecondCopy | None = None,
+        copy: StepCopy | None = None,
     ) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
@@ -94,9 +93,8 @@ class FilesystemSender(WeightSender):
     def sent(self) -> Sent | None:
         """Return the result of the last send, None while this rank is writing or if it failed."""
         sent = self._saver.sent
-        if sent is None or self._attempt is None or sent.step != self._attempt[0]:
-            return None
-        return replace(sent, method=self.name)
+        is_own = sent is not None and self._attempt is not None and sent.step == self._attempt[0]
+        return sent if is_own else None
 
     @property
     def has_failed(self) -> bool:
