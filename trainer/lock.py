@@ -5,13 +5,12 @@ removes that directory. One that was paused and wakes up can do none of this: th
 """
 
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from syncd.client.own_presence import Heartbeat
+from syncd.context import Closing
 from syncd.errors import FencedError, LockHeldError, SyncdError, TermLostError
 from syncd.protocol.disk import Clock
-from syncd.protocol.layout import Job
+from syncd.protocol.layout import STATE, Job, JobPath
 from syncd.protocol.leadership import BEAT, TIMEOUT, Term
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.takeover import Candidate
@@ -24,16 +23,11 @@ _PAUSE = 0.25
 class _Locked(Job):
     """The job as its trainers lock it: a term of theirs moves nothing into a trash."""
 
-    @property
-    def lock(self) -> str:
-        return self.trainer_lock
-
-    @property
-    def trash(self) -> str:
-        return f"{self.trainer_lock}/.trash"
+    lock = JobPath("root", f"{STATE}/trainer.lock")
+    trash = JobPath("root", f"{STATE}/trainer.lock/.trash")
 
 
-class TrainerLock:
+class TrainerLock(Closing):
     """This process's right to train a job; a thread renews it until it is closed.
 
     Args:
@@ -85,14 +79,6 @@ class TrainerLock:
         self._heartbeat.stop()
         if not self._lost:
             self._term.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _beat(self) -> None:
         try:

@@ -1,15 +1,15 @@
 """Makes the sample strategy that the configuration asks for, and turns texts into tokens. Rank 0 samples for all."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from syncd.errors import ConfigError
-from syncd.jobfile.sections import DataSection
 from syncd.protocol.layout import Job
 from trainer.config.model import JobConfig
 from trainer.experience.batch import SampleStrategy
-from trainer.experience.fifo import Fifo, SampleSettings
+from trainer.experience.fifo import Fifo
 from trainer.experience.sft import Examples, read_examples, stored_tokens
 from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
@@ -46,8 +46,9 @@ def strategy_name(config: JobConfig) -> str:
 
 def fifo(config: JobConfig, job: Job) -> Fifo:
     """Return the strategy `fifo`."""
-    reader = ExperienceReader(job, consumed=config.data.consumed)
-    return Fifo(reader, _settings(config.data, config.sync.interval))
+    data, interval = config.data, config.sync.interval
+    staleness = Staleness(bound=data.max_age, beyond=data.beyond, decay=data.decay, interval=interval)
+    return Fifo(ExperienceReader(job, consumed=data.consumed), data, staleness)
 
 
 def replay(config: JobConfig, job: Job) -> Replay:
@@ -66,17 +67,6 @@ def sft(config: JobConfig, _job: Job) -> Supervised:
     """Return the strategy `sft`: SFT examples only."""
     data = config.data
     return Supervised(_examples(config), data.groups * data.group_size, data.epochs)
-
-
-def _settings(data: DataSection, interval: int) -> SampleSettings:
-    staleness = Staleness(bound=data.max_age, beyond=data.beyond, decay=data.decay, interval=interval)
-    return SampleSettings(
-        group_size=data.group_size,
-        groups=data.groups,
-        staleness=staleness,
-        group_timeout=data.group_timeout,
-        max_waiting=data.max_waiting,
-    )
 
 
 def _examples(config: JobConfig) -> Examples:
@@ -100,7 +90,6 @@ class Encoder:
 
     def __init__(self, model: str, *, trust: bool) -> None:
         self._model, self._trust = model, trust
-        self._tokenizer: Any = None
 
     def __call__(self, row: Mapping[str, Any]) -> tuple[Sequence[int], int]:
         """Return the tokens of a row and how many of them are the prompt."""
@@ -110,12 +99,12 @@ class Encoder:
         return [*prompt, *response], len(prompt)
 
     def _texts(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        prompt, response, tokenizer = row["prompt"], row["response"], self._loaded()
+        prompt, response, tokenizer = row["prompt"], row["response"], self._tokenizer
         learnt = tokenizer.encode(response, add_special_tokens=False)
         return tokenizer.encode(prompt), [*learnt, tokenizer.eos_token_id]
 
     def _messages(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        messages, tokenizer = row["messages"], self._loaded()
+        messages, tokenizer = row["messages"], self._tokenizer
         options = {"tokenize": True, "return_dict": False}
         prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
         whole = tokenizer.apply_chat_template(messages, **options)
@@ -123,26 +112,22 @@ class Encoder:
             raise TypeError("the chat template changes the prompt when a response follows")
         return prompt, _turn(tokenizer, whole[len(prompt) :])
 
-    def _loaded(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._model, trust=self._trust)
-        return self._tokenizer
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._model, trust=self._trust)
 
 
 def _turn(tokenizer: Any, response: list[int]) -> list[int]:
     """Return a response up to its end-of-turn token: the first special token of those that only blanks follow."""
-    special, end = _special(tokenizer), len(response)
+    added = tokenizer.added_tokens_decoder.items()
+    special = {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
+    end = len(response)
     for place in reversed(range(len(response))):
         if response[place] in special:
             end = place + 1
         elif tokenizer.decode([response[place]]).strip():
             break
     return response[:end]
-
-
-def _special(tokenizer: Any) -> Collection[int]:
-    added = tokenizer.added_tokens_decoder.items()
-    return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
 
 
 def load_tokenizer(model: str, *, trust: bool = False) -> Any:
