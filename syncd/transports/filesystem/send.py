@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -93,8 +94,9 @@ class FilesystemSender(WeightSender):
     def sent(self) -> Sent | None:
         """Return the result of the last send, None while this rank is writing or if it failed."""
         sent = self._saver.sent
-        is_own = sent is not None and self._attempt is not None and sent.step == self._attempt[0]
-        return sent if is_own else None
+        if sent is None or self._attempt is None or sent.step != self._attempt[0]:
+            return None
+        return replace(sent, method=self.name)  # a subclass has its own name
 
     @property
     def has_failed(self) -> bool:
