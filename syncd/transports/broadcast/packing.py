@@ -14,8 +14,9 @@ import torch
 
 from syncd.client.wait import Deadline
 from syncd.errors import CorruptDataError
-from syncd.protocol.buckets import BucketPlan, TensorSlot
+from syncd.protocol.buckets import BucketPlan
 from syncd.protocol.digest import DEFAULT, hasher
+from syncd.protocol.safetensors import Tensor
 from syncd.transports.broadcast.group_calls import always
 from syncd.transports.broadcast.process_group import UNDER_WAY, ProcessGroup
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
@@ -113,7 +114,7 @@ def bytes_of(exported: ExportedTensor, device: torch.device) -> torch.Tensor:
     return whole.reshape(-1).view(torch.uint8)
 
 
-def _as_planned(plan: BucketPlan, walk: ExportWalk) -> Iterator[tuple[TensorSlot, ExportedTensor]]:
+def _as_planned(plan: BucketPlan, walk: ExportWalk) -> Iterator[tuple[Tensor, ExportedTensor]]:
     for slot, exported in zip_longest(plan.slots, walk):
         if slot is None or exported is None or (slot.name, slot.dtype, slot.shape) != exported.spec[:3]:
             name = slot.name if exported is None else exported.spec.name
