@@ -23,7 +23,7 @@ from syncd.errors import (  # noqa: E402
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
-from syncd.transports.filesystem.save import StepSaver  # noqa: E402
+from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
 from trainer.export import export, run  # noqa: E402
 from trainer.export.run import split  # noqa: E402
 
