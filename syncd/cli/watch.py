@@ -68,7 +68,7 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
 
 def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
-    from syncd.daemon.run import Background, run  # noqa: PLC0415
+    from syncd.daemon.run import Background, DaemonLoop  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
     from syncd.daemon.watchdog import Watchdog  # noqa: PLC0415
     from syncd.observe import names  # noqa: PLC0415
@@ -94,7 +94,7 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
         daemon.report(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = hostfile.Writer(job.root, os.path.abspath(name))
         watchdog = Watchdog(clock, calls, heard.aside, keeper, watchdog_interval())
-        run(daemon, clock, Notifier(), load, watchdog, background)
+        DaemonLoop(daemon, clock, Notifier(), load, watchdog, background).run()
 
 
 class _DaemonObservers(NamedTuple):
