@@ -33,7 +33,6 @@ class _Known:
 
     step: Step
     since: float
-    directory: str
 
 
 class StepScanner:
@@ -87,7 +86,7 @@ class StepScanner:
             self._scan_listed(everything=False)
             return
         for number in self._restless():
-            self._examine(number, self._known[number].directory)
+            self._examine(number, self._known[number].step.directory)
             self._progress()
         if not self._scan_attempts(self._attempts):
             self._scan_listed(everything=False)  # an attempt has gone: it has become its step
@@ -231,7 +230,7 @@ class StepScanner:
             step = _damaged(step, rejected)
         step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
         if known is None or known.step != step:
-            self._known[number] = _Known(step, self._clock.monotonic(), directory)
+            self._known[number] = _Known(step, self._clock.monotonic())
             self._changed = True
 
     def _examined(self, number: int, directory: str, before: Step | None) -> Step | None:
@@ -261,7 +260,7 @@ class StepScanner:
             found, known = self._examined_attempt(name), self._attempts.get(name)
             if found is not None:
                 is_same = known is not None and known.step == found
-                seen[name] = known if known and is_same else _Known(found, self._clock.monotonic(), name)
+                seen[name] = known if known and is_same else _Known(found, self._clock.monotonic())
             self._progress()
         is_whole = len(seen) == len(names)
         self._attempts = seen  # only now: a failure on the way forgets none
