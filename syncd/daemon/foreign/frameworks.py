@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from syncd.daemon.foreign.directory import StepDirectory, Verdict, WeightFile, joined
+from syncd.daemon.foreign.directory import StepDirectory, Verdict, joined
 from syncd.daemon.foreign.find_weights import (
     CONFIG,
     METADATA,
@@ -203,15 +203,12 @@ def whole_path(disk: Disk, path: str, _size: int, _progress: Callable[[], None] 
     return Verdict(names={text: 0})
 
 
-def _uri(files: tuple[WeightFile, ...]) -> str:
-    return next((name for file in files for name in file.verdict.names), "")
-
-
 def _tinker(directory: StepDirectory) -> StepWeights | None:
     if directory.names().keys().isdisjoint((_SAMPLER, _CHECKPOINT)):
         return None
     files = gather(directory, "", (_SAMPLER,), whole_path)
-    return StepWeights("", files, 1, kind="remote", uri=_uri(files))
+    uri = next((name for file in files for name in file.verdict.names), "")
+    return StepWeights("", files, 1, kind="remote", uri=uri)
 
 
 def _has_remote_checkpoint(directory: StepDirectory) -> bool:
