@@ -6,7 +6,7 @@ the explorer's presence.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -57,7 +57,7 @@ class Measured:
     failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measurements:
     """All that is known before a sync.
 
@@ -69,9 +69,9 @@ class Measurements:
         present: The transport that was last chosen for its speed.
     """
 
-    number: int
-    size: int
-    ways: Mapping[str, Measured] = field(default_factory=dict)
+    number: int = 0
+    size: int = 0
+    ways: dict[str, Measured] = field(default_factory=dict)
     lacking: Mapping[str, str] = field(default_factory=dict)
     present: str = FILES
 
@@ -117,11 +117,9 @@ class MethodChooser:
 
     def __init__(self, sync: Client) -> None:
         self._sync, self._log = sync, structlog.get_logger()
-        self._number = self._size = 0
-        self._ways: dict[str, Measured] = {}
+        self._now = Measurements()
         self._pending: dict[int, tuple[int, Sent]] = {}
         self._last: Sent | None = None
-        self._present = FILES
 
     def next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
         """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files.
@@ -137,18 +135,17 @@ class MethodChooser:
             return FILES
 
     def _next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
+        now = self._now
         if sent is not None and sent != self._last:
             self._last = sent
-            self._pending[sent.step] = self._number, sent
-            self._size = sent.size or self._size
-        self._number += 1
+            self._pending[sent.step] = now.number, sent
+            now.size = sent.size or now.size
+        now.number += 1
         self._collect(self._sync.explorers.living().values())
-        lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
-        found = choose_method(
-            Measurements(self._number, self._size, dict(self._ways), lacking, self._present)
-        )
+        now.lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
+        found = choose_method(now)
         if not found.is_trial:
-            self._present = found.method
+            now.present = found.method
         self._log.info("method_chosen", way=found.method, reason=found.reason, trial=found.is_trial)
         return found.method
 
@@ -159,15 +156,15 @@ class MethodChooser:
             known = measured(number, sent, [one for one in loads if one.step == step])
             if known is not None:
                 self._keep(sent.method, known)
-            if known is not None or self._number - number > _MAX_PENDING:
+            if known is not None or self._now.number - number > _MAX_PENDING:
                 del self._pending[step]
 
     def _keep(self, method: str, known: Measured) -> None:
-        before = self._ways.get(method)
+        before = self._now.ways.get(method)
         if before is not None and before.number > known.number:
             return
         failures = before.failures + 1 if before is not None and known.seconds is None else known.failures
-        self._ways[method] = Measured(known.number, known.size, known.seconds, failures)
+        self._now.ways[method] = replace(known, failures=failures)
 
 
 def _unavailable(senders: Mapping[str, WeightSender], name: str) -> str:
