@@ -4,6 +4,7 @@ A scan reads the marker, the version, and the steps that may have changed: new o
 names. A reconciliation, each minute and at start, examines every step again and so catches what scans missed.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -191,15 +192,12 @@ class Scanner:
             JobMissingError: The job directory is missing.
             JobReplacedError: Another directory is in its place.
         """
-        root = self._job.root
-        try:
+        root, found = self._job.root, None
+        with contextlib.suppress(*MISSING):
             found = self._disk.stat(root)
-        except MISSING:
-            raise JobMissingError(
-                "the job directory is not there", path=root, hint=f"ls -ld {root}"
-            ) from None
-        if found.kind != "directory":
-            raise JobMissingError("the job directory is not a directory", path=root, hint=f"ls -ld {root}")
+        if found is None or found.kind != "directory":
+            what = "there" if found is None else "a directory"
+            raise JobMissingError(f"the job directory is not {what}", path=root, hint=f"ls -ld {root}")
         born = self._disk.born(root)
         if self._root is not None and _is_another((found.inode, born), self._root):
             raise JobReplacedError(

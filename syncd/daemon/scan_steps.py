@@ -64,8 +64,7 @@ class StepScanner:
         Args:
             version: What is published.
         """
-        self._published = version.step if version else None
-        self._retry_rejected()
+        self._begin(version)
         self._scan_listed(everything=True)
 
     def scan(self, version: Version | None, announced: int | None, now: float, *, listing: bool) -> None:
@@ -77,8 +76,7 @@ class StepScanner:
             now: When the scan began, on this host's clock.
             listing: List the job now, although the last listing is recent.
         """
-        self._published = version.step if version else None
-        self._retry_rejected()
+        self._begin(version)
         # A step that the marker names once more may have been written again in its old directory.
         if announced is not None:
             self._doubted.add(announced)
@@ -160,8 +158,9 @@ class StepScanner:
         self._collected = steps
         return steps
 
-    def _retry_rejected(self) -> None:
-        """Forget the rejections of files that could not be read and can be now."""
+    def _begin(self, version: Version | None) -> None:
+        """Note what is published; forget the rejections of files that could not be read and can be now."""
+        self._published = version.step if version else None
         for key, rejected in list(self._rejected.items()):
             if rejected.unread and self._is_readable(rejected.unread):
                 del self._rejected[key]
