@@ -12,7 +12,7 @@ one state to the next, so that each is logged once.
 import contextlib
 import hashlib
 import re
-from dataclasses import fields, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk
