@@ -14,6 +14,7 @@ import structlog
 from syncd.client.client import Client
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
+from syncd.protocol.documents import record_in
 from syncd.protocol.presence import Presence
 from syncd.transports.base import FILES, Sent, WeightSender
 
@@ -193,13 +194,8 @@ def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measur
 
 def load_of(info: Mapping[str, Any]) -> ExplorerLoad | None:
     """Return the last load that an explorer's presence reports, None if it reports none that is usable."""
-    found = info.get("loaded")
-    if not isinstance(found, Mapping):
-        return None
-    step, source, seconds = found.get("step"), found.get("source"), found.get("seconds")
-    if type(step) is not int or not isinstance(source, str) or not isinstance(seconds, int | float):
-        return None
-    return ExplorerLoad(step, source, float(seconds)) if seconds >= 0 else None
+    load = record_in(ExplorerLoad, info, "loaded")
+    return load if load and load.seconds >= 0 else None
 
 
 def choose_method(now: Measurements) -> MethodChoice:
