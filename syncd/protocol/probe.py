@@ -54,6 +54,23 @@ class Probe:
         object.__setattr__(self, "tokens", tuple(map(tuple, self.tokens)))
         object.__setattr__(self, "logprobs", tuple(tuple(map(_rounded, row)) for row in self.logprobs))
 
+    @staticmethod
+    def from_fields(fields: Fields) -> "Probe":
+        """Return the probe of one JSON object.
+
+        Raises:
+            CorruptDataError: It is not one, or its digest is of other tokens.
+        """
+        dtypes = fields.text("compute_dtype"), fields.text("export_dtype")
+        rows, values = fields.items("tokens"), fields.items("logprobs")
+        try:
+            probe = Probe(tuple(rows), tuple(values), *dtypes)
+        except UsageError as error:
+            raise CorruptDataError(error.message, path=fields.path) from None
+        if probe.digest != fields.text("digest"):
+            raise fields.wrong("digest", "the digest of the tokens")
+        return probe
+
     @property
     def digest(self) -> str:
         """Return the digest of the tokens alone: two probes with the same one can be compared."""
@@ -71,23 +88,6 @@ def probe_document(probe: Probe) -> Document:
     return as_document(probe) | {"digest": probe.digest}
 
 
-def probe_from(fields: Fields) -> Probe:
-    """Return the probe of one JSON object.
-
-    Raises:
-        CorruptDataError: It is not one, or its digest is of other tokens.
-    """
-    dtypes = fields.text("compute_dtype"), fields.text("export_dtype")
-    rows, values = fields.items("tokens"), fields.items("logprobs")
-    try:
-        probe = Probe(tuple(rows), tuple(values), *dtypes)
-    except UsageError as error:
-        raise CorruptDataError(error.message, path=fields.path) from None
-    if probe.digest != fields.text("digest"):
-        raise fields.wrong("digest", "the digest of the tokens")
-    return probe
-
-
 def read_probe(disk: Disk, path: str) -> Probe:
     """Read the file of a probe.
 
@@ -95,7 +95,7 @@ def read_probe(disk: Disk, path: str) -> Probe:
         CorruptDataError: It is not one.
         OSError: It cannot be read.
     """
-    return probe_from(read_document(disk, path))
+    return Probe.from_fields(read_document(disk, path))
 
 
 def encode_probe(probe: Probe, **more: Any) -> bytes:
