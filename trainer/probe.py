@@ -1,9 +1,13 @@
 """The trainer's side of a probe: the fixed tokens of a job, and the record of what the model answers to them."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from syncd.errors import NonFiniteError
+import torch
+
+from syncd.errors import ConfigError, NonFiniteError
 from syncd.protocol.probe import Probe
 from trainer.sampling import load_tokenizer
 
@@ -49,26 +53,68 @@ def probe_tokens(
 
 
 def make_probe(
-    tokens: Tokens,
-    logprobs: Sequence[Sequence[float]],
-    compute_dtype: str,
-    export_dtype: str,
-    *,
-    check_finite: bool,
+    tokens: Tokens, logprobs: Sequence[Sequence[float]], compute_dtype: str, export_dtype: str
 ) -> Probe | None:
-    """Return the record of what a model answers; None if a log-prob is not finite.
+    """Return the record of what a model answers; None if a log-prob is not finite."""
+    if not all(math.isfinite(value) for row in logprobs for value in row):
+        return None
+    return Probe(tokens, tuple(map(tuple, logprobs)), compute_dtype, export_dtype)
+
+
+def non_finite_error(weights: Iterable[tuple[str, torch.Tensor]]) -> NonFiniteError:
+    """Return the error for a model whose answer is not finite, with the first of its weights that is not, if any."""
+    names = [
+        name for name, tensor in weights if not tensor.float().isfinite().all()
+    ]  # walks all: ranks gather
+    found = f"tensor {names[0]} is not finite" if names else "its weights are, so its outputs overflow"
+    return NonFiniteError(
+        f"the model's log-probs are not finite: {found}",
+        hint="resume from an earlier checkpoint with a lower algorithm.optimizer.lr",
+    )
+
+
+def probe_directory(directory: str, compute_dtype: str, *, trust: bool = False) -> Probe:
+    """Return the probe of a Hugging Face model directory, computed by transformers on the processor.
+
+    Args:
+        directory: The directory; its weights are safetensors.
+        compute_dtype: What the forward pass computes in. The weights are published as they are in the directory.
+        trust: Whether code that comes with the model may run.
 
     Raises:
-        NonFiniteError: A log-prob is not finite, and `check_finite` is set.
+        ConfigError: It is no such directory.
+        NonFiniteError: A log-prob is not finite.
     """
-    if all(math.isfinite(value) for row in logprobs for value in row):
-        return Probe(tokens, tuple(map(tuple, logprobs)), compute_dtype, export_dtype)
-    if check_finite:
-        raise NonFiniteError(
-            "the model's log-probs of the probe are not finite: its weights are not, or its outputs overflow",
-            hint="resume from an earlier checkpoint with a lower algorithm.optimizer.lr",
-        )
-    return None
+    model = _load_model(directory, compute_dtype, trust=trust)
+    tokens = probe_tokens(directory, model.config.get_text_config().vocab_size, trust=trust)
+    with torch.inference_mode():
+        answers = [_answer(model(torch.tensor([row])).logits[0], row) for row in tokens]
+    found = make_probe(tokens, answers, compute_dtype, "keep")
+    if found is None:
+        raise non_finite_error(model.state_dict().items())
+    return found
+
+
+def _load_model(directory: str, dtype: str, *, trust: bool) -> Any:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds; the trainer's engine has its own
+    from transformers.utils import logging  # noqa: PLC0415
+
+    if not os.path.isfile(f"{directory}/config.json"):
+        raise ConfigError("not a Hugging Face model directory: it has no config.json", path=directory)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    options = {"dtype": getattr(torch, dtype), "trust_remote_code": trust, "use_safetensors": True}
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, **options)
+    except (OSError, ValueError) as error:
+        text = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"the model cannot be loaded: {text}", path=directory) from error
+    return model.eval()
+
+
+def _answer(logits: torch.Tensor, tokens: tuple[int, ...]) -> list[float]:
+    chosen = torch.tensor(tokens[1:])[:, None]
+    found: list[float] = logits[:-1].float().log_softmax(-1).gather(-1, chosen)[:, 0].tolist()
+    return found
 
 
 def _texts_as_tokens(model: str, length: int, *, trust: bool) -> Tokens:

@@ -61,7 +61,7 @@ def roll_back_explorers(sync: Client, step: int, base: str) -> None:
         sync.publish(None, step, rewind=True)
     else:
         sync.publish(base, step, rewind=True, probe=_baseline(job))
-    sync.wait_for(lambda: _is_published(sync, step), _BACK)
+    sync.wait_for(lambda: (version := sync.latest_version()) is not None and version.step == step, _BACK)
 
 
 def _baseline(job: Job) -> Probe | None:
@@ -70,11 +70,6 @@ def _baseline(job: Job) -> Probe | None:
         return read_base_probe(job)
     except CorruptDataError:
         return None
-
-
-def _is_published(sync: Client, step: int) -> bool:
-    version = sync.latest_version()
-    return version is not None and version.step == step
 
 
 def _tracked(job: Job) -> int | None:

@@ -5,16 +5,17 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
+import torch.distributed as dist
+
 from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
-from syncd.transports.ranks import is_agreed, rank0_or_error
-from trainer.checkpoints import TrainerState
+from syncd.transports.ranks import RankGroup, Ranks, is_agreed, rank0_or_error
 from trainer.config.model import JobConfig
-from trainer.engines.base import EngineContext, make_engine
+from trainer.engines.base import EngineContext, TrainEngineWrapper, make_engine
 from trainer.launch.daemon import DaemonProcess, start_daemon
-from trainer.launch.process_group import Joined, join
+from trainer.launch.process_group import Joined, join, open_ranks, pick_device
 from trainer.launch.rank_env import RankEnv, read_rank_env
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
@@ -65,20 +66,46 @@ def open_trainer(config: JobConfig) -> Trainer:
     return trainer
 
 
+def get_trainer_wrapper(config: JobConfig) -> TrainEngineWrapper:
+    """Return the engine that `engine.name` names, for this rank; call `prepare` before its other methods.
+
+    The process is one rank of torchrun or srun, or alone. If `torch.distributed` is not initialised yet, it is
+    initialised here, and ends with the process. The engine writes below `job.dir`, which
+    `trainer.config.job_config.enter_job_dir` prepares on one rank.
+
+    Raises:
+        ConfigError: There is no such engine, or this rank has no device.
+        TimedOutError: The other ranks did not join.
+    """
+    rank_env = read_rank_env(os.environ)
+    device = pick_device(config.engine.device, rank_env.local_rank)
+    timeout = config.engine.collective_timeout
+    ranks: Ranks
+    if not dist.is_initialized():
+        ranks = open_ranks(rank_env, device, timeout)
+    else:
+        ranks = RankGroup(timeout) if dist.get_world_size() > 1 else Ranks()
+    return make_engine(
+        EngineContext(config, Job.at(config.job.dir, config.job.state_dir or None), ranks, device)
+    )
+
+
 @contextmanager
 def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
     """Yield the trainer of a rank; afterwards the job is left, and our daemon ends."""
     config, ranks = joined.config, joined.ranks
     job = Job.at(config.job.dir, config.job.state_dir or None)
     is_finished = False
-    with ExitStack() as opened:
-        lock = rank0_or_error(ranks, _acquire, job, opened)
+    with rank0_or_error(ranks, TrainerLock.acquire, job) or nullcontext() as lock:
         daemon = rank0_or_error(ranks, start_daemon, config)
         try:
-            with ExitStack() as inner:
+            with ExitStack() as opened:
                 state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
-                rank0 = rank0_or_error(ranks, _open_rank0, config, job, lock, daemon, state, inner)
-                trainer = _make_trainer(joined, job, stop, state, rank0)
+                rank0 = rank0_or_error(ranks, _open_rank0, config, lock, daemon, state.step, opened)
+                sync = rank0.sync if rank0 else None
+                fence = ranks.broadcast(sync.fence if sync else "")
+                context = EngineContext(config, job, ranks, joined.device, sync, fence)
+                trainer = Trainer(make_engine(context), context, stop, state, rank0)
                 yield trainer
                 is_finished = trainer.exit_code == 0
         finally:
@@ -86,41 +113,21 @@ def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
                 daemon.close(tidy=is_finished)
 
 
-def _make_trainer(
-    joined: Joined, job: Job, stop: StopSignals, state: TrainerState, rank0: Rank0 | None
-) -> Trainer:
-    sync = rank0.sync if rank0 else None
-    fence = joined.ranks.broadcast(sync.fence if sync else "")
-    lease = sync.lease if sync else nullcontext
-    context = EngineContext(joined.config, job, joined.ranks, joined.device, lease, sync, fence)
-    return Trainer(make_engine(context), context, stop, state, rank0)
-
-
-def _acquire(job: Job, opened: ExitStack) -> TrainerLock:
-    return opened.enter_context(TrainerLock.acquire(job))
-
-
 def _open_rank0(
-    config: JobConfig,
-    job: Job,
-    lock: TrainerLock | None,
-    daemon: DaemonProcess | None,
-    state: TrainerState,
-    opened: ExitStack,
+    config: JobConfig, lock: TrainerLock | None, daemon: DaemonProcess | None, step: int, opened: ExitStack
 ) -> Rank0:
     """Join the job, and open what only rank 0 has; `opened` closes all of it."""
     assert lock is not None
-    state_dir = config.job.state_dir or None
     sync = Client.open(
-        job.root,
+        config.job.dir,
         "trainer",
         config.trainer.name,
-        state_dir=state_dir,
+        state_dir=config.job.state_dir or None,
         timeout=config.sync.timeout,
         fence=lock.fence,
     )
     opened.enter_context(sync)
-    screen = Screen(config, state.step)
+    screen = Screen(config, step)
     opened.callback(screen.close)
     checks = [lock.check] if daemon is None else [lock.check, daemon.check]
-    return Rank0(config, sync, make_strategy(config, job), screen, checks=checks)
+    return Rank0(config, sync, make_strategy(config, sync.job), screen, checks=checks)

@@ -41,21 +41,7 @@ def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
             f"--stage is one of {', '.join(names)}" if names else "leave --stage out: there are no [[stages]]"
         )
         raise ConfigError(f"no stage is called {stage!r}", path=whole.where, hint=hint)
-    common = {name: part for name, part in whole.table.items() if name != "stages"}
-    own = {name: part for name, part in entries[names.index(stage)].items() if name != "name"}
-    return [
-        Layer(common, whole.where, whole.directory),
-        Layer(own, f"{whole.where}, stage {stage!r}", whole.directory),
-    ]
-
-
-def placed_in(file: ExplorerFile, stage: str) -> ExplorerFile:
-    """Return a stage's file with the directories that `trainer stages` uses for it."""
-    job = file.job
-    state_dir = f"{job.state_dir}/{stage}" if job.state_dir else ""
-    return file.model_copy(
-        update={"job": job.model_copy(update={"dir": f"{job.dir}/{stage}", "state_dir": state_dir})}
-    )
+    return [*whole.of_stage(entries[names.index(stage)])]
 
 
 def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> ExplorerFile | str:
@@ -82,11 +68,14 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Expl
             if stage in record.done:
                 return f"stage {stage} is done"
             if stage in record.models and os.path.isdir(file.job.dir):
-                model = file.model.model_copy(update={"path": record.models[stage]})
-                return file.model_copy(update={"model": model})
+                return file.with_values(model={"path": record.models[stage]})
             waited = clock.monotonic() - begin
             if waited >= file.sync.timeout:
-                raise _timed_out(file, stage, directory)
+                raise TimedOutError(
+                    f"stage {stage} has not begun within {file.sync.timeout:g} s",
+                    path=f"{directory}/{STAGES}",
+                    hint=f"trainer stages {file.job.source}, or give a longer --sync.timeout",
+                )
             if clock.monotonic() - logged_at >= EVERY:
                 logged_at = clock.monotonic()
                 _log_wait(stage, record, directory, waited)
@@ -109,12 +98,4 @@ def _log_wait(stage: str, record: StagesRecord, directory: str, waited: float) -
         waited=round(waited, 1),
         begun=[name for name in record.models if name not in record.done],
         done=list(record.done),
-    )
-
-
-def _timed_out(file: ExplorerFile, stage: str, directory: str) -> TimedOutError:
-    return TimedOutError(
-        f"stage {stage} has not begun within {file.sync.timeout:g} s",
-        path=f"{directory}/{STAGES}",
-        hint=f"trainer stages {file.job.source}, or give a longer --sync.timeout",
     )

@@ -7,7 +7,7 @@ from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
-from syncd.protocol.engine_state import Proof
+from syncd.protocol.engine_state import EngineState, Proof
 from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
@@ -67,10 +67,17 @@ class Engine:
         """Return whether it runs a version of the job, or its start model."""
         return self.applied is not None or self.label is None
 
-    @property
-    def can_restore(self) -> bool:
-        """Return whether there is a version to restore, or the engine may need it."""
-        return self.wrong is None and (self.good is not None or self.is_suspect)
+    def disorder(self) -> tuple[EngineState, str] | None:
+        """Return the state in which it can do no work, and why; None if it can."""
+        if self.dead is not None:
+            return EngineState.DEAD, str(self.dead)
+        if not self.is_reachable:
+            return EngineState.UNREACHABLE, self.reason
+        if self.wrong is not None:
+            return EngineState.WRONG, str(self.wrong)
+        if not self.is_known:
+            return EngineState.WRONG, f"it runs {self.label!r}, which is no version of this job"
+        return None
 
     def running(self) -> Running:
         """Return what the engine says that it runs. Any thread may call this.
@@ -207,7 +214,8 @@ class Engine:
         except EngineUnreachableError as error:
             self.lose(error)
         except Exception as error:
-            dead = error if isinstance(error, EngineDeadError) else _dead(error)
+            lost = EngineDeadError(f"it cannot be restored: {error}")
+            dead = error if isinstance(error, EngineDeadError) else lost
             self.die(dead)
             raise dead from error
         else:
@@ -308,7 +316,3 @@ def _load_failure(what: str, error: Exception) -> LoadFailedError:
         return LoadFailedError(error.message, path=error.path, hint=error.hint)
     # A hook may be the user's own code.
     return LoadFailedError(f"{what} failed: {type(error).__name__}: {error}")
-
-
-def _dead(error: Exception) -> EngineDeadError:
-    return EngineDeadError(f"it cannot be restored: {error}", hint="restart the engine")

@@ -172,14 +172,8 @@ class EngineDriver:
     def _state(self) -> tuple[EngineState, str]:
         """Return the engine's state, and why it is in it."""
         engine, trouble = self._engine, self._trouble
-        if engine.dead is not None:
-            return EngineState.DEAD, str(engine.dead)
-        if not engine.is_reachable:
-            return EngineState.UNREACHABLE, engine.reason
-        if engine.wrong is not None:
-            return EngineState.WRONG, str(engine.wrong)
-        if not engine.is_known:
-            return EngineState.WRONG, f"it runs {engine.label!r}, which is no version of this job"
+        if (found := engine.disorder()) is not None:
+            return found
         if trouble is not None:
             return (EngineState.REFUSED if trouble.refused else EngineState.FAILED), trouble.reason
         if engine.applied is None:

@@ -133,11 +133,6 @@ class Follower(Closing):
         return self._engine.applied
 
     @property
-    def state(self) -> EngineState:
-        """Return the engine's state, as the presence names it."""
-        return self._reporter.report.state
-
-    @property
     def met(self) -> int:
         """Return the step that was loaded or given up last, -1 for none."""
         met = [pair for pair in (self._driver.position, *self._driver.failed.given_up) if pair]
@@ -191,8 +186,7 @@ class Follower(Closing):
         It may if it answers, runs a version of the job or its start model, has not failed to prove that, and is at
         most `max_lag` steps behind.
         """
-        engine = self._engine
-        if engine.dead or engine.wrong or not engine.is_reachable or not engine.is_known:
+        if self._engine.disorder() is not None:
             return False
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()
@@ -332,7 +326,8 @@ class Follower(Closing):
             skipped=failed.given_up | failed.paused,
             applied=self.applied,
             retries=bool(failed.paused),
-            can_restore=self._engine.can_restore,
+            can_restore=self._engine.wrong is None
+            and (self._engine.good is not None or self._engine.is_suspect),
         )
         return replace(now, steps=self._versions.older_steps()) if needs_steps(self._policy, now) else now
 

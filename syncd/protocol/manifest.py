@@ -3,7 +3,7 @@
 Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
 
 A delta is a step stored as the changed elements of an earlier one, its parent. A chain leads from a delta through its
-parents to a keyframe, a step stored whole. Retention and readers keep chains now; the encodings come later.
+parents to a keyframe, a step stored whole. Retention keeps chains now; the encodings come later.
 """
 
 import re
@@ -13,9 +13,18 @@ from dataclasses import asdict, dataclass, field
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk, is_directory
-from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, record_from, seal
+from syncd.protocol.documents import (
+    Fields,
+    as_document,
+    check_seal,
+    decode,
+    encode,
+    record_from,
+    seal,
+    without_none,
+)
 from syncd.protocol.layout import ACTOR, MANIFEST
-from syncd.protocol.probe import Probe, optional_probe, with_probe
+from syncd.protocol.probe import Probe, probe_document
 from syncd.protocol.receipt import FileRecord, Receipt, file_documents, written_files
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
@@ -23,10 +32,6 @@ _URI_LIMIT = 4096
 
 KINDS = ("weights", "delta", "lora", "remote")
 """weights: whole tensors. delta: changes of an earlier step. lora: adapters. remote: the payload is a URI."""
-
-
-MAX_CHAIN = 1024
-"""Links that are followed before a chain is called broken; a writer puts a keyframe long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,9 @@ def from_receipts(
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the sealed bytes of a manifest."""
     delta = asdict(manifest.delta) if manifest.delta else None
-    body = as_document(manifest, "digest", delta=delta, **file_documents(manifest.shards, manifest.files))
-    return encode(seal(with_probe(body, manifest.probe)))
+    more = {"delta": delta, "probe": manifest.probe and probe_document(manifest.probe)}
+    body = as_document(manifest, "digest", **more, **file_documents(manifest.shards, manifest.files))
+    return encode(seal(without_none(body, "probe")))
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -153,15 +159,12 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     kind = fields.text("kind")
     if kind not in KINDS:
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
-    delta = fields.optional_record("delta")
     manifest = record_from(
         Manifest,
         fields,
         "written_at",
         **written_files(fields),
         kind=kind,
-        delta=DeltaHeader.from_fields(delta) if delta else None,
-        probe=optional_probe(fields),
         digest=own,
     )
     if problem := manifest_problem(manifest):
@@ -265,27 +268,3 @@ def _directories(manifest: Manifest) -> set[str]:
     parents = {record.name.rpartition("/")[0] for record in (*manifest.shards, *manifest.files)}
     names = [parent.split("/") for parent in parents - {""}]
     return {"/".join(parts[: depth + 1]) for parts in names for depth in range(len(parts))}
-
-
-def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:
-    """Return the steps that loading `step` needs, itself first and its keyframe last.
-
-    Args:
-        step: The step to load.
-        parents: The parent of each step there is; None for a step stored whole.
-
-    Raises:
-        CorruptDataError: A link is missing, points forward, or the chain is too long.
-    """
-    links = [step]
-    while (parent := _parent(links[-1], parents)) is not None:
-        if parent >= links[-1] or len(links) >= MAX_CHAIN:
-            raise CorruptDataError(f"the chain of step {step} does not end in a keyframe")
-        links.append(parent)
-    return tuple(links)
-
-
-def _parent(step: int, parents: dict[int, int | None]) -> int | None:
-    if step not in parents:
-        raise CorruptDataError(f"a chain needs step {step}, which is not there")
-    return parents[step]

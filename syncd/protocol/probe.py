@@ -14,7 +14,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.disk import MISSING, Disk, exists
-from syncd.protocol.documents import MAX_INTEGER, Document, Fields, encode, read_document
+from syncd.protocol.documents import MAX_INTEGER, Document, Fields, as_document, encode, read_document
 from syncd.protocol.layout import Job
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -54,6 +54,23 @@ class Probe:
         object.__setattr__(self, "tokens", tuple(map(tuple, self.tokens)))
         object.__setattr__(self, "logprobs", tuple(tuple(map(_rounded, row)) for row in self.logprobs))
 
+    @staticmethod
+    def from_fields(fields: Fields) -> "Probe":
+        """Return the probe of one JSON object.
+
+        Raises:
+            CorruptDataError: It is not one, or its digest is of other tokens.
+        """
+        dtypes = fields.text("compute_dtype"), fields.text("export_dtype")
+        rows, values = fields.items("tokens"), fields.items("logprobs")
+        try:
+            probe = Probe(tuple(rows), tuple(values), *dtypes)
+        except UsageError as error:
+            raise CorruptDataError(error.message, path=fields.path) from None
+        if probe.digest != fields.text("digest"):
+            raise fields.wrong("digest", "the digest of the tokens")
+        return probe
+
     @property
     def digest(self) -> str:
         """Return the digest of the tokens alone: two probes with the same one can be compared."""
@@ -68,42 +85,7 @@ class Probe:
 
 def probe_document(probe: Probe) -> Document:
     """Return the JSON form of a probe."""
-    return {
-        "tokens": probe.tokens,
-        "logprobs": probe.logprobs,
-        "compute_dtype": probe.compute_dtype,
-        "export_dtype": probe.export_dtype,
-        "digest": probe.digest,
-    }
-
-
-def probe_from(fields: Fields) -> Probe:
-    """Return the probe of one JSON object.
-
-    Raises:
-        CorruptDataError: It is not one, or its digest is of other tokens.
-    """
-    dtypes = fields.text("compute_dtype"), fields.text("export_dtype")
-    rows, values = fields.items("tokens"), fields.items("logprobs")
-    try:
-        probe = Probe(tuple(rows), tuple(values), *dtypes)
-    except UsageError as error:
-        raise CorruptDataError(error.message, path=fields.path) from None
-    if probe.digest != fields.text("digest"):
-        raise fields.wrong("digest", "the digest of the tokens")
-    return probe
-
-
-def optional_probe(fields: Fields) -> Probe | None:
-    """Return the probe in the field `probe` of a document, None where there is none."""
-    found = fields.optional_record("probe")
-    return probe_from(found) if found is not None else None
-
-
-def with_probe(document: Document, probe: Probe | None) -> Document:
-    """Return a document with a probe in its field `probe`, and without that field where there is none."""
-    rest = {key: value for key, value in document.items() if key != "probe"}
-    return rest | ({"probe": probe_document(probe)} if probe is not None else {})
+    return as_document(probe) | {"digest": probe.digest}
 
 
 def read_probe(disk: Disk, path: str) -> Probe:
@@ -113,7 +95,7 @@ def read_probe(disk: Disk, path: str) -> Probe:
         CorruptDataError: It is not one.
         OSError: It cannot be read.
     """
-    return probe_from(read_document(disk, path))
+    return Probe.from_fields(read_document(disk, path))
 
 
 def encode_probe(probe: Probe, **more: Any) -> bytes:

@@ -6,7 +6,7 @@ the next one.
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,13 +18,14 @@ from syncd.protocol.documents import (
     Document,
     Fields,
     as_document,
-    encode,
     list_documents,
     read_document,
     record_from,
+    without_none,
+    write_document,
 )
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
-from syncd.protocol.probe import Probe, optional_probe, with_probe
+from syncd.protocol.probe import Probe, probe_document
 
 
 class FileRecord(NamedTuple):
@@ -50,6 +51,24 @@ class FileRecord(NamedTuple):
             raise fields.wrong("name", "a path inside the step")
         digest.name_of(content, fields.path)
         return FileRecord(name, fields.integer("size"), content, fields.integer("tensors"))
+
+
+def record_chunks(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
+    """Yield a file in pieces; raise at its end if its content differs from the record.
+
+    Raises:
+        CorruptDataError: It differs.
+    """
+    name = digest.name_of(record.digest, path)
+    state, left = digest.hasher(name), record.size
+    for chunk in digest.chunks(disk, path):
+        left -= len(chunk)
+        if left < 0:
+            break
+        state.update(chunk)
+        yield chunk
+    if left != 0 or f"{name}:{state.hexdigest()}" != record.digest:
+        raise CorruptDataError("content does not match its digest", path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +111,10 @@ def file_documents(shards: Iterable[FileRecord], files: Iterable[FileRecord]) ->
 
 def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     """Leave a receipt, durably. Its files must be durable already."""
-    directory = receipts_directory(step_path)
-    disk.make_directory(directory)
-    document = with_probe(
-        as_document(receipt, **file_documents(receipt.shards, receipt.files)), receipt.probe
-    )
-    disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
+    path = f"{receipts_directory(step_path)}/{receipt_name(receipt.writer, receipt.world_size)}"
+    probe = receipt.probe and probe_document(receipt.probe)
+    document = as_document(receipt, probe=probe, **file_documents(receipt.shards, receipt.files))
+    write_document(disk, path, without_none(document, "probe"))
 
 
 def read_receipt(disk: Disk, path: str) -> Receipt:
@@ -107,8 +124,8 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
         CorruptDataError: It is not one, or its name and content disagree.
     """
     fields = read_document(disk, path)
-    writer, probe = fields.integer("writer", least=1), optional_probe(fields)
-    receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer, probe=probe)
+    writer = fields.integer("writer", least=1)
+    receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer)
     if not path.endswith(f"/{receipt_name(receipt.writer, receipt.world_size)}"):
         raise CorruptDataError("a receipt under another writer's name", path=path)
     return receipt

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer's end needs torch")
 
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from support.checker import marker, sealed  # noqa: E402
 from support.jobs import start  # noqa: E402
 
@@ -37,7 +37,13 @@ from syncd.transports.base import (  # noqa: E402
     find_transport,
     open_senders,
 )
-from syncd.transports.ranks import Alone  # noqa: E402
+from syncd.transports.filesystem.receive import (  # noqa: E402
+    DirectoryOptions,
+    FilesystemReceiver,
+    Verification,
+)
+from syncd.transports.filesystem.stage import HostStage  # noqa: E402
+from syncd.transports.ranks import Ranks  # noqa: E402
 
 LONG = 60.0
 TRANSPORTS = (FILES, "memory", "nccl")
@@ -122,7 +128,7 @@ class Bed:
         self._stack.callback(self.daemon.close)
         self.trainer = self._stack.enter_context(Synchronizer.open(self.job.root, "trainer"))
         self.explorer = self._stack.enter_context(Synchronizer.open(self.job.root, "explorer", "e0"))
-        self.ranks = ranks or Alone()
+        self.ranks = ranks or Ranks()
         given = {"method": name, "dtype": "keep", "memory_dir": memory, "save_timeout": LONG, "mode": mode}
         self.settings = SyncSection.model_validate(given | settings)
         self.receiver = find_transport(name).open_receiver(
@@ -304,6 +310,28 @@ def test_a_probe_arrives_with_the_weights(name, mode, tmp_path, shm):
             assert same(bed.received(), weights(step))
             assert bed.received_probe() == probe
             assert read_manifest(bed.job.disk, bed.job.step(step)).probe == probe
+
+
+def test_a_probe_arrives_through_a_stage_for_a_running_engine_and_with_a_uri(tmp_path, shm):
+    """However a version is found: in the job's files, staged, unchecked, unverified, or elsewhere."""
+    with contextlib.closing(open_bed(FILES, tmp_path / "job", shm)) as bed:
+        bed.send(bed.open_sender(), 1, probe=PROBE)
+        stage = HostStage(str(tmp_path / "stage"), bed.job.root)
+        receivers = [
+            FilesystemReceiver(bed.explorer, DirectoryOptions(), stage),
+            FilesystemReceiver(bed.explorer, DirectoryOptions(verify=Verification.SIZE)),
+        ]
+        for receiver in receivers:
+            assert receiver.receive(bed.announced(), LONG).probe == PROBE
+            with bed.explorer.lease(bed.announced()) as leased:
+                assert receiver.find_unchecked(leased).directory.probe == PROBE
+            receiver.close()
+        for number, uri, kind in ((2, "tinker://run/2", "remote"), (3, str(tmp_path), "weights")):
+            save_file(weights(), tmp_path / "model.safetensors")
+            bed.trainer.publish(uri, number, probe=PROBE)
+            options = DirectoryOptions(kinds=frozenset({kind}))
+            with contextlib.closing(FilesystemReceiver(bed.explorer, options)) as receiver:
+                assert receiver.receive(bed.announced(), LONG).probe == PROBE
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)

@@ -157,7 +157,7 @@ def test_a_first_broadcast_that_cannot_be_proven_leaves_the_engine_without_work(
     bed.send(1, "a", generation=0, probe=probe_of(7), outcome="nothing")
     assert bed.source.runs is None
     assert not bed.source.may_work()
-    assert bed.follower.state is EngineState.WRONG
+    assert bed.scene.presence().info["state"] == EngineState.WRONG
     bed.publish(1, "a")
     assert bed.source.update(0.0).kind == "applied"
     assert bed.source.may_work()

@@ -23,6 +23,7 @@ CALLS = {
         ["JOB", "--hook", "transformers=json:dumps", "--once", "--wait", "0"],
         "transformers",
     ),
+    ("syncd", "probe"): (["JOB"], "transformers"),
 }
 """Each verb with what it is given, and the extra that it then asks for."""
 
@@ -47,7 +48,7 @@ def given(tmp_path):
 
 def test_every_verb_is_in_the_table_of_calls():
     called = {("trainer", verb) for verb in TRAINER} | {("explorer", verb) for verb in EXPLORER}
-    assert called | {("syncd", "follow")} == set(CALLS)
+    assert called | {("syncd", "follow"), ("syncd", "probe")} == set(CALLS)
 
 
 @pytest.mark.parametrize(("program", "verb"), CALLS)

@@ -202,13 +202,16 @@ def fail_at(monkeypatch, steps):
     monkeypatch.setattr(StepWriter, "place", full)
 
 
-def test_non_finite_weights_end_the_run_at_once(job):
-    config = small_config(job, trainer={"total_steps": 6})
+@pytest.mark.parametrize("probe", [True, False])
+def test_non_finite_weights_end_the_run_at_once(job, probe):
+    """With a probe before anything is written, without one while it is; both name the tensor."""
+    config = small_config(job, trainer={"total_steps": 6}, sync={"probe": probe})
     with trainer(config) as (made, _):
         with torch.no_grad():
             made.engine.model.layer.bias[0] = float("nan")
-        made.sync_weight()
-        with pytest.raises(NonFiniteError, match=r"layer\.bias"):
+        with pytest.raises(NonFiniteError, match=r"layer\.bias"):  # noqa: PT012 - the first or the second raises
+            made.sync_weight()
+            assert not probe
             made.wait_for_save()
     assert read_marker(Job.at(job).disk, f"{job}/latest_state_dict_iteration.txt").step is None
 

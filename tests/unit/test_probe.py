@@ -21,7 +21,6 @@ from syncd.protocol.probe import (
     Probe,
     encode_probe,
     probe_document,
-    probe_from,
     read_base_probe,
     read_probe,
     write_base_probe,
@@ -75,7 +74,7 @@ def probes(draw) -> Probe:
 @given(probes())
 def test_a_probe_round_trips_through_json(probe):
     data = encode_probe(probe)
-    found = probe_from(decode(data, "/a"))
+    found = Probe.from_fields(decode(data, "/a"))
     assert found == probe
     assert encode_probe(found) == data
     assert found.count == sum(len(row) - 1 for row in probe.tokens)
@@ -135,7 +134,7 @@ def test_the_digest_is_of_the_tokens_alone():
 def test_what_is_no_probe_is_refused(change):
     document = json.loads(encode_probe(PROBE)) | change
     with pytest.raises(CorruptDataError):
-        probe_from(Fields(document, "/a"))
+        Probe.from_fields(Fields(document, "/a"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

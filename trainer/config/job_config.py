@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -10,10 +11,11 @@ import tomli_w
 
 from syncd.errors import DOCS, ConfigError, storage_error, storage_errors
 from syncd.jobfile.keys import Key
+from syncd.jobfile.loader import values_at
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
-from trainer.config.changes import Contradiction, check_allowed, flags, record_changes, split
+from trainer.config.changes import UNSOUND, Contradiction, check_allowed, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
 from trainer.config.model import KEYS, JobConfig, plain
 
@@ -64,35 +66,29 @@ def make_job_dir(config: JobConfig) -> JobConfig:
         if config.trainer.continue_from_checkpoint:
             disk.make_directory(config.job.dir)
             return config
-        for suffix in _suffixes():
-            if _claim(disk, f"{config.job.dir}{suffix}", config.job.source):
-                break
-    return moved_to(config, f"{config.job.dir}{suffix}")
+        moved = map(partial(_moved, config), _suffixes())
+        return next(one for one in moved if _claim(disk, one.job.dir, config.job.source))
 
 
-def next_job_dir(config: JobConfig) -> str:
-    """Return the directory that `make_job_dir` would use now; nothing is made.
+def next_job_dir(config: JobConfig) -> JobConfig:
+    """Return the configuration as `make_job_dir` would return it now; nothing is made.
 
     Raises:
         StorageError: A directory cannot be read.
     """
     if config.trainer.continue_from_checkpoint:
-        return config.job.dir
-    candidates = (f"{config.job.dir}{suffix}" for suffix in _suffixes())
+        return config
+    moved = map(partial(_moved, config), _suffixes())
     with storage_errors(config.job.dir):
-        return next(place for place in candidates if _is_free(place, config.job.source))
+        return next(one for one in moved if _is_free(one.job.dir, config.job.source))
 
 
-def moved_to(config: JobConfig, directory: str) -> JobConfig:
-    """Return the configuration for the directory that the job uses: `job.dir`, or that with a suffix."""
-    job, trainer = config.job, config.trainer
-    suffix = directory.removeprefix(job.dir)
-    state_dir = f"{job.state_dir}{suffix}" if job.state_dir else ""
-    return config.model_copy(
-        update={
-            "job": job.model_copy(update={"dir": directory, "state_dir": state_dir}),
-            "trainer": trainer.model_copy(update={"continue_from_checkpoint": True}),
-        }
+def _moved(config: JobConfig, suffix: str) -> JobConfig:
+    """Return the configuration for `job.dir` with a suffix."""
+    state_dir = f"{config.job.state_dir}{suffix}" if config.job.state_dir else ""
+    return config.with_values(
+        job={"dir": f"{config.job.dir}{suffix}", "state_dir": state_dir},
+        trainer={"continue_from_checkpoint": True},
     )
 
 
@@ -116,6 +112,11 @@ def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple
     return tuple(Contradiction(name, before, after, path) for name, before, after in pairs if before != after)
 
 
+def _value(table: Mapping[str, Any], key: Key) -> Any:
+    default = "none" if key.default is None else key.default
+    return next(iter(values_at(table, key.name)), default)
+
+
 def refuse(found: Sequence[Contradiction]) -> None:
     """Raise an error if there are contradictions.
 
@@ -124,7 +125,8 @@ def refuse(found: Sequence[Contradiction]) -> None:
     """
     if found:
         lines = "".join(f"\n  {contradiction}" for contradiction in found)
-        allowing = f", allow it with {allowing}" if (allowing := flags(found)) else ""
+        names = " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
+        allowing = f", allow it with {names}" if names else ""
         raise ConfigError(
             f"the job in this directory was started with other values:{lines}",
             hint=f"put it back{allowing}, or give --trainer.continue_from_checkpoint false for a new directory"
@@ -229,12 +231,3 @@ def _move_aside(path: str, content: bytes, source: str) -> None:
     aside = next(name for name in names if _read(name) in (None, content))
     LocalDisk().replace(aside, content)
     structlog.get_logger().warning("config_set_aside", path=path, saved=aside)
-
-
-def _value(table: Mapping[str, Any], key: Key) -> Any:
-    place: Any = table
-    for part in key.name.split("."):
-        if not isinstance(place, Mapping) or part not in place:
-            return "none" if key.default is None else key.default
-        place = place[part]
-    return place

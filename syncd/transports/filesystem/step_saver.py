@@ -39,8 +39,8 @@ from syncd.transports.filesystem.save_outcome import leave_failure_note, wait_un
 from syncd.transports.filesystem.shard import (
     THREADS,
     Ring,
-    SecondCopy,
     ShardWriter,
+    StepCopy,
     WriteMode,
     find_write_mode,
     pour,
@@ -59,7 +59,7 @@ class _Save:
     writer: StepWriter
     companions: Mapping[str, bytes] = field(default_factory=dict)
     probe: Probe | None = None
-    copy: SecondCopy | None = None
+    copy: StepCopy | None = None
     begun: float = 0.0
 
 
@@ -146,7 +146,7 @@ class StepSaver:
         tensors: AnyExport,
         companions: Mapping[str, bytes] | None = None,
         probe: Probe | None = None,
-        copy: SecondCopy | None = None,
+        copy: StepCopy | None = None,
     ) -> None:
         """Save a step; every rank walks all the tensors.
 
@@ -296,7 +296,7 @@ class StepSaver:
         name: str,
         layout: ShardLayout,
         put: Callable[[ShardWriter], None],
-        copy: SecondCopy | None,
+        copy: StepCopy | None,
         path: str,
     ) -> tuple[int, str]:
         """Write a shard at a path, and return its size and digest."""

@@ -1,0 +1,80 @@
+"""`syncd probe DIR`: the probe of a model directory, as `syncd publish --probe` takes it."""
+
+import json
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="syncd probe needs torch")
+transformers = pytest.importorskip("transformers", reason="syncd probe needs transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+from support import samples  # noqa: E402
+from support.cli import Shell  # noqa: E402
+
+from syncd.protocol.layout import Job  # noqa: E402
+from syncd.protocol.local_disk import LocalDisk  # noqa: E402
+from syncd.protocol.manifest import read_manifest  # noqa: E402
+from syncd.protocol.probe import read_probe  # noqa: E402
+from trainer.probe import probe_tokens  # noqa: E402
+
+
+@pytest.fixture
+def shell(capsys):
+    return Shell(capsys)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return samples.make_model(tmp_path_factory.mktemp("models") / "model", tied=False, tokenizer=True)
+
+
+def answered(path, tokens, dtype):
+    """Return the log-probs of tokens by transformers alone, one sequence in one call with labels."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    with torch.no_grad():
+        logits = [model(torch.tensor([row])).logits[0].double() for row in tokens]
+    return [
+        [float(torch.log_softmax(at, -1)[token]) for at, token in zip(one[:-1], row[1:], strict=True)]
+        for one, row in zip(logits, tokens, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_probe_of_a_directory_is_published_with_it(shell, model, tmp_path, dtype):
+    done = shell("probe", model, "--dtype", dtype)
+    assert (done.code, done.err) == (0, "")
+    (tmp_path / "probe.json").write_text(done.out)
+    probe = read_probe(LocalDisk(), str(tmp_path / "probe.json"))
+    assert (probe.compute_dtype, probe.export_dtype) == (dtype, "keep")
+    assert probe.tokens == probe_tokens(model, samples.VOCAB)
+    for row, its in zip(probe.logprobs, answered(model, probe.tokens, getattr(torch, dtype)), strict=True):
+        assert row == pytest.approx(its, abs=1e-5)
+    (tmp_path / "job").mkdir()
+    job = Job.at(tmp_path / "job")
+    published = shell("publish", job.root, 3, model, "--probe", tmp_path / "probe.json")
+    assert published.code == 0, published.err
+    assert read_manifest(job.disk, job.step(3)).probe == probe
+
+
+def test_a_directory_without_a_model_is_refused(shell, tmp_path):
+    done = shell("probe", tmp_path / "nothing")
+    assert (done.code, done.out) == (78, "")
+    assert "it has no config.json" in done.err
+    only_pickled = samples.make_model(tmp_path / "pickled", tied=False, binary=True)
+    done = shell("probe", only_pickled)
+    assert (done.code, done.out) == (78, "")
+    assert "the model cannot be loaded" in done.err
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "none-such"}))
+    assert shell("probe", tmp_path).code == 78
+
+
+def test_a_model_that_answers_nan_is_refused_with_the_name_of_the_tensor(shell, tmp_path):
+    path = samples.make_model(tmp_path / "broken", tied=False)
+    weights = load_file(f"{path}/model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(weights, f"{path}/model.safetensors", {"format": "pt"})
+    done = shell("probe", path)
+    assert (done.code, done.out) == (65, "")
+    assert "tensor model.layers.1.mlp.up_proj.weight is not finite" in done.err
+    assert os.listdir(tmp_path) == ["broken"]

@@ -1,0 +1,30 @@
+"""`syncd probe`: Print what a model directory answers to fixed tokens, to prove engines with."""
+
+import click
+
+from syncd.console import UncheckedPath
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=UncheckedPath())
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="What the forward pass computes in.",
+)
+@click.option("--trust-remote-code", "trust", is_flag=True, help="Run code that comes with the model.")
+def probe(directory: str, dtype: str, trust: bool) -> None:
+    r"""Print the probe of the Hugging Face model directory DIR, for `syncd publish --probe`.
+
+    A probe is what a model answers to a few fixed token sequences. Engines that load the step are compared with it.
+
+    \b
+    Example:
+      syncd probe ./export > probe.json && syncd publish /ckpt/job 120 ./export --probe probe.json
+    """
+    from syncd.protocol.probe import encode_probe  # noqa: PLC0415
+    from trainer.probe import probe_directory  # noqa: PLC0415 - imports torch
+
+    click.echo(encode_probe(probe_directory(directory, dtype, trust=trust)), nl=False)
