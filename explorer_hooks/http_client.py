@@ -24,7 +24,6 @@ MAX_ANSWER = 16 << 20
 
 _EXCERPT = 300
 _SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
-_PIECE = 1 << 16
 _REDIRECT, _BAD = 300, 400
 _UNAUTHORISED = frozenset({401, 403})
 _MISSING = 404
@@ -157,7 +156,7 @@ class HttpClient:
         return reply.document
 
     def post(
-        self, path: str, body: Mapping[str, Any] | None = None, *, hint: str, **query: str
+        self, path: str, body: Mapping[str, Any] | None = None, *, hint: str, **query: str | bool
     ) -> dict[str, Any]:
         """Send a POST; return the JSON object that answers it, an empty one if the answer is none.
 
@@ -166,19 +165,22 @@ class HttpClient:
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.post_any(path, body, **query)
+        words = {
+            key: str(value).lower() if isinstance(value, bool) else value for key, value in query.items()
+        }
+        reply = self.post_any(f"{path}?{urlencode(words)}" if query else path, body)
         if reply.is_error:
             raise LoadFailedError(self.complaint(reply), path=self.address, hint=hint)
         return reply.document or {}
 
-    def post_any(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Reply:
+    def post_any(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
         """Send a POST; return the answer, whatever its status.
 
         Raises:
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.post_raw(f"{path}?{urlencode(query)}" if query else path, body)
+        reply = self.post_raw(path, body)
         if reply.has_no_route:
             raise self._no_route(reply)
         return reply
@@ -294,15 +296,12 @@ def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -
 
 def _whole(response: http.client.HTTPResponse, longest: int) -> bytes:
     """Read an answer that has an end in time and in size."""
-    pieces, size = [], 0
-    while piece := response.read(_PIECE):
-        pieces.append(piece)
-        size += len(piece)
-        if size > longest:
-            raise http.client.HTTPException(f"the answer is longer than {longest} bytes")
+    whole = response.read(longest + 1)
+    if len(whole) > longest:
+        raise http.client.HTTPException(f"the answer is longer than {longest} bytes")
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
-    return b"".join(pieces)
+    return whole
 
 
 def _message(document: dict[str, Any] | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import Self
 from syncd.client.own_presence import Heartbeat
 from syncd.errors import FencedError, LockHeldError, SyncdError, TermLostError
 from syncd.protocol.disk import Clock
-from syncd.protocol.layout import Job
+from syncd.protocol.layout import STATE, Job, JobPath
 from syncd.protocol.leadership import BEAT, TIMEOUT, Term
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.takeover import Candidate
@@ -24,13 +24,8 @@ _PAUSE = 0.25
 class _Locked(Job):
     """The job as its trainers lock it: a term of theirs moves nothing into a trash."""
 
-    @property
-    def lock(self) -> str:
-        return self.trainer_lock
-
-    @property
-    def trash(self) -> str:
-        return f"{self.trainer_lock}/.trash"
+    lock = JobPath("root", f"{STATE}/trainer.lock")
+    trash = JobPath("root", f"{STATE}/trainer.lock/.trash")
 
 
 class TrainerLock:

@@ -5,11 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from syncd.errors import ConfigError
-from syncd.jobfile.sections import DataSection
 from syncd.protocol.layout import Job
 from trainer.config.model import JobConfig
 from trainer.experience.batch import SampleStrategy
-from trainer.experience.fifo import Fifo, SampleSettings
+from trainer.experience.fifo import Fifo
 from trainer.experience.sft import Examples, read_examples, stored_tokens
 from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
@@ -46,8 +45,9 @@ def strategy_name(config: JobConfig) -> str:
 
 def fifo(config: JobConfig, job: Job) -> Fifo:
     """Return the strategy `fifo`."""
-    reader = ExperienceReader(job, consumed=config.data.consumed)
-    return Fifo(reader, _settings(config.data, config.sync.interval))
+    data, interval = config.data, config.sync.interval
+    staleness = Staleness(bound=data.max_age, beyond=data.beyond, decay=data.decay, interval=interval)
+    return Fifo(ExperienceReader(job, consumed=data.consumed), data, staleness)
 
 
 def replay(config: JobConfig, job: Job) -> Replay:
@@ -66,17 +66,6 @@ def sft(config: JobConfig, _job: Job) -> Supervised:
     """Return the strategy `sft`: SFT examples only."""
     data = config.data
     return Supervised(_examples(config), data.groups * data.group_size, data.epochs)
-
-
-def _settings(data: DataSection, interval: int) -> SampleSettings:
-    staleness = Staleness(bound=data.max_age, beyond=data.beyond, decay=data.decay, interval=interval)
-    return SampleSettings(
-        group_size=data.group_size,
-        groups=data.groups,
-        staleness=staleness,
-        group_timeout=data.group_timeout,
-        max_waiting=data.max_waiting,
-    )
 
 
 def _examples(config: JobConfig) -> Examples:

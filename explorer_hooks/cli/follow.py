@@ -101,16 +101,23 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
     """
     from explorer_hooks.finding import open_hook, shown  # noqa: PLC0415
     from explorer_hooks.follower.policy import FollowOptions  # noqa: PLC0415
-    from explorer_hooks.follower.service import FollowService, log_listener  # noqa: PLC0415
+    from explorer_hooks.follower.service import log_listener, serve  # noqa: PLC0415
 
     names = ("policy", "max_lag", "stage", "verify", "retries", "state_dir", "ttl", "stay", "ready_file")
     options = FollowOptions(**{name: given[name] for name in names})
     token, settings = _token(given["token_env"], given["token_file"]), given["settings"]
     hook = open_hook(given["hook"], argv=argv, settings=settings, timeout=given["timeout"], token=token)
-    listener = log_listener(given["log_level"], given["log_format"], sys.stderr)
-    hear = _print if given["as_json"] else None
-    service = FollowService(listener, hear, once=given["once"], wait=given["wait"])
-    service.serve(_job_directory(job), hook, given["name"], options, shown(given["hook"]))
+    serve(
+        _job_directory(job),
+        hook,
+        given["name"],
+        options,
+        engine=shown(given["hook"]),
+        listener=log_listener(given["log_level"], given["log_format"], sys.stderr),
+        hear=_print if given["as_json"] else lambda _: None,
+        once=given["once"],
+        wait=given["wait"],
+    )
 
 
 def _print(outcome: "TurnOutcome") -> None:

@@ -1,7 +1,6 @@
 """One version from this process's memory into one paused engine: what is common to all engines.
 
     with contextlib.closing(delivery):
-        delivery.open()
         delivery.push("2.120", tensors)
 
 The weights are cut into buckets of whole tensors. For each bucket the engine gets a request that names its tensors.
@@ -17,18 +16,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
+
+import torch
 
 from explorer_hooks.http_client import HttpClient
 from syncd.client.wait import Deadline
 from syncd.errors import LoadFailedError, SyncdError
 from syncd.protocol.local_disk import SystemClock
 from syncd.transports.broadcast.group_calls import Failure, GroupError, seconds_left
-
-if TYPE_CHECKING:
-    import torch
-
-    from syncd.transports.broadcast.process_group import ProcessGroup
+from syncd.transports.broadcast.process_group import ProcessGroup
 
 BUCKET = 256 << 20
 """Bytes of a bucket unless one tensor is larger: the engine needs memory for one bucket beside its weights."""
@@ -71,25 +68,36 @@ class Delivery(ABC):
     Args:
         server: The engine's server, whose time-out of a load is that of one version.
         address: The address of this host on which the group listens.
+        flush_cache: Whether the engine drops keys and values of the old weights, if it does so while it loads.
     """
 
-    def __init__(self, server: HttpClient, address: str) -> None:
-        self._server, self._address = server, address
+    prefixes: ClassVar[tuple[str, ...]]
+    """What the engine puts before the keys of its group, the outermost first; `{secret}` is replaced."""
+    begin: ClassVar[str]
+    end: ClassVar[str]
+    """The paths that begin and end an update."""
+    may_lack_updates: ClassVar[bool] = False
+    """Whether old releases know no such paths."""
+    hint: ClassVar[str]
+
+    def __init__(self, server: HttpClient, address: str, *, flush_cache: bool = False) -> None:
+        self._server, self._address, self._flush_cache = server, address, flush_cache
         self._deadline = Deadline(SystemClock(), server.timeout)
         self._group: ProcessGroup | None = None
         self._request: EngineRequest | None = None
+        self._is_updating = False
         self.touched = False
         """Whether the engine's weights may have changed."""
 
     @abstractmethod
-    def open(self) -> None:
-        """Form a group of this process and the engine's workers.
+    def _open(self) -> None:
+        """Begin an update, and form a group of this process and the engine's workers."""
 
-        Raises:
-            SyncdError: It was not formed; `touched` tells whether the engine's weights may have changed.
-        """
+    @abstractmethod
+    def _invite(self, invitation: Invitation) -> None:
+        """Ask the engine's workers to join the group."""
 
-    def push(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
+    def push(self, label: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load weights into the engine.
 
         Args:
@@ -97,8 +105,9 @@ class Delivery(ABC):
             tensors: All of them by name.
 
         Raises:
-            SyncdError: The engine did not load them.
+            SyncdError: The engine did not load them; `touched` tells whether its weights may have changed.
         """
+        self._open()
         buckets = list(cut({name: tensor.nbytes for name, tensor in tensors.items()}, BUCKET))
         for names in buckets:
             is_last = names is buckets[-1]
@@ -106,7 +115,7 @@ class Delivery(ABC):
         self._finish_update()
 
     @abstractmethod
-    def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
+    def _update(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
         """Request that the engine loads the tensors that are sent next, and wait until it has.
 
         Args:
@@ -114,9 +123,25 @@ class Delivery(ABC):
             label: The label of the weights, with the last bucket only.
         """
 
-    @abstractmethod
+    def _begin_update(self) -> None:
+        """Begin an update, after one that an earlier process left unfinished."""
+        reply = self._server.post_raw(self.begin)
+        if reply.has_no_route and self.may_lack_updates:
+            return
+        self._is_updating = True
+        if reply.is_error:
+            self._finish_update()
+            self._post(self.begin)
+            self._is_updating = True
+
     def _finish_update(self) -> None:
         """Tell the engine that all tensors were sent."""
+        if self._is_updating:
+            self._post(self.end)
+            self._is_updating = False
+
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        self._server.post(path, body, hint=self.hint)
 
     @abstractmethod
     def _leave(self) -> None:
@@ -137,27 +162,17 @@ class Delivery(ABC):
         with contextlib.suppress(SyncdError):
             self._leave()
 
-    def _form_group(
-        self, workers: int, prefixes: Sequence[str], invite: Callable[[Invitation], object]
-    ) -> None:
-        """Form the group: the engine is asked to join while this process connects.
-
-        Args:
-            workers: How many workers the engine has.
-            prefixes: What the engine puts before the keys of its group, the outermost first; `{secret}` is replaced.
-            invite: Asks the engine to join.
-        """
-        from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: PLC0415 - torch
-
+    def _form_group(self, workers: int) -> None:
+        """Form the group with so many workers: the engine is asked to join while this process connects."""
         joining = Deadline(SystemClock(), min(JOINING, max(self._deadline.left(), 0.0)))
         self._group = group = ProcessGroup.listen(self._address, seconds_left(self._deadline))
         invitation = Invitation(group.address, group.port, workers + 1)
-        named = [prefix.format(secret=invitation.secret) for prefix in prefixes]
-        self._request = EngineRequest(lambda: invite(invitation))
+        named = [prefix.format(secret=invitation.secret) for prefix in self.prefixes]
+        self._request = EngineRequest(lambda: self._invite(invitation))
         connecting = EngineRequest(lambda: group.connect(named, workers + 1, joining))
         wait_for_all((self._request, connecting), joining)
 
-    def _carry(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
+    def _carry(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
         group = self._group
         if group is None:
             raise LoadFailedError("the engine is in no group")
@@ -258,19 +273,7 @@ def cut(sizes: Mapping[str, int], bucket: int) -> Iterator[list[str]]:
         yield names
 
 
-def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:
-    """Return how many workers of an engine join a group, which it reports under a name.
-
-    Raises:
-        LoadFailedError: It reports none.
-    """
-    count = answer.get(name)
-    if type(count) is not int or count < 1:
-        raise LoadFailedError(f"{engine} reports {name} = {count!r}")
-    return count
-
-
-def described(tensors: "Mapping[str, torch.Tensor]") -> dict[str, list[object]]:
+def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[object]]:
     """Return names, dtypes as torch names them, and shapes, as both engines want them."""
     return {
         "names": list(tensors),

@@ -12,7 +12,6 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next
-from explorer_hooks.follower.policy import asks_trainer
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import TimedOutError
 from syncd.jobfile.records import read_end
@@ -131,7 +130,7 @@ class Explorer:
     def _wait(self, *, is_due: bool) -> None:
         """Wait a little for a version; while one is due or there is no room, nothing is generated."""
         begin = time.monotonic()
-        outcome = self._gate.update(TURN, ask=asks_trainer(self._sync.style))
+        outcome = self._gate.update(TURN, ask=self._sync.style is SyncStyle.EXPLORER_DRIVEN)
         took = time.monotonic() - begin
         self._waited += took
         answered = outcome.kind == "nothing" and took < TURN

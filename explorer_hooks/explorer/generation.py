@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 
-from explorer_hooks.hook import Running
+from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.hook import Hook, Running
 from syncd.protocol.version import Pair
 
 BEFORE_THE_FIRST: Pair = (1, 0)
@@ -41,7 +42,7 @@ class Response:
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
-    text: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,38 @@ class Generator(ABC):
 
 PermittedVersion = Callable[[], Pair | None]
 """Returns the version with which work may be done now: the applied one, or `BEFORE_THE_FIRST`; None for none."""
+
+
+class InferenceEngine(ABC):
+    """What generates."""
+
+    name: str
+    """Its name in presence and log."""
+    hook: Hook
+    """Loads versions into it."""
+
+    @abstractmethod
+    def generator(
+        self,
+        tokens: Tokens,
+        running: Callable[[], Running],
+        permitted: PermittedVersion,
+        seed: str,
+        stop: Callable[[], bool],
+    ) -> Generator:
+        """Return what generates groups with it.
+
+        Args:
+            tokens: The model's tokenizer.
+            running: Asks the engine what it runs; several threads call it.
+            permitted: The version with which work may be done.
+            seed: Seeds the draws of a model in this process.
+            stop: Once it returns true, pending groups are given up.
+
+        Raises:
+            ConfigError: The server names no model.
+            EngineUnreachableError: It does not answer.
+        """
 
 
 def version_of(running: Running, permitted: Pair | None) -> Pair | None:

@@ -7,12 +7,12 @@ from another distribution than the one that is recorded.
 
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Iterated
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
@@ -20,10 +20,12 @@ from explorer_hooks.explorer.generation import (
     Generator,
     GroupRequest,
     GroupResult,
+    InferenceEngine,
+    PermittedVersion,
     Response,
 )
 from explorer_hooks.explorer.tasks import Tokens
-from explorer_hooks.hook import Hook
+from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.protocol.version import pair_of
@@ -44,14 +46,6 @@ class SequenceLimits:
     ends: frozenset[int]
     pad: int
     positions: int
-
-
-@dataclass(frozen=True, slots=True)
-class SampledSequence:
-    """One response: token ids and the natural logarithm of each one's probability."""
-
-    tokens: list[int]
-    logprobs: list[float]
 
 
 def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
@@ -78,8 +72,8 @@ def draw(
     requests: Sequence[GroupRequest],
     generator: torch.Generator,
     stop: Callable[[], bool],
-) -> list[list[SampledSequence]]:
-    """Return the responses to each request, all computed as one batch.
+) -> list[list[Response]]:
+    """Return the responses to each request, without their texts, all computed as one batch.
 
     Args:
         model: A causal language model.
@@ -146,11 +140,11 @@ def _padded(
 
 def _grouped(
     tokens: torch.Tensor, logprobs: torch.Tensor, ends: frozenset[int], samples: int
-) -> list[list[SampledSequence]]:
+) -> list[list[Response]]:
     drawn = []
     for row, values in zip(tokens.tolist(), logprobs.tolist(), strict=True):
         length = next((at + 1 for at, token in enumerate(row) if token in ends), len(row))
-        drawn.append(SampledSequence(row[:length], values[:length]))
+        drawn.append(Response(row[:length], values[:length]))
     return [drawn[at : at + samples] for at in range(0, len(drawn), samples)]
 
 
@@ -158,29 +152,19 @@ class LocalGenerator(Generator):
     """Generates with a model of this process.
 
     Args:
-        model: The model that versions are loaded into.
-        ends: What ends and pads its sequences.
-        tokens: Its tokenizer.
+        hook: Loads versions into the model.
+        tokens: The model's tokenizer.
         rows: Responses of one forward pass at most.
         seed: Seeds the draws.
-        generating: Keeps versions from being loaded while it is entered, and yields the label of the running one.
         stop: Once it returns true, pending groups are given up.
     """
 
     def __init__(
-        self,
-        model: Any,
-        ends: SequenceLimits,
-        tokens: Tokens,
-        *,
-        rows: int,
-        seed: int,
-        generating: Callable[[], AbstractContextManager[str | None]],
-        stop: Callable[[], bool],
+        self, hook: TransformersHook, tokens: Tokens, *, rows: int, seed: int, stop: Callable[[], bool]
     ) -> None:
-        self._model, self._ends, self._tokens, self._rows = model, ends, tokens, rows
-        self._generating, self._stop = generating, stop
-        self._draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        self._hook, self._tokens, self._rows, self._stop = hook, tokens, rows, stop
+        self._ends = sequence_limits(hook.model, getattr(tokens, "tokenizer", None))
+        self._draws = torch.Generator(next(hook.model.parameters()).device).manual_seed(seed)
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once; requests that fit into one forward pass are done together."""
@@ -198,8 +182,10 @@ class LocalGenerator(Generator):
             yield GroupResult(index + at, problem=f"the prompt has {tokens} tokens, which are too many")
         if not fits:
             return
-        with self._generating() as label:
-            groups = draw(self._model, self._ends, [requests[at] for at in fits], self._draws, self._stop)
+        with self._hook.generating() as label:
+            groups = draw(
+                self._hook.model, self._ends, [requests[at] for at in fits], self._draws, self._stop
+            )
         if self._stop():
             return
         version = BEFORE_THE_FIRST if label is None else pair_of(label)
@@ -208,32 +194,38 @@ class LocalGenerator(Generator):
                 yield GroupResult(index + at, problem="the model runs no version", retry=True)
             return
         for at, group in zip(fits, groups, strict=True):
-            responses = [Response(one.tokens, one.logprobs, self._text(one.tokens)) for one in group]
-            yield GroupResult(index + at, tuple(responses), version, version)
+            responses = tuple(replace(one, text=self._text(one.tokens)) for one in group)
+            yield GroupResult(index + at, responses, version, version)
 
     def _text(self, tokens: Sequence[int]) -> str:
         ended = tokens[-1] in self._ends.ends
         return self._tokens.decode(tokens[:-1] if ended else tokens)
 
 
-def open_generator(
-    hook: Hook, tokens: Tokens, rows: int, seed: str, stop: Callable[[], bool]
-) -> LocalGenerator:
-    """Return what generates with a model of this process.
+class LocalEngine(InferenceEngine):
+    """A model in this process, which is loaded and ready to generate.
 
     Args:
-        hook: Loads versions into the model.
-        tokens: The model's tokenizer.
-        rows: Responses of one forward pass at most.
-        seed: Seeds the draws.
-        stop: Once it returns true, pending groups are given up.
+        file: The configuration, which names it.
+
+    Raises:
+        ConfigError: It cannot be loaded, or there is no such device.
     """
-    assert isinstance(hook, TransformersHook)
-    limits = sequence_limits(hook.model, getattr(tokens, "tokenizer", None))
-    number = crc32(seed.encode())
-    return LocalGenerator(
-        hook.model, limits, tokens, rows=rows, seed=number, generating=hook.generating, stop=stop
-    )
+
+    def __init__(self, file: ExplorerFile) -> None:
+        self.name, self._rows = file.explorer.engine.kind, file.explorer.engine.rows
+        self.hook: TransformersHook = open_hook(file)
+
+    def generator(
+        self,
+        tokens: Tokens,
+        running: Callable[[], Running],  # noqa: ARG002 - the hook knows it exactly
+        permitted: PermittedVersion,  # noqa: ARG002
+        seed: str,
+        stop: Callable[[], bool],
+    ) -> LocalGenerator:
+        """Return what generates groups with the model."""
+        return LocalGenerator(self.hook, tokens, rows=self._rows, seed=crc32(seed.encode()), stop=stop)
 
 
 def open_hook(file: ExplorerFile) -> TransformersHook:
@@ -242,11 +234,6 @@ def open_hook(file: ExplorerFile) -> TransformersHook:
     Raises:
         ConfigError: It cannot be loaded, or there is no such device.
     """
-    try:
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds
-    except ImportError as error:
-        hint = "pip install 'syncd[transformers]'"
-        raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
     section, directory, trust = file.explorer.engine, file.model.path, file.model.trust_remote_code
     dtype = getattr(torch, section.dtype)
     try:

@@ -2,33 +2,36 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from pkgutil import resolve_name
 
 import structlog
 
-from explorer_hooks.explorer import own_files, served
+from explorer_hooks.explorer import own_files
 from explorer_hooks.explorer.batches import BatchMaker
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.explorer import Explorer
-from explorer_hooks.explorer.generation import Generator, PermittedVersion
+from explorer_hooks.explorer.generation import InferenceEngine
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import Scorer, open_scorer
-from explorer_hooks.explorer.tasks import Tasks, Tokens, hide_progress_bars, open_tokens, read_tasks
+from explorer_hooks.explorer.served import ServerEngine
+from explorer_hooks.explorer.tasks import Tasks, hide_progress_bars, open_tokens, read_tasks
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
-from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
-from explorer_hooks.hook import Hook, TensorHook
+from explorer_hooks.hook import TensorHook
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
+
+_LOCAL = "explorer_hooks.explorer.local:LocalEngine"
+"""What generates in this process; it is loaded only then, because it needs torch."""
 
 _LOG = structlog.get_logger()
 
@@ -56,7 +59,7 @@ def run(file: ExplorerFile) -> str:
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         versions = EngineVersions(source, ledger, file.data.groups / file.groups, ahead_of(file))
         draws = f"{seed}/{ledger.cursor.seed_text}"
-        generator = _open_generator(file, engine, tokens, follower, versions.permitted, draws, stop)
+        generator = engine.generator(tokens, follower.running, versions.permitted, draws, stop)
         evaluation = None
         if held_out is not None:
             records = Records(own_files.evaluations_path(job, name), job.disk)
@@ -67,57 +70,25 @@ def run(file: ExplorerFile) -> str:
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
 
-@dataclass(frozen=True)
-class _Engine:
-    """What generates.
-
-    Args:
-        name: Its name in presence and log.
-        hook: Loads versions into it.
-        token: Its API key.
-    """
-
-    name: str
-    hook: Hook
-    token: str | None
-
-
-def _open_engine(file: ExplorerFile) -> _Engine:
+def _open_engine(file: ExplorerFile) -> InferenceEngine:
     """Return the engine.
 
     Raises:
         ConfigError: The model cannot be loaded, or the options do not fit the engine.
     """
-    section = file.explorer.engine
-    token = _token(section.token_env)
-    if section.kind == "transformers":
-        from explorer_hooks.explorer.local import open_hook as open_local  # noqa: PLC0415 - torch
-
-        return _Engine(section.kind, open_local(file), token)
-    address = f"{section.kind}={section.address}"
-    hook = open_hook(address, settings=section.options, timeout=section.timeout, token=token)
-    return _Engine(shown(address), hook, token)
-
-
-def _open_generator(
-    file: ExplorerFile,
-    engine: _Engine,
-    tokens: Tokens,
-    follower: Follower,
-    permitted: PermittedVersion,
-    seed: str,
-    stop: Stop,
-) -> Generator:
     if file.explorer.engine.kind != "transformers":
-        return served.open_generator(file, engine.token, follower.running, permitted, stop)
-    from explorer_hooks.explorer import local  # noqa: PLC0415 - torch
-
-    return local.open_generator(engine.hook, tokens, file.explorer.engine.rows, seed, stop)
+        return ServerEngine(file)
+    try:
+        opener: Callable[[ExplorerFile], InferenceEngine] = resolve_name(_LOCAL)
+    except ImportError as error:
+        hint = "pip install 'syncd[transformers]'"
+        raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
+    return opener(file)
 
 
 @contextmanager
 def _open_source(
-    file: ExplorerFile, engine: _Engine, follower: Follower, stop: Stop
+    file: ExplorerFile, engine: InferenceEngine, follower: Follower, stop: Stop
 ) -> Iterator[WeightSource]:
     """Yield where weights come from: besides files a transport of tensors, if the job and the engine have one."""
     transport, hook = _tensor_transport(file.sync.method), engine.hook
@@ -144,7 +115,9 @@ def _takes_tensors(hook: TensorHook) -> bool:
     return not reason
 
 
-def _open_follower(file: ExplorerFile, engine: _Engine, listener: EventListener, stop: Stop) -> Follower:
+def _open_follower(
+    file: ExplorerFile, engine: InferenceEngine, listener: EventListener, stop: Stop
+) -> Follower:
     job, identity = file.job, file.explorer.name or None
     options = FollowOptions(**file.explorer.follow.model_dump(), state_dir=job.state_dir or None)
     return Follower.open(
@@ -166,13 +139,3 @@ def _held_out(file: ExplorerFile) -> Tasks | None:
     if not evaluation.tasks or not evaluation.every:
         return None
     return read_tasks(evaluation.tasks, section.prompt_key, section.answer_key, evaluation.limit)
-
-
-def _token(variable: str) -> str | None:
-    if not variable:
-        return None
-    if not os.environ.get(variable):
-        raise ConfigError(
-            f"explorer.engine.token_env names {variable}, which is not set", hint=f"export {variable}=..."
-        )
-    return os.environ[variable]

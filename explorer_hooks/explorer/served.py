@@ -6,12 +6,12 @@ missing one from the model directory, and the log-probs would be of another dist
 """
 
 import math
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Iterated
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -20,11 +20,14 @@ from explorer_hooks.explorer.generation import (
     Generator,
     GroupRequest,
     GroupResult,
+    InferenceEngine,
     PermittedVersion,
     Response,
     version_after,
     version_of,
 )
+from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.hook import Running
 from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
@@ -132,39 +135,35 @@ def _is_logprob(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and value < 1.0  # type: ignore[arg-type, operator]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerCalls:
-    """How to call a server.
+class ServerGenerator(Generator):
+    """Generates by a server.
 
     Args:
         server: The server.
         model: The name of the model in requests.
         running: Asks the engine what it runs; several threads call it.
+        permitted: The version with which work may be done.
+        stop: Once it returns true, pending groups are given up.
+        concurrency: Groups that are requested at a time.
         retries: Retries of one request.
         settle: Seconds that a group waits for an engine that loads a version.
     """
 
-    server: HttpClient
-    model: str
-    running: Callable[[], Running]
-    retries: int = 4
-    settle: float = 60.0
-
-
-class ServerGenerator(Generator):
-    """Generates by a server.
-
-    Args:
-        calls: How to call it.
-        concurrency: Groups that are requested at a time.
-        permitted: The version with which work may be done.
-        stop: Once it returns true, pending groups are given up.
-    """
-
     def __init__(
-        self, calls: ServerCalls, *, concurrency: int, permitted: PermittedVersion, stop: Callable[[], bool]
+        self,
+        server: HttpClient,
+        model: str,
+        running: Callable[[], Running],
+        permitted: PermittedVersion,
+        stop: Callable[[], bool],
+        *,
+        concurrency: int,
+        retries: int,
+        settle: float,
     ) -> None:
-        self._calls, self._concurrency, self._permitted, self._stop = calls, concurrency, permitted, stop
+        self._server, self._model, self._running = server, model, running
+        self._permitted, self._stop = permitted, stop
+        self._concurrency, self._retries, self._settle = concurrency, retries, settle
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as it is ready, and None every so often."""
@@ -220,7 +219,7 @@ class ServerGenerator(Generator):
             if first is None:
                 return GroupResult(index, problem="the engine runs no applied version", retry=True)
             responses = self._responses(asked, given_up)
-            last = version_after(self._calls.running(), first)
+            last = version_after(self._running(), first)
         except EngineUnreachableError as error:
             return GroupResult(index, problem=str(error), retry=True)
         except MalformedError as error:
@@ -233,9 +232,9 @@ class ServerGenerator(Generator):
         """Return the version with which work begins; wait for one that is being loaded."""
         begin = time.monotonic()
         while True:
-            running = self._calls.running()
+            running = self._running()
             found = version_of(running, self._permitted())
-            patience = self._calls.settle if running.paused else min(self._calls.settle, _CONFIRM)
+            patience = self._settle if running.paused else min(self._settle, _CONFIRM)
             if found is not None or time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return found
 
@@ -247,25 +246,25 @@ class ServerGenerator(Generator):
             MalformedError: The last answer could not be used, or the server refused the request.
             ConfigError: The server does not return what is needed.
         """
-        body = request_body(asked, self._calls.model)
-        for attempt in range(self._calls.retries + 1):
+        body = request_body(asked, self._model)
+        for attempt in range(self._retries + 1):
             if attempt and given_up.wait(backoff(attempt)):
                 raise EngineUnreachableError("given up")
             try:
                 return parse_responses(self._answer(body), asked)
             except (EngineUnreachableError, MalformedError) as error:
-                if attempt == self._calls.retries or isinstance(error, RefusedRequestError):
+                if attempt == self._retries or isinstance(error, RefusedRequestError):
                     raise
             except UnsupportedServerError as error:
-                raise ConfigError(str(error), path=self._calls.server.address) from error
+                raise ConfigError(str(error), path=self._server.address) from error
         raise AssertionError("the loop returns or raises")
 
     def _answer(self, body: dict[str, object]) -> "dict[str, object] | None":
-        reply = self._calls.server.post_any(PATH, body)
+        reply = self._server.post_any(PATH, body)
         if reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
-            raise EngineUnreachableError(self._calls.server.complaint(reply))
+            raise EngineUnreachableError(self._server.complaint(reply))
         if reply.is_error:
-            raise RefusedRequestError(self._calls.server.complaint(reply))
+            raise RefusedRequestError(self._server.complaint(reply))
         return reply.document
 
 
@@ -293,37 +292,59 @@ def served_model(server: HttpClient) -> str:
     return name
 
 
-def open_generator(
-    file: ExplorerFile,
-    token: str | None,
-    running: Callable[[], Running],
-    permitted: PermittedVersion,
-    stop: Callable[[], bool],
-) -> ServerGenerator:
-    """Return what generates by the server that a file names.
+class ServerEngine(InferenceEngine):
+    """A server.
 
     Args:
-        file: The configuration.
-        token: The server's API key.
-        running: Asks the engine what it runs; several threads call it.
-        permitted: The version with which work may be done.
-        stop: Once it returns true, pending groups are given up.
+        file: The configuration, which names it.
 
     Raises:
-        ConfigError: The server names no model.
-        EngineUnreachableError: It does not answer.
+        ConfigError: The options do not fit the engine, or its API key is not set.
     """
-    section = file.explorer.engine
-    server = HttpClient(
-        section.address,
-        token=token,
-        timeout=section.timeout,
-        ask_timeout=_ASK,
-        missing="explorer.engine.address is that of the server itself, without /v1",
-        max_answer=_MAX_ANSWER,
-    )
-    # In the fully asynchronous style versions are loaded while groups wait.
-    settle = section.timeout if file.sync.style is SyncStyle.FULLY_ASYNC else _SETTLE
-    model = section.model or served_model(server)
-    calls = ServerCalls(server, model, running, section.retries, settle)
-    return ServerGenerator(calls, concurrency=section.concurrency, permitted=permitted, stop=stop)
+
+    def __init__(self, file: ExplorerFile) -> None:
+        self._file, section = file, file.explorer.engine
+        self._token, address = _token(section.token_env), f"{section.kind}={section.address}"
+        self.name = shown(address)
+        self.hook = open_hook(address, settings=section.options, timeout=section.timeout, token=self._token)
+
+    def generator(
+        self,
+        tokens: Tokens,  # noqa: ARG002 - the server makes the texts
+        running: Callable[[], Running],
+        permitted: PermittedVersion,
+        seed: str,  # noqa: ARG002 - the server has its own
+        stop: Callable[[], bool],
+    ) -> ServerGenerator:
+        """Return what generates groups by the server's completions API."""
+        section = self._file.explorer.engine
+        server = HttpClient(
+            section.address,
+            token=self._token,
+            timeout=section.timeout,
+            ask_timeout=_ASK,
+            missing="explorer.engine.address is that of the server itself, without /v1",
+            max_answer=_MAX_ANSWER,
+        )
+        # In the fully asynchronous style versions are loaded while groups wait.
+        settle = section.timeout if self._file.sync.style is SyncStyle.FULLY_ASYNC else _SETTLE
+        return ServerGenerator(
+            server,
+            section.model or served_model(server),
+            running,
+            permitted,
+            stop,
+            concurrency=section.concurrency,
+            retries=section.retries,
+            settle=settle,
+        )
+
+
+def _token(variable: str) -> str | None:
+    if not variable:
+        return None
+    if not os.environ.get(variable):
+        raise ConfigError(
+            f"explorer.engine.token_env names {variable}, which is not set", hint=f"export {variable}=..."
+        )
+    return os.environ[variable]

@@ -39,6 +39,7 @@ _TURN = 10.0
 """Seconds of one turn of `run`; nothing is lost between two turns."""
 
 _LAST = ("applied", "refused")
+_ONCE = (*_LAST, "failed")
 
 
 class Follower(Closing):
@@ -210,13 +211,18 @@ class Follower(Closing):
         return self.applied is not None and choose_version(self._policy, self._snapshot()) is None
 
     def run(
-        self, stop: Callable[[], bool] = lambda: False, hear: Callable[[TurnOutcome], None] | None = None
+        self,
+        stop: Callable[[], bool] = lambda: False,
+        hear: Callable[[TurnOutcome], None] = lambda _: None,
+        *,
+        once: bool = False,
     ) -> TurnOutcome:
         """Take turns until `stop` returns true, the trainer has ended, or the policy wants nothing more.
 
         Args:
             stop: Polled. A load that has begun is finished first.
             hear: Called with each outcome, except for turns in which nothing happened.
+            once: Whether the first version that is loaded, refused or failed ends it too.
 
         Returns:
             The last outcome.
@@ -231,9 +237,9 @@ class Follower(Closing):
             except StorageError as error:
                 self._reporter.event("error", "storage_failed", reason=str(error), hint=error.hint)
                 outcome = TurnOutcome("nothing", reason=str(error))
-            if hear is not None and outcome.kind != "nothing":
+            if outcome.kind != "nothing":
                 hear(outcome)
-            if stop() or self._is_last(outcome):
+            if stop() or self._is_last(outcome) or (once and outcome.kind in _ONCE):
                 return outcome
 
     def close(self) -> None:
@@ -287,14 +293,14 @@ class Follower(Closing):
 
     def _decide(self) -> Version | int | TurnOutcome | None:
         decision = decide(self._policy, self._snapshot())
-        if decision.pair is not None:
-            return self._versions.to_lease(decision.pair)
-        if decision.action == "restore":
+        if not isinstance(decision, str):
+            return self._versions.to_lease(decision)
+        if decision == "restore":
             self._driver.restore()
             return None
-        if decision.action == "end":
+        if decision == "end":
             return TurnOutcome("ended", self.applied, "the step that was wanted is loaded")
-        if decision.action == "missing":
+        if decision == "missing":
             return TurnOutcome("gone", reason=f"step {self._policy.step} is not there any more")
         if not self.options.stay and not self._driver.failed.paused and self._has_trainer_ended():
             return TurnOutcome("ended", self.applied, "the trainer has gone")

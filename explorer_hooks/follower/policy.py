@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
 from syncd.errors import ConfigError
 from syncd.protocol.layout import MAX_STEP
 from syncd.protocol.presence import TTL
@@ -157,29 +156,20 @@ class FollowSnapshot:
     can_restore: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FollowDecision:
-    """What a follower does next.
-
-    Args:
-        action: load: load `pair`. restore: put the engine back on the last good version. end: the policy wants
-            nothing more. missing: the step that it wants was removed. wait: nothing now.
-        pair: The pair to load.
-    """
-
-    action: Literal["load", "restore", "end", "missing", "wait"]
-    pair: Pair | None = None
+FollowDecision = Pair | Literal["restore", "end", "missing", "wait"]
+"""What a follower does next: load a pair; restore: put the engine back on the last good version; end: the policy
+wants nothing more; missing: the step that it wants was removed; wait: nothing now."""
 
 
 def decide(policy: FollowPolicy, now: FollowSnapshot) -> FollowDecision:
     """Return what a follower does next."""
     if (pair := choose_version(policy, now)) is not None:
-        return FollowDecision("load", pair)
+        return pair
     if now.again and now.newest and not now.retries and now.can_restore:
-        return FollowDecision("restore")
+        return "restore"
     if is_done(policy, now.applied):
-        return FollowDecision("end")
-    return FollowDecision("missing" if has_passed(policy, now) else "wait")
+        return "end"
+    return "missing" if has_passed(policy, now) else "wait"
 
 
 def needs_steps(policy: FollowPolicy, now: FollowSnapshot) -> bool:
@@ -242,13 +232,3 @@ def lag_of(applied: Pair | None, newest: Pair | None) -> float:
 def is_within(applied: Pair | None, newest: Pair | None, max_lag: int | None) -> bool:
     """Return whether an engine is recent enough for work."""
     return max_lag is None or lag_of(applied, newest) <= max_lag
-
-
-def is_due(style: SyncStyle, step: int, interval: int = 1, offset: int = 0) -> bool:
-    """Return whether an explorer polls for a version after its own step; fully asynchronous ones always do."""
-    return style is SyncStyle.FULLY_ASYNC or explorer_needs_sync(step, interval, offset)
-
-
-def asks_trainer(style: SyncStyle) -> bool:
-    """Return whether an explorer asks the trainer for a version, and waits for its answer."""
-    return style is SyncStyle.EXPLORER_DRIVEN

@@ -1,6 +1,7 @@
 """A follower as a process: signals, the log, and the exit code."""
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
@@ -17,8 +18,6 @@ from syncd.errors import (
     TimedOutError,
     TryAgainError,
 )
-from syncd.protocol.disk import Clock
-from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import label_of
 
 _ERRORS: Mapping[str, type[SyncdError]] = {
@@ -28,73 +27,50 @@ _ERRORS: Mapping[str, type[SyncdError]] = {
     "ended": NotReadyError,
     "nothing": TimedOutError,
 }
-_ONCE = ("applied", "refused", "failed")
 
 
-class FollowService:
-    """Runs a follower until a signal or its end; with `once` until the first version is loaded or failed.
+def serve(
+    job: str,
+    hook: Hook,
+    identity: str | None,
+    options: FollowOptions,
+    *,
+    engine: str,
+    listener: EventListener,
+    hear: Callable[[TurnOutcome], None] = lambda _: None,
+    once: bool = False,
+    wait: float = 3600.0,
+) -> None:
+    """Follow a job until a signal or its end; with `once` until the first version is loaded or failed.
 
     Args:
+        job: The job directory.
+        hook: What loads versions into the engine.
+        identity: The explorer's name in the job.
+        options: How to follow.
+        engine: The engine's name without secrets.
         listener: Hears each event.
-        hear: Hears each outcome; None for nobody.
+        hear: Hears each outcome.
         once: Whether it ends once the engine runs what the policy names.
         wait: Seconds to wait for that.
-        clock: This host's clock.
+
+    Raises:
+        SyncdError: The follower failed; the exit code says how.
     """
-
-    def __init__(
-        self,
-        listener: EventListener,
-        hear: Callable[[TurnOutcome], None] | None = None,
-        *,
-        once: bool = False,
-        wait: float = 3600.0,
-        clock: Clock | None = None,
-    ) -> None:
-        self._listener, self._hear, self._once, self._wait = listener, hear, once, wait
-        self._clock = clock or SystemClock()
-        self._stop = Stop(lambda _: KeyboardInterrupt())  # the second signal aborts the load that has begun
-        self._ends = math.inf
-        self._finished: TurnOutcome | None = None
-
-    def serve(self, job: str, hook: Hook, identity: str | None, options: FollowOptions, engine: str) -> None:
-        """Follow a job.
-
-        Args:
-            job: The job directory.
-            hook: What loads versions into the engine.
-            identity: The explorer's name in the job.
-            options: How to follow.
-            engine: The engine's name without secrets.
-
-        Raises:
-            SyncdError: The follower failed; the exit code says how.
-        """
-        with (
-            self._stop.on_signals(),
-            Follower.open(job, hook, identity, options, engine=engine, listener=self._listener) as follower,
-        ):
-            self._listener(
-                "info", "follower_started", {"job": job, "name": follower.sync.identity, "engine": engine}
-            )
-            if self._once and follower.is_current():
-                return
-            self._ends = self._clock.monotonic() + self._wait
-            outcome = follower.run(self._is_over, self._note)
-            outcome = self._finished or outcome
-            self._listener("info", "follower_stopped", {"kind": outcome.kind, "reason": outcome.reason})
-            if not self._stop() and (error := error_of(outcome, once=self._once)) is not None:
-                raise error
-
-    def _is_over(self) -> bool:
-        is_late = self._once and self._clock.monotonic() >= self._ends
-        return self._stop() or self._finished is not None or is_late
-
-    def _note(self, outcome: TurnOutcome) -> None:
-        if self._hear is not None:
-            self._hear(outcome)
-        if self._once and outcome.kind in _ONCE:
-            self._finished = outcome
+    stop = Stop(lambda _: KeyboardInterrupt())  # the second signal aborts the load that has begun
+    with (
+        stop.on_signals(),
+        Follower.open(job, hook, identity, options, engine=engine, listener=listener) as follower,
+    ):
+        name = follower.sync.identity
+        listener("info", "follower_started", {"job": job, "name": name, "engine": engine})
+        if once and follower.is_current():
+            return
+        ends = time.monotonic() + wait if once else math.inf
+        outcome = follower.run(lambda: stop() or time.monotonic() >= ends, hear, once=once)
+        listener("info", "follower_stopped", {"kind": outcome.kind, "reason": outcome.reason})
+        if not stop() and (error := error_of(outcome, once=once)) is not None:
+            raise error
 
 
 def error_of(outcome: TurnOutcome, *, once: bool) -> SyncdError | None:

@@ -9,9 +9,9 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, ClassVar
 
-from explorer_hooks.engine_push.delivery import Delivery
 from explorer_hooks.hook import (
     Hook,
     HookOptions,
@@ -41,20 +41,10 @@ from syncd.transports.tensors import Tensors
 if TYPE_CHECKING:
     import torch
 
+    from explorer_hooks.engine_push.delivery import Delivery
+
 UNTOLD = "default"
 """The label of an engine that was never given one."""
-
-
-class UnpublishedLabel(NamedTuple):
-    """The labels of weights that an engine runs and that are not published yet.
-
-    Args:
-        told: The label that the engine was given; no later follower mistakes it for a version.
-        label: The label here: the same one, and after the publication that of the files.
-    """
-
-    told: str
-    label: str
 
 
 class HttpEngineHook(ServerHook, TensorHook):
@@ -78,14 +68,22 @@ class HttpEngineHook(ServerHook, TensorHook):
     """The engine's name in messages."""
     oldest: ClassVar[tuple[int, ...]]
     """The oldest release that the hook supports."""
+    delivery: ClassVar[str]
+    """What sends weights from this process's memory to the engine; loaded only then, because it needs torch."""
     health_path: ClassVar[str]
     version_path: ClassVar[str]
 
     def __init__(self, options: HookOptions) -> None:
         super().__init__(options)
-        self._unpublished: UnpublishedLabel | None = None
+        self._unpublished: dict[str, str] = {}
+        """The label that the engine was given for unpublished weights, and what it is here, later that of the files.
+
+        No later follower mistakes the former for a version.
+        """
         self._start: StartModel | None = None
         self._touched = self._paused_by_us = False
+
+    _flush_cache = True
 
     def _configure(self, settings: HookSettings) -> None:
         self._start_check = settings.choice("start_check", "full", CHECKS)
@@ -113,10 +111,6 @@ class HttpEngineHook(ServerHook, TensorHook):
         """Set the label of an engine that works meanwhile."""
 
     @abstractmethod
-    def _delivery(self, address: str) -> Delivery:
-        """Return what sends weights from this process's memory to the engine."""
-
-    @abstractmethod
     def _server_probe(self) -> ServerProbe:
         """Return what asks the engine for log-probs."""
 
@@ -141,7 +135,7 @@ class HttpEngineHook(ServerHook, TensorHook):
         self._announce(target.label)
         self._resume()
         self._touched = self._paused_by_us = False
-        self._unpublished = None
+        self._unpublished = {}
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
@@ -180,10 +174,10 @@ class HttpEngineHook(ServerHook, TensorHook):
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
-        delivery = self._delivery(self._address or LOOPBACK)
+        opener: type[Delivery] = resolve_name(self.delivery)
+        delivery = opener(self._server, self._address or LOOPBACK, flush_cache=self._flush_cache)
         try:
             with contextlib.closing(delivery):
-                delivery.open()
                 delivery.push(label, tensors)
         except (SyncdError, OSError) as error:
             self._touched = self._touched or delivery.touched
@@ -192,19 +186,19 @@ class HttpEngineHook(ServerHook, TensorHook):
             raise self._not_taken(error) from error
         self._touched = True
         self._announce(label)
-        self._unpublished = UnpublishedLabel(label, label)
+        self._unpublished = {label: label}
         self._resume()
         self._touched = self._paused_by_us = False
 
     def set_label(self, label: str) -> None:
         """Give the engine the label of its weights' files, once they are published."""
-        if self._unpublished is not None:
-            self._unpublished = UnpublishedLabel(self._unpublished.told, label)
+        if self._unpublished:
+            self._unpublished = dict.fromkeys(self._unpublished, label)
             self._set_engine_label(label)
 
     def drop_label(self) -> None:
         """Forget the label of weights that were not published: the engine runs unknown weights."""
-        self._unpublished = None
+        self._unpublished = {}
 
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Have the engine work on the last good version, or declare it dead."""
@@ -262,9 +256,8 @@ class HttpEngineHook(ServerHook, TensorHook):
         Only this process knows which weights an unpublished label stands for, until `drop_label`. In any other
         process such an engine runs unknown weights and counts as paused.
         """
-        ahead = self._unpublished
-        if ahead is not None and told == ahead.told:
-            return Running(ahead.label, paused)
+        if told in self._unpublished:
+            return Running(self._unpublished[told], paused)
         if is_unpublished(told):
             return Running(told, paused=True)
         return Running(None if told == UNTOLD else told, paused)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,16 +128,10 @@ def is_at_least(version: object, lowest: tuple[int, ...]) -> bool:
 
 def leading_numbers(version: object) -> tuple[int, ...]:
     """Return the numbers that a release begins with: (0, 32, 0) of 0.32.0rc1+cpu; none if it is no release."""
-    parts: list[int] = []
-    for part in str(version).split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-        if digits != part:
-            break
+    found = re.match(r"\d+(\.\d+){0,2}", str(version), re.ASCII)
+    parts = tuple(map(int, found[0].split("."))) if found else ()
     # A build of a branch without tags calls itself 0.1.dev<N>.
-    return () if "dev" in str(version) and parts[:2] == [0, 1] else tuple(parts)
+    return () if "dev" in str(version) and parts[:2] == (0, 1) else parts
 
 
 def _replaced(path: str, old: str, new: str) -> str:

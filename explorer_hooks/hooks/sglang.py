@@ -4,30 +4,15 @@ A truncated shard or a tensor of another shape ends the whole SGLang server: aft
 directory once more. So every version is checked before it reaches the server.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from explorer_hooks.engine_push.delivery import Delivery, Invitation, described, worker_count
 from explorer_hooks.hook import HookSettings, Running, UntouchedError
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
-from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory
-
-if TYPE_CHECKING:
-    import torch
 
 _LOG = "see the log of the SGLang server"
 _BEFORE_THE_FIRST_TENSOR = ("Failed to get weights iterator", "Failed to get model loader")
 _OK, _UNAVAILABLE = 200, 503
-
-_PREFIXES = ("{secret}", "{secret}/", "cpu/")
-"""The prefixes of keys with which SGLang's workers meet: its own, torch's, and the device that gloo is for."""
-
-_BEGIN, _END = "/begin_weight_update", "/end_weight_update"
-_QUICK = 10.0
-"""Seconds that the engine may take to drop a group."""
 
 
 class SGLangHook(HttpEngineHook):
@@ -41,6 +26,7 @@ class SGLangHook(HttpEngineHook):
     product = "SGLang"
     oldest = (0, 5, 6)
     default_address = "http://127.0.0.1:30000"
+    delivery = "explorer_hooks.engine_push.servers:SGLangDelivery"
     health_path, version_path = "/model_info", "/server_info"
     missing = (
         "start SGLang >= 0.5.6 (python -m sglang.launch_server) and give its own address, not a router's"
@@ -118,91 +104,6 @@ class SGLangHook(HttpEngineHook):
         body = {"new_version": label, "abort_all_requests": False}
         self._server.post("/update_weight_version", body, hint=_LOG)
 
-    def _delivery(self, address: str) -> Delivery:
-        return SGLangDelivery(self._server, address, flush_cache=self._flush_cache)
-
     def _resume(self) -> None:
         self._server.post("/continue_generation", hint=_LOG)
         self._resumed_by_us = True
-
-
-class SGLangDelivery(Delivery):
-    """One version over `init_weights_update_group` and `update_weights_from_distributed`.
-
-    Args:
-        server: The server.
-        address: The address of this host on which the group listens.
-        flush_cache: Whether the engine drops keys and values of the old weights.
-    """
-
-    def __init__(self, server: HttpClient, address: str, *, flush_cache: bool) -> None:
-        super().__init__(server, address)
-        self._flush_cache = flush_cache
-        self._has_sessions = self._is_in_session = False
-        self._name = ""
-
-    def open(self) -> None:
-        """Begin an update, and form the group with the engine's workers."""
-        workers = _workers(self._server.get_json("/server_info"))
-        # The scheduler itself answers this request, so it is idle then and joins the group at once. If it joined
-        # late, it would wait half an hour for this process.
-        self._begin()
-        self._form_group(workers, _PREFIXES, self._invite)
-
-    def _begin(self) -> None:
-        reply = self._server.post_raw(_BEGIN)
-        if reply.has_no_route:
-            return  # SGLang before 0.5.2x updates without a session
-        self._has_sessions = self._is_in_session = True
-        if reply.is_error:
-            # An earlier process died within a session.
-            self._end()
-            self._server.post(_BEGIN, hint=_LOG)
-            self._is_in_session = True
-
-    def _end(self) -> None:
-        self._server.post(_END, hint=_LOG)
-        self._is_in_session = False
-
-    def _invite(self, invitation: Invitation) -> None:
-        self._name = invitation.secret
-        body = {
-            "master_address": invitation.address,
-            "master_port": invitation.port,
-            "rank_offset": 1,
-            "world_size": invitation.world_size,
-            "group_name": invitation.secret,
-            "backend": "gloo",
-        }
-        self._server.post("/init_weights_update_group", body, hint=_LOG)
-
-    def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
-        body: dict[str, Any] = {**described(tensors), "group_name": self._name}
-        body["flush_cache"] = self._flush_cache and label is not None
-        if label is not None:
-            body["weight_version"] = label
-        self._server.post("/update_weights_from_distributed", body, hint=_LOG)
-
-    def _finish_update(self) -> None:
-        if self._has_sessions:
-            self._end()
-
-    def _leave(self) -> None:
-        if self._is_in_session:
-            before, self.touched = self.touched, True
-            if not self._server.post_raw(_END, seconds=_QUICK).is_error:
-                self.touched, self._is_in_session = before, False
-        if self._name:
-            self._server.post_raw("/destroy_weights_update_group", {"group_name": self._name}, seconds=_QUICK)
-
-
-def _workers(info: Mapping[str, Any]) -> int:
-    """Return how many workers of a server join a group.
-
-    Raises:
-        LoadFailedError: They are placed in a way for which its interface has no ranks.
-    """
-    for key in ("dp_size", "pp_size"):
-        if info.get(key, 1) != 1:
-            raise LoadFailedError(f"SGLang with {key} = {info[key]} cannot receive weights from a group")
-    return worker_count("SGLang", "tp_size", info)

@@ -4,10 +4,8 @@ The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sgla
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from explorer_hooks.engine_push.delivery import Delivery, Invitation, described, worker_count
 from explorer_hooks.hook import HookSettings, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word
@@ -15,20 +13,12 @@ from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.transports.base import WeightDirectory
 
-if TYPE_CHECKING:
-    import torch
-
 BACKEND = "syncd"
 """The name of the engine's back end; `engine_push/vllm_backend.py` is the other end."""
 
 NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
 
 _LOG = "see the log of the vLLM server"
-_PUSH_LOG = (
-    f'{_LOG}; it needs syncd in its environment and --weight-transfer-config \'{{"backend": "syncd"}}\''
-)
-_START, _FINISH = "/start_weight_update", "/finish_weight_update"
-_QUICK = 10.0
 
 
 class VllmHook(HttpEngineHook):
@@ -43,6 +33,7 @@ class VllmHook(HttpEngineHook):
     product = "vLLM"
     oldest = (0, 27, 1)
     default_address = "http://127.0.0.1:8000"
+    delivery = "explorer_hooks.engine_push.servers:VllmDelivery"
     health_path, version_path = "/health", "/version"
     missing = (
         "start vLLM >= 0.27.1 with VLLM_SERVER_DEV_MODE=1 in its environment, on 127.0.0.1: "
@@ -86,7 +77,7 @@ class VllmHook(HttpEngineHook):
         return roots[0] if roots and isinstance(roots[0], str) else None
 
     def _pause(self) -> None:
-        self._server.post("/pause", hint=_LOG, mode=self._mode, clear_cache=_word(self._clear_cache))
+        self._server.post("/pause", hint=_LOG, mode=self._mode, clear_cache=self._clear_cache)
 
     def _reload(self, target: WeightDirectory) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": self._paths.there(target.path)}}
@@ -110,8 +101,8 @@ class VllmHook(HttpEngineHook):
         answer = self._server.post(
             "/reset_prefix_cache",
             hint=_LOG,
-            reset_running_requests=_word(self._clear_cache),
-            reset_external=_word(self._reset_external),
+            reset_running_requests=self._clear_cache,
+            reset_external=self._reset_external,
         )
         if self._clear_cache and answer.get("success") is not True:
             raise LoadFailedError(
@@ -129,44 +120,8 @@ class VllmHook(HttpEngineHook):
         except SyncdError as error:
             return str(error)
 
-    def _delivery(self, address: str) -> Delivery:
-        return VllmDelivery(self._server, address)
-
     def _resume(self) -> None:
         self._server.post("/resume", hint=_LOG)
-
-
-class VllmDelivery(Delivery):
-    """One version over the weight-transfer interface: init, start, update, finish."""
-
-    _is_started = False
-
-    def open(self) -> None:
-        """Form the group with the engine's workers, and begin an update."""
-        workers = worker_count("vLLM", "world_size", self._server.get_json("/get_world_size"))
-        self._form_group(workers, ("{secret}",), self._invite)
-        self.touched = self._is_started = True
-        if self._server.post_raw(_START).is_error:
-            # An earlier process died within an update.
-            self._server.post(_FINISH, hint=_PUSH_LOG)
-            self._server.post(_START, hint=_PUSH_LOG)
-
-    def _invite(self, invitation: Invitation) -> None:
-        document = {**asdict(invitation), "timeout": self._server.timeout}
-        self._server.post("/init_weight_transfer_engine", {"init_info": document}, hint=_PUSH_LOG)
-
-    def _update(self, tensors: "Mapping[str, torch.Tensor]", label: str | None) -> None:
-        del label  # the hook tells it after caches are reset, as it does after files
-        self._server.post("/update_weights", {"update_info": described(tensors)}, hint=_PUSH_LOG)
-
-    def _finish_update(self) -> None:
-        self._server.post(_FINISH, hint=_PUSH_LOG)
-        self._is_started = False
-
-    def _leave(self) -> None:
-        if self._is_started:
-            self._server.post_raw(_FINISH, seconds=_QUICK)
-        self._server.post_raw("/shutdown_weight_transfer_engine", seconds=_QUICK)
 
 
 def is_ready(server: HttpClient) -> bool:
@@ -183,7 +138,3 @@ def is_ready(server: HttpClient) -> bool:
 def _configuration(server: HttpClient) -> Mapping[str, Any]:
     config = server.get_json("/server_info?config_format=json").get("vllm_config")
     return config if isinstance(config, Mapping) else {}
-
-
-def _word(flag: bool) -> str:  # noqa: FBT001 - the value itself
-    return "true" if flag else "false"

@@ -28,12 +28,12 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
       syncd ls /ckpt/job --json | jq '.steps[] | select(.keep | not) | .step'
     """
     # Late, so that --help need not wait for it.
-    from syncd.daemon.retention import decide, policy_of  # noqa: PLC0415
+    from syncd.daemon.retention import decide  # noqa: PLC0415
     from syncd.views.data import listing  # noqa: PLC0415
     from syncd.views.job_view import JobViewer  # noqa: PLC0415
 
     place = options.open_job(job, state_dir)
-    rules = policy_of(options.read_config(place, policy))
+    rules = options.read_config(place, policy)
     view = JobViewer(place, SystemClock()).read()
     document = listing(view, decide(view.scanned, rules), rules)
     if as_json:

@@ -60,11 +60,10 @@ def _grace(job: Job) -> dict[str, float]:
 
 def _decide(job: Job, policy: dict[str, Any]) -> tuple[Decision, ...]:
     from syncd.daemon.plan import plan  # noqa: PLC0415
-    from syncd.daemon.retention import policy_of  # noqa: PLC0415
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
     snapshot = examine_all(job, SystemClock())
-    return plan(snapshot, policy_of(options.read_config(job, policy))).decisions
+    return plan(snapshot, options.read_config(job, policy)).decisions
 
 
 def _show(decisions: Iterable[Decision]) -> None:

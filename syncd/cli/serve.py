@@ -68,7 +68,6 @@ def serve(
       syncd serve /ckpt/job --port 0
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
-    from syncd.daemon.retention import policy_of  # noqa: PLC0415
     from syncd.dashboard import document, server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
@@ -80,7 +79,7 @@ def serve(
     clock = SystemClock()
     reader = PageReader(
         lambda: options.open_job(job, state_dir),
-        lambda place: policy_of(options.read_config(place, policy)),
+        lambda place: options.read_config(place, policy),
         clock,
     )
     poll = SharedPoll(reader, clock, every)

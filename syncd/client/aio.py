@@ -15,7 +15,6 @@ from syncd.client.client import Client, ClientOptions, Role
 from syncd.client.follow import Leased
 from syncd.client.wait import T, cancelled_by
 from syncd.errors import SyncdError
-from syncd.protocol.layout import Job
 from syncd.protocol.version import Pair, Version
 
 P = ParamSpec("P")
@@ -66,7 +65,9 @@ class AsyncClient:
     connect: ClassVar[Callable[..., Any]] = Client.open
 
     def __init__(self, client: Client) -> None:
-        self.client = client
+        self.client, self.job = client, client.job
+        self.identity = client.identity
+        """The name of this process in the job; None for an observer."""
 
     @classmethod
     async def open(
@@ -92,16 +93,6 @@ class AsyncClient:
         if not inspect.isfunction(method):
             raise AttributeError(f"{type(self).__name__} has no method {name!r}")
         return _coroutine(functools.partial(method, self.client), method)
-
-    @property
-    def identity(self) -> str | None:
-        """Return the name of this process in the job; None for an observer."""
-        return self.client.identity
-
-    @property
-    def job(self) -> Job:
-        """Return the job."""
-        return self.client.job
 
     @property
     def confirmed(self) -> Pair | None:

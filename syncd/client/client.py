@@ -7,12 +7,13 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
+from syncd.client.announce import StepAnnouncer
 from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
 from syncd.client.own_presence import Heartbeat, OwnPresence, join
 from syncd.client.peers import Peers
-from syncd.client.publish import StepPublisher
 from syncd.client.sync_policy import NOTHING
 from syncd.client.wait import Pace, Poller, T
 from syncd.context import Closing
@@ -99,12 +100,16 @@ class Client(Closing):
         self, job: Job, role: Role, own: OwnPresence | None, poller: Poller, ttl: float = TTL, fence: str = ""
     ) -> None:
         self.job, self.role, self.poller, self.clock = job, role, poller, poller.clock
+        self.identity = own.identity if own else None
+        """The name of this process in the job; None for an observer."""
+        self.timeout = poller.timeout
+        """The seconds that a wait lasts unless the call says otherwise."""
         self.trainers = Peers(job, job.trainers, poller.clock, ttl)
         self.explorers = Peers(job, job.explorers, poller.clock, ttl)
         self.versions = VersionReader(job, tolerant=role == "trainer")
         self.follower = VersionFollower(self.versions, self.trainers, own, poller)
         self.fence = fence
-        self._publisher = StepPublisher(job, own if role == "trainer" else None, poller, fence)
+        self._announcer = StepAnnouncer(job, own if role == "trainer" else None, poller, fence)
         self._own = own
         self._heartbeat: Heartbeat | None = None
 
@@ -146,16 +151,6 @@ class Client(Closing):
         return client
 
     # --- this process ------------------------------------------------------------------------------------------
-
-    @property
-    def identity(self) -> str | None:
-        """Return the name of this process in the job; None for an observer."""
-        return self._own.identity if self._own else None
-
-    @property
-    def timeout(self) -> float:
-        """Return the seconds that a wait lasts unless the call says otherwise."""
-        return self.poller.timeout
 
     @property
     def confirmed(self) -> Pair | None:
@@ -209,7 +204,7 @@ class Client(Closing):
             heartbeat.stop()
         if self._own is not None and not self._own.closed:
             with storage_errors(self.job.root):
-                self._own.close(**(self._publisher.position() if self.role == "trainer" else {}))
+                self._own.close(**(self._announcer.position() if self.role == "trainer" else {}))
 
     @guarded
     def describe(self, fields: Mapping[str, Any], *, now: bool = True) -> None:
@@ -234,7 +229,7 @@ class Client(Closing):
             UsageError: The status is not `old_status` now, or would not change.
         """
         own, old = self.own(None, "a status"), None if old_status is None else RunningStatus(old_status)
-        position = self._publisher.position() if self.role == "trainer" else {}
+        position = self._announcer.position() if self.role == "trainer" else {}
         own.set_status(RunningStatus(status), old, **position)
 
     @guarded
@@ -270,7 +265,7 @@ class Client(Closing):
         }
         known, before = self.explorers.last(), own.presence
         kept = {name: asked for name, asked in before.answered.items() if name in known}
-        changes = {"answered": {**kept, **asks}, **self._publisher.position()}
+        changes = {"answered": {**kept, **asks}, **self._announcer.position()}
         if any(getattr(before, name) != value for name, value in changes.items()):
             own.change(**changes)
 
@@ -295,7 +290,7 @@ class Client(Closing):
             NotReadyError: The step is not complete, and None is passed.
         """
         self._require_publisher()
-        return self._publisher.publish(state, step, rewind=rewind)
+        return self._announcer.publish(state, step, rewind=rewind)
 
     @guarded
     def publish_received(self, step_num: int | None = None, world_size: int | None = None) -> int:
@@ -309,23 +304,23 @@ class Client(Closing):
             The step that is announced now, 0 before the first.
         """
         self._require_publisher()
-        return self._publisher.publish_received(step_num, world_size)
+        return self._announcer.publish_received(step_num, world_size)
 
     @guarded
     def count_receipts(self, step: int) -> int:
         """Return the number of writers of the newest save of a step that are done."""
-        return self._publisher.count_receipts(step)
+        return self._announcer.count_receipts(step)
 
     @guarded
     def announced_step(self) -> int | None:
         """Return the step that is announced, None before the first."""
-        return self._publisher.announced_step()
+        return self._announcer.announced_step()
 
     @guarded
     def publish_copies(self, place: MemoryDirectory | None) -> None:
         """Publish where this trainer keeps copies of steps in its host's memory; None for nowhere."""
         self.own("trainer", "publish_copies")
-        self.describe({MEMORY_KEY: place and place.document()})
+        self.describe({MEMORY_KEY: place and asdict(place)})
 
     @guarded
     def vacate(self, step: int, timeout: float | None = None) -> None:
@@ -338,7 +333,7 @@ class Client(Closing):
             TimedOutError: The daemon has not removed it, or no daemon runs.
         """
         self.own("trainer", "vacate")
-        self._publisher.vacate(step, timeout)
+        self._announcer.vacate(step, timeout)
 
     # --- follow ------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ The fields are kept here and written together, so the next write repairs one tha
 import contextlib
 import os
 import re
-import socket
 import threading
 import uuid
 from collections import Counter
@@ -35,7 +34,7 @@ from syncd.protocol.presence import (
     read_presence,
     read_presences,
 )
-from syncd.protocol.process import Process
+from syncd.protocol.process import Process, host_name
 from syncd.protocol.round import agreed_asks
 from syncd.protocol.version import Pair
 
@@ -58,7 +57,9 @@ class OwnPresence:
 
     def __init__(self, disk: Disk, clock: Clock, directory: str, identity: str, asked: int = 0) -> None:
         info = {"process": asdict(Process.current())}
-        self._wanted = Presence(identity, incarnation=uuid.uuid4().hex, asked=asked, info=info)
+        self._wanted = Presence(
+            identity, incarnation=uuid.uuid4().hex, asked=asked, host=host_name(), pid=os.getpid(), info=info
+        )
         self._publisher = Publisher(disk, clock, directory, self._wanted)
         self._disk, self._clock, self.identity = disk, clock, identity
         self._path = path_of(directory, identity)
@@ -290,7 +291,7 @@ def _last_ask(job: Job, name: str, before: Presence | None) -> int:
 
 
 def _default_identity() -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()).lstrip(".-")[:80]
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", host_name()).lstrip(".-")[:80]
     return f"{host or 'host'}-{os.getpid()}"
 
 

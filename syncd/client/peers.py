@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import Fields, record_from
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read_presences
-from syncd.protocol.process import Process, process_from
+from syncd.protocol.process import Process
 
 
 class Peers:
@@ -102,7 +102,7 @@ class Peers:
 def process_of(presence: Presence) -> Process | None:
     """Return the process that a presence names, None if it names none."""
     try:
-        return process_from(Fields(presence.info, "").record("process"))
+        return record_from(Process, Fields(presence.info, "").record("process"))
     except CorruptDataError:
         return None
 

@@ -112,15 +112,22 @@ class Poller:
             WaitCancelledError: See `cancelled_by`.
         """
         deadline = Deadline(self.clock, self.timeout if timeout is None else timeout)
-        attempts = _Attempts(self.clock)
+        since, error = 0.0, None
         while True:
-            found = attempts.run(poll)
-            if found is not None:
-                return found
+            # A server that restarts must not end a training run.
+            try:
+                if (found := poll()) is not None:
+                    return found
+                error = None
+            except (OSError, StorageError) as failed:
+                since = self.clock.monotonic() if error is None else since
+                error = failed if isinstance(failed, StorageError) else storage_error(failed, failed.filename)
+            if error is not None and self.clock.monotonic() - since >= PATIENCE:
+                raise error
             left = deadline.left()
             if left <= 0:
                 message = f"{what}: timed out after {deadline.seconds:g} s"
-                raise TimedOutError(message, hint=self._hint) from attempts.error
+                raise TimedOutError(message, hint=self._hint) from error
             self._sleep(min(self.pace.next(), left))
 
     def pause(self) -> None:
@@ -137,30 +144,3 @@ class Poller:
             self.clock.sleep(seconds)
         elif cancel.wait(seconds):
             raise WaitCancelledError
-
-
-class _Attempts:
-    """Retries a poll that the file system fails: a server that restarts must not end a training run."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._since: float | None = None
-        self.error: StorageError | None = None
-
-    def run(self, poll: Callable[[], T | None]) -> T | None:
-        try:
-            found = poll()
-        except OSError as error:
-            self._record(storage_error(error, error.filename))
-        except StorageError as error:
-            self._record(error)
-        else:
-            self._since = self.error = None
-            return found
-        return None
-
-    def _record(self, error: StorageError) -> None:
-        now = self._clock.monotonic()
-        self._since, self.error = now if self._since is None else self._since, error
-        if now - self._since >= PATIENCE:
-            raise error

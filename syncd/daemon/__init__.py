@@ -1,4 +1,4 @@
-"""The daemon: wake -> scan -> plan -> act.
+"""The daemon: wake -> scan -> plan -> publish, remove.
 
-`scan` reads a frozen `Snapshot`; `plan` is a pure function of it; `act` is the only code that publishes or deletes.
+`scan` reads a frozen `Snapshot`; `plan` is a pure function of it; `leader` publishes, `removals` and `trash` delete.
 """

@@ -1,26 +1,23 @@
-"""Leading a job or standing by: claims the next term, keeps its heartbeat, and loses it to a newer leader.
-
-`Leftovers` empties the trash of dead leaders where a full disk keeps everybody from leading.
-"""
+"""Leading a job or standing by: claims the next term, beats, publishes, and loses the term to a newer leader."""
 
 import contextlib
 import errno
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 
 from syncd.config import DaemonConfig
-from syncd.daemon.act import step_in_trash
-from syncd.daemon.leases import read_claims
 from syncd.daemon.report import EventReporter
+from syncd.daemon.trash import Leftovers
 from syncd.errors import FencedError, storage_error
 from syncd.observe import names
-from syncd.protocol.disk import MISSING, Clock, exists, is_below, list_if_there, remove_tree
+from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
-from syncd.protocol.leadership import Term, is_private, parse_token
+from syncd.protocol.leadership import Term
 from syncd.protocol.owner import check_owner, record_owner
 from syncd.protocol.process import Process
+from syncd.protocol.step import NATIVE
 from syncd.protocol.takeover import Candidate
-from syncd.protocol.version import Pair
+from syncd.protocol.version import Pair, Version, encode_version, read_version_or_none
 
 
 class DaemonLeader:
@@ -44,7 +41,7 @@ class DaemonLeader:
         process: Process | None = None,
         gone: Callable[[Process], bool] = Process.is_gone,
     ) -> None:
-        self._job, self._reporter = job, reporter
+        self._job, self._clock, self._reporter = job, clock, reporter
         removes = is_below(job.state, job.root) or config.prune_foreign
         self._candidate = Candidate(job, clock, config.takeover, process, gone, removes=removes)
         self._leftovers = Leftovers(job, clock)
@@ -115,6 +112,25 @@ class DaemonLeader:
             self.term.release()
             self.term = None
 
+    def publish(self, version: Version) -> Version:
+        """Replace the version file and return what was published.
+
+        Raises:
+            FencedError: A newer leader has moved over, or has published this or more.
+        """
+        assert self.term is not None  # only a leader plans
+        stamped = replace(version, term=self.term.token, published_at=self._clock.time())
+        current = read_version_or_none(self._job)
+        if current and current.pair >= stamped.pair:
+            raise FencedError(f"version {current.generation}.{current.step} is published already")
+        if version.layout == NATIVE:
+            # Its writer may have died between a rename and the sync of that name: what is announced must outlast
+            # a power cut that the announcement outlasts.
+            for directory in (self._job.step(version.step), self._job.root):
+                self._job.disk.sync_directory(directory)
+        self.term.publish(self._job.version, encode_version(stamped))
+        return stamped
+
     def beat(self) -> None:
         """Publish the heartbeat if one is due.
 
@@ -142,74 +158,3 @@ class DaemonLeader:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
         self.on_progress()
-
-
-class Leftovers:
-    """Empties the trash of dead leaders whose place is free, on a full disk, before the claim that needs room.
-
-    A candidate that empties it leads nothing and fences nobody, so it must do no harm to a leader that was only
-    silent:
-
-    - It deletes nothing that it has not seen in the trash for the whole grace time.
-    - It puts back a step that anybody leases or pins, as a leader does. Whoever has a presence counts as alive.
-    - It renames an entry before it deletes it. A leader that wakes up and wants to put that step back no longer finds
-      it, so no half-deleted step is ever put back.
-
-    Args:
-        job: The job.
-        clock: This host's clock.
-    """
-
-    def __init__(self, job: Job, clock: Clock) -> None:
-        self._job, self._clock = job, clock
-        self._since: dict[str, float] = {}
-
-    def empty(self, highest: int, grace: float) -> int:
-        """Delete what earlier leaders have left, and return how many files; what must wait stays for later.
-
-        Args:
-            highest: The highest term whose place was seen to be free.
-            grace: Seconds that removed steps stay, from when this process sees them first.
-        """
-        there = self._entries(highest)
-        now = self._clock.monotonic()  # after the listing: no entry is older than its first sighting
-        self._since = {path: self._since.get(path, now) for path in there}
-        return sum(self._delete(path) for path in there if now - self._since[path] >= grace)
-
-    def _entries(self, highest: int) -> list[str]:
-        trash = self._job.trash
-        terms = [entry.name for entry in list_if_there(self._job.disk, trash) if entry.kind == "directory"]
-        old = [name for name in terms if 0 < (parse_token(name) or 0) <= highest]
-        return [path for name in old for path in self._in_trash(f"{trash}/{name}")]
-
-    def _in_trash(self, trash: str) -> Iterator[str]:
-        """Yield the entries of a term's trash: those of its claim, and those that earlier releases put beside it."""
-        for entry in list_if_there(self._job.disk, trash):
-            if is_private(entry):
-                yield from self._in_trash(f"{trash}/{entry.name}")
-            else:
-                yield f"{trash}/{entry.name}"
-
-    def _delete(self, path: str) -> int:
-        try:
-            if self._is_rescued(path):
-                return 0
-            mine = f"{path.rpartition('/')[0]}/dead-{uuid.uuid4().hex[:8]}"
-            self._job.disk.rename(path, mine)
-            return remove_tree(self._job.disk, mine)
-        except OSError:
-            return 0  # somebody else was faster, or it cannot be deleted yet
-
-    def _is_rescued(self, path: str) -> bool:
-        """Put a step back if it is leased or pinned, and return whether it must not be deleted."""
-        found = step_in_trash(path.rpartition("/")[2])
-        if found is None:
-            return False
-        directory, step = found
-        place = f"{self._job.root}/{directory}"
-        if exists(self._job.disk, place) or read_claims(self._job, {}).why(step) is None:
-            return False
-        with contextlib.suppress(OSError):
-            self._job.disk.rename(path, place)
-            self._job.disk.sync_directory(self._job.root)
-        return True

@@ -8,8 +8,9 @@ change for a while, or a person requests a rollback.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from syncd.config import DaemonConfig
 from syncd.daemon.report import LASTING, symptoms
-from syncd.daemon.retention import Decision, Policy, decide, is_abandoned, is_meant, lost_attempts, removable
+from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts, removable
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
@@ -38,11 +39,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `act` carries out, in this order.
+    """What the leader carries out, in this order.
 
     Args:
         first: Removals that come before the publish, which lacks the room that they make.
-        publish: The version to publish, None to publish nothing. Its date and term are for `act` to fill in.
+        publish: The version to publish, None to publish nothing. Its date and term are for the leader to fill in.
         reason: Why it is published: first, newer, rewind, rewritten, rollback, behind.
         answers: Requests that are done or refused once the version is published.
         decisions: What happens to each step after that.
@@ -70,7 +71,7 @@ class _Choice:
     request: Request | None = None
 
 
-def plan(snapshot: Snapshot, policy: Policy) -> Plan:
+def plan(snapshot: Snapshot, policy: DaemonConfig) -> Plan:
     """Decide what to publish, to answer and to remove, from the snapshot alone."""
     choice, answers = _rollbacks(snapshot)
     if choice is None:
@@ -90,7 +91,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     )
 
 
-def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: Policy) -> tuple[Decision, ...]:
+def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: DaemonConfig) -> tuple[Decision, ...]:
     """Return what is removed before the publish, where there may be no room for it."""
     is_short = snapshot.crowded or (snapshot.free is not None and snapshot.free < ROOM)
     if not is_short:
@@ -99,19 +100,19 @@ def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: Policy) -> t
     return tuple(decision for decision in removable(decide(snapshot, policy)) if decision.step in gone)
 
 
-def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: Policy) -> bool:
+def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: DaemonConfig) -> bool:
     """Return whether the plan for one snapshot is the plan for a later one, which then need not be planned.
 
     Nothing has changed but the time, and none of the times that decide something has passed.
     """
     if decided.publish is not None or decided.due_in is not None:
         return False
-    limits = (policy.rewind_settle, LASTING, policy.retention.partial_grace)
+    limits = (policy.rewind_settle, LASTING, policy.partial_grace)
     is_past = [[looked.marker_stable_for >= limit for limit in limits] for looked in (before, now)]
     return is_past[0] == is_past[1] and before == replace(now, marker_stable_for=before.marker_stable_for)
 
 
-def _next_choice(snapshot: Snapshot, policy: Policy) -> _Choice | None:
+def _next_choice(snapshot: Snapshot, policy: DaemonConfig) -> _Choice | None:
     version = snapshot.version
     if _is_torn(snapshot) and snapshot.marker_stable_for < policy.rewind_settle:
         return None
@@ -128,7 +129,7 @@ def _is_torn(snapshot: Snapshot) -> bool:
     return snapshot.marker.problem not in ("", "missing")
 
 
-def _against(newest: Step, version: Version, snapshot: Snapshot, policy: Policy) -> _Choice | None:
+def _against(newest: Step, version: Version, snapshot: Snapshot, policy: DaemonConfig) -> _Choice | None:
     floor = _floor(snapshot, version)
     if newest.step > version.step:
         return _Choice(newest, _generation_above(floor, newest.step), "newer")
@@ -140,7 +141,7 @@ def _against(newest: Step, version: Version, snapshot: Snapshot, policy: Policy)
     return None
 
 
-def _same_step(newest: Step, version: Version, floor: Pair, policy: Policy) -> _Choice | None:
+def _same_step(newest: Step, version: Version, floor: Pair, policy: DaemonConfig) -> _Choice | None:
     if newest.digest != version.digest:
         return _Choice(newest, floor[0] + 1, "rewritten") if _settled(newest, policy) else None
     # Explorers never go back to a lower pair: if one has applied a higher pair, it would wait forever.
@@ -156,7 +157,7 @@ def _floor(snapshot: Snapshot, version: Version) -> Pair:
     return max(version.pair, snapshot.floor or version.pair)
 
 
-def _eligible(snapshot: Snapshot, policy: Policy) -> Iterator[Step]:
+def _eligible(snapshot: Snapshot, policy: DaemonConfig) -> Iterator[Step]:
     named = snapshot.hint
     for step in snapshot.steps.values():
         if step.state is not StepState.COMPLETE or _is_held(step, snapshot):
@@ -200,7 +201,7 @@ def _names_what_it_named(snapshot: Snapshot) -> bool:
     return version.held_tracker == snapshot.tracker
 
 
-def _is_announced(step: Step, named: int | None, policy: Policy) -> bool:
+def _is_announced(step: Step, named: int | None, policy: DaemonConfig) -> bool:
     """Return whether its writer has announced that the step may be read."""
     if step.announced_by == "itself":
         return named is None or step.step <= named or not step.is_native
@@ -209,11 +210,11 @@ def _is_announced(step: Step, named: int | None, policy: Policy) -> bool:
     return _settled(step, policy)
 
 
-def _settled(step: Step, policy: Policy) -> bool:
+def _settled(step: Step, policy: DaemonConfig) -> bool:
     return step.is_native or step.unchanged_for >= policy.settle
 
 
-def _settling(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
+def _settling(snapshot: Snapshot, policy: DaemonConfig) -> Iterator[float]:
     """Return the seconds until each thing that must not change for a while has done so."""
     version, named = snapshot.version, snapshot.hint
     left = policy.rewind_settle - snapshot.marker_stable_for

@@ -1,26 +1,30 @@
 """What the leader removes besides publishing: steps, attempts, answered requests, old presences, the trash.
 
-`plan` and `retention` decide, `act` does it; here is the order, and what is reported about it. An entry that cannot
-be moved costs only itself: it is reported once and tried again after each full scan.
+`plan` and `retention` decide, `trash` moves and deletes steps; here is the order, and what is reported about it. An
+entry that cannot be moved costs only itself: it is reported once and tried again after each full scan.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from syncd.config import DaemonConfig
-from syncd.daemon.act import Actor
 from syncd.daemon.leader import DaemonLeader
-from syncd.daemon.leases import Dead
+from syncd.daemon.leases import Beat, Dead
 from syncd.daemon.plan import Answer, Plan
 from syncd.daemon.report import EventReporter, describe
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot
+from syncd.daemon.trash import Trash
+from syncd.errors import SyncdError
 from syncd.observe import names
 from syncd.observe.events import Level
-from syncd.protocol.disk import Clock
-from syncd.protocol.layout import Job
+from syncd.protocol.disk import MISSING, Clock, Disk, exists, is_below, is_temporary, list_if_there
+from syncd.protocol.documents import SMALL_LIMIT, read_document
+from syncd.protocol.layout import MARKER, TRACKER, Job
+from syncd.protocol.leadership import Term
 from syncd.protocol.obstacle import Obstacle, obstacle_to_moving
 from syncd.protocol.presence import path_of
 from syncd.protocol.request import request_path
@@ -33,6 +37,9 @@ FORGET_AFTER = 86400.0
 
 _BATCH = 8
 """Steps that are removed between two heartbeats."""
+
+_MARKERS = (f".{MARKER}.", f".{TRACKER}.")
+"""How the names of the markers' temporary files begin."""
 
 _INFO: Level = "info"
 _WARNING: Level = "warning"
@@ -66,12 +73,19 @@ class Removals:
         self._obstructed: dict[str, tuple[float, Obstacle]] = {}
         self._decisions: dict[int, tuple[bool, str]] = {}
         self._noted: tuple[Decision, ...] = ()
+        self._left_since: dict[str, float] = {}
         self.trash_left = 0
 
     @property
     def obstacle(self) -> Obstacle | None:
         """Return the first entry that should have been moved or removed and could not be."""
         return next((obstacle for _, obstacle in self._obstructed.values()), None)
+
+    def begin_term(self, term: Term) -> None:
+        """Remove in a term that was just claimed."""
+        self._term = term
+        self._trash = Trash(self._job, term, self._clock, self._scanner.presences)
+        self._left_since = {}
 
     def begin_round(self, scanned: float) -> None:
         """Try again what could not be moved: a full scan has just begun.
@@ -87,11 +101,11 @@ class Removals:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def answer(self, actor: Actor, answer: Answer) -> None:
+    def answer(self, answer: Answer) -> None:
         """Remove a request that is completed or refused."""
         path = request_path(self._job, answer.request.identity)
         is_known = path in self._obstructed
-        self._unless_obstructed(path, lambda: actor.answer(answer))
+        self._unless_obstructed(path, partial(self._term.discard, path))
         if is_known:
             return
         name, level = (names.REQUEST_COMPLETED, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
@@ -100,15 +114,15 @@ class Removals:
 
     # --- steps and attempts -------------------------------------------------------------------------------------
 
-    def prune(self, actor: Actor, plan: Plan, snapshot: Snapshot) -> Snapshot:
+    def prune(self, plan: Plan, snapshot: Snapshot) -> Snapshot:
         """Remove the steps that a plan removes, and return the snapshot without them."""
         if self._noted is not plan.decisions:
             self._noted = plan.decisions
             for decision in self._noted:
                 self._note_rule(decision)
-        return self.remove_steps(actor, removable(plan.decisions), snapshot)
+        return self.remove_steps(removable(plan.decisions), snapshot)
 
-    def remove_steps(self, actor: Actor, decisions: Iterable[Decision], snapshot: Snapshot) -> Snapshot:
+    def remove_steps(self, decisions: Iterable[Decision], snapshot: Snapshot) -> Snapshot:
         """Move steps to the trash, and return the snapshot without them."""
         if self._clock.monotonic() < self._not_before:
             return snapshot
@@ -120,15 +134,13 @@ class Removals:
         ]
         dead = self._dead(snapshot) if doomed else {}
         for first in range(0, len(doomed), _BATCH):
-            snapshot = self._remove_some(actor, doomed[first : first + _BATCH], dead, snapshot)
+            snapshot = self._remove_some(doomed[first : first + _BATCH], dead, snapshot)
         return snapshot
 
-    def _remove_some(
-        self, actor: Actor, decisions: list[Decision], dead: Dead, snapshot: Snapshot
-    ) -> Snapshot:
+    def _remove_some(self, decisions: list[Decision], dead: Dead, snapshot: Snapshot) -> Snapshot:
         self._leader.progress()
         steps = snapshot.steps
-        found = actor.remove([steps[decision.step] for decision in decisions], dead)
+        found = self._trash.remove([steps[decision.step] for decision in decisions], dead)
         removed = {step for step, outcome in found.items() if outcome == ""}
         self._scanner.steps.forget(removed)
         # What failed comes last: an error of the whole file system ends this.
@@ -162,14 +174,14 @@ class Removals:
         if len(self._decisions) > 2 * len(self._noted) + 100:
             self._decisions = {item.step: (item.keep, item.rule) for item in self._noted}
 
-    def remove_attempts(self, actor: Actor, lost: Iterable[Step]) -> None:
+    def remove_attempts(self, lost: Iterable[Step]) -> None:
         """Move the attempts to the trash that will not become their step."""
         for attempt in lost:
             self._leader.progress()
-            self._unless_obstructed(self._path(attempt), partial(self._remove_attempt, actor, attempt))
+            self._unless_obstructed(self._path(attempt), partial(self._remove_attempt, attempt))
 
-    def _remove_attempt(self, actor: Actor, attempt: Step) -> None:
-        if actor.remove_attempt(attempt):
+    def _remove_attempt(self, attempt: Step) -> None:
+        if self._trash.remove_attempt(attempt):
             self._reporter.publish(names.ATTEMPT_PRUNED, _INFO, **describe(attempt), path=attempt.directory)
 
     def _path(self, step: Step) -> str:
@@ -177,7 +189,7 @@ class Removals:
 
     # --- presences ----------------------------------------------------------------------------------------------
 
-    def forget_explorers(self, actor: Actor, snapshot: Snapshot) -> None:
+    def forget_explorers(self, snapshot: Snapshot) -> None:
         """Remove the presences of explorers that ended long ago, after each full scan."""
         if self._forgot >= self._scanned:
             return
@@ -187,7 +199,19 @@ class Removals:
                 self._leader.progress()
                 last = module.presence.incarnation, module.presence.beat
                 path = path_of(self._job.explorers, name)
-                self._unless_obstructed(path, partial(actor.forget, name, last))
+                self._unless_obstructed(path, partial(self._forget, path, last))
+
+    def _forget(self, path: str, last: Beat) -> None:
+        """Remove a presence with this last heartbeat; one that beats again meanwhile gets its file back."""
+        disk = self._job.disk
+        aside = self._term.set_aside(path)
+        if aside is None:
+            return
+        if _beat_at(disk, aside) != last and not exists(disk, path):
+            disk.rename(aside, path)
+            return
+        with contextlib.suppress(OSError):
+            disk.unlink(aside)
 
     def _dead(self, snapshot: Snapshot) -> Dead:
         """Return the modules whose leases are void, each with its last heartbeat."""
@@ -201,23 +225,50 @@ class Removals:
 
     # --- the trash ----------------------------------------------------------------------------------------------
 
-    def empty_trash(self, actor: Actor, snapshot: Snapshot, config: DaemonConfig) -> None:
+    def empty_trash(self, snapshot: Snapshot, config: DaemonConfig) -> None:
         """Delete in the background what has been in the trash for its grace time."""
         now = self._clock.monotonic()
         if now - self._emptied < min(TRASH_EVERY, max(config.trash_grace, 0.1)):
             return
         self._emptied = now
-        self._background(partial(self._empty, actor, config, self._dead(snapshot)))
+        self._background(partial(self._empty, self._trash, config, self._dead(snapshot)))
 
-    def _empty(self, actor: Actor, config: DaemonConfig, dead: Dead) -> None:
+    def _empty(self, trash: Trash, config: DaemonConfig, dead: Dead) -> None:
         if self._swept < self._scanned:
             self._swept = self._scanned
-            actor.sweep(config.partial_grace)
-        emptied = actor.empty_trash(config.trash_grace, dead)
+            self._sweep(config.partial_grace)
+        emptied = trash.empty(config.trash_grace, dead)
         self.trash_left = emptied.left
         if emptied.entries:
-            fields = {"entries": emptied.entries, "files": emptied.files, "left": emptied.left}
-            self._reporter.publish(names.TRASH_EMPTIED, "info", **fields)
+            self._reporter.publish(names.TRASH_EMPTIED, "info", **emptied._asdict())
+
+    def _sweep(self, grace: float) -> None:
+        """Remove the temporary files that writers killed in mid-write have left.
+
+        Only names that this protocol gives, in places that this protocol writes, and only what has been there for
+        `grace` seconds of this clock: what is younger may be about to be renamed.
+        """
+        there, left = list(self._temporaries()), self._left_since
+        now = self._clock.monotonic()  # after the listing: nothing is older than the first look that saw it
+        self._left_since = {path: left.get(path, now) for path in there}
+        for path, since in self._left_since.items():
+            if now - since >= grace:
+                with contextlib.suppress(OSError):
+                    self._job.disk.unlink(path)
+
+    def _temporaries(self) -> Iterator[str]:
+        job = self._job
+        for directory in (job.explorers, job.trainers, job.pins, job.requests):
+            # The scanner reports a directory that cannot be listed; here only its files are left.
+            with contextlib.suppress(PermissionError):
+                for entry in list_if_there(job.disk, directory):
+                    if entry.kind == "file" and is_temporary(entry.name):
+                        yield f"{directory}/{entry.name}"
+        if not is_below(job.state, job.root):
+            return  # the daemon must not remove files of this job directory
+        for entry in list_if_there(job.disk, job.root):
+            if entry.kind == "file" and is_temporary(entry.name) and entry.name.startswith(_MARKERS):
+                yield f"{job.root}/{entry.name}"
 
     # --- entries that cannot be moved -----------------------------------------------------------------------------
 
@@ -244,3 +295,12 @@ class Removals:
         if known is None or known[1] != obstacle:
             self._reporter.publish_obstacle(obstacle)
         self._obstructed[path] = (self._scanned, obstacle)
+
+
+def _beat_at(disk: Disk, path: str) -> Beat | None:
+    """Return what a presence file that was moved says of its last heartbeat, None where it does not say."""
+    try:
+        fields = read_document(disk, path, SMALL_LIMIT)
+        return fields.text("incarnation", ""), fields.integer("beat")
+    except (*MISSING, SyncdError):
+        return None

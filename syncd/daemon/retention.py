@@ -5,7 +5,7 @@ docs/retention.md has the table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from syncd.config import DaemonConfig
 from syncd.daemon.snapshot import Snapshot
@@ -13,55 +13,6 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.manifest import chain
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Which steps to keep beside those that are never removed (docs/retention.md).
-
-    Args:
-        keep_last: Newest sync steps to keep, at least 1.
-        keep_every: Keep each sync step that is a multiple of this; 0 for none.
-        keep_full: Newest full checkpoints to keep; 0 for all.
-        keep_previous: Keep the version published before, even if it is a full checkpoint beyond `keep_full`.
-        max_bytes: Remove the oldest of what only `keep_last` and `keep_every` keep while all steps together
-            are larger than this; 0 for no limit.
-        partial_grace: Seconds without a change after which a step that will not be finished (a newer one is
-            complete) is removed.
-    """
-
-    keep_last: int = 2
-    keep_every: int = 0
-    keep_full: int = 0
-    max_bytes: int = 0
-    partial_grace: float = 3600.0
-    keep_previous: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What a plan follows.
-
-    Args:
-        retention: What to keep.
-        prune: Whether anything is removed at all.
-        prune_foreign: Allow pruning steps that other frameworks wrote.
-        rewind_settle: Seconds that a marker that goes back must not change before explorers follow: a marker that is
-            written in place may be read half written.
-        settle: Seconds that a foreign step without its own marker must not change before it counts.
-    """
-
-    retention: Retention = Retention()
-    prune: bool = True
-    prune_foreign: bool = False
-    rewind_settle: float = 1.0
-    settle: float = 2.0
-
-
-def policy_of(config: DaemonConfig) -> Policy:
-    """Return the policy that a configuration asks for."""
-    retention = Retention(**{field.name: getattr(config, field.name) for field in fields(Retention)})
-    return Policy(retention, config.prune, config.prune_foreign, config.rewind_settle, config.settle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +38,7 @@ RIVAL_GRACE = 60.0
 """Seconds without a change after which a later attempt to write the same step replaces an attempt."""
 
 
-def decide(snapshot: Snapshot, policy: Policy) -> tuple[Decision, ...]:
+def decide(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Decision, ...]:
     """Return a decision for each step of a snapshot, by step."""
     steps = sorted(snapshot.steps.values(), key=lambda step: step.step)
     if snapshot.version is None:
@@ -95,7 +46,7 @@ def decide(snapshot: Snapshot, policy: Policy) -> tuple[Decision, ...]:
     strong = _strong_rule(snapshot, policy)
     decided = {step.step: strong(step) for step in steps}
     weak = [step for step in steps if decided[step.step] is None]
-    decided.update({item.step: item for item in _weak(weak, steps, snapshot, policy.retention)})
+    decided.update({item.step: item for item in _weak(weak, steps, snapshot, policy)})
     kept = {step: decision for step, decision in decided.items() if decision and decision.keep}
     decided.update({item.step: item for item in _chains(kept, snapshot.steps)})
     return tuple(decision for _, decision in sorted(decided.items()) if decision)
@@ -106,7 +57,7 @@ def removable(decisions: Iterable[Decision]) -> list[Decision]:
     return [decision for decision in decisions if not decision.keep]
 
 
-def lost_attempts(snapshot: Snapshot, policy: Policy) -> tuple[Step, ...]:
+def lost_attempts(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Step, ...]:
     """Return the attempts that will not become their step: another save has sealed it, or a later one is writing it.
 
     No reader ever reads an attempt, so no lease protects one. The next call of a writer that still writes it fails.
@@ -150,12 +101,12 @@ def _remove(step: int, rule: str, detail: str) -> Decision:
     return Decision(step, keep=False, rule=rule, detail=detail)
 
 
-def _strong_rule(snapshot: Snapshot, policy: Policy) -> Rule:
+def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
     """Return the rule that protects steps: no limit ever removes what it keeps."""
     version, leases, unreadable = snapshot.version, snapshot.leases, snapshot.unreadable
     newest = version.step if version else -1
     previous = version.previous[1] if version and version.previous else None
-    full = _kept_full(snapshot, policy.retention.keep_full)
+    full = _kept_full(snapshot, policy.keep_full)
     going = vacating(snapshot)
 
     def kept(step: Step) -> Iterator[tuple[bool, str, str]]:
@@ -171,12 +122,12 @@ def _strong_rule(snapshot: Snapshot, policy: Policy) -> Rule:
         yield step.step == snapshot.tracker, "resumed_from", "the trainer's tracker names it"
         yield step.full and bool(snapshot.tracker_problem), "resumed_from", snapshot.tracker_problem
         yield step.later, "later_protocol", step.problem
-        yield step.full and step.step in full, "full_checkpoint", _full_detail(policy.retention)
+        yield step.full and step.step in full, "full_checkpoint", _full_detail(policy)
         if step.step in going:
             return
         is_previous, is_stale = step.step == previous, _is_stale(step, newest, policy)
         is_filling, is_damaged = step.state is StepState.FILLING, step.state is StepState.DAMAGED
-        yield is_previous and (policy.retention.keep_previous or not step.full), "previous_version", ""
+        yield is_previous and (policy.keep_previous or not step.full), "previous_version", ""
         yield is_filling and not is_stale, "being_written", step.problem
         yield is_damaged and not is_stale, "damaged_lately", step.problem
         yield step.arriving, "just_sealed", "its writer may be about to go back to it"
@@ -196,10 +147,8 @@ def _reason(snapshot: Snapshot, step: int) -> str:
     return pin.reason if pin else ""
 
 
-def _full_detail(retention: Retention) -> str:
-    return (
-        f"one of the newest {retention.keep_full}" if retention.keep_full else "all full checkpoints are kept"
-    )
+def _full_detail(policy: DaemonConfig) -> str:
+    return f"one of the newest {policy.keep_full}" if policy.keep_full else "all full checkpoints are kept"
 
 
 def _kept_full(snapshot: Snapshot, keep: int) -> set[int]:
@@ -214,7 +163,7 @@ def _is_ahead(step: Step, newest: int, snapshot: Snapshot) -> bool:
     return step.step > newest and not is_abandoned(step, snapshot)
 
 
-def _may_be_announced(step: Step, snapshot: Snapshot, policy: Policy) -> bool:
+def _may_be_announced(step: Step, snapshot: Snapshot, policy: DaemonConfig) -> bool:
     """Return whether the trainer names it or may be about to: it may have gone back and sealed this step since.
 
     The files of a step above the marker do not tell whether it was left behind or has just been written. Once the
@@ -225,27 +174,27 @@ def _may_be_announced(step: Step, snapshot: Snapshot, policy: Policy) -> bool:
     from_here = 0 if named is None and snapshot.marker.problem != "missing" else named
     if from_here is None or step.step < from_here or step.state is not StepState.COMPLETE:
         return False
-    return step.step == named or snapshot.marker_stable_for < policy.retention.partial_grace
+    return step.step == named or snapshot.marker_stable_for < policy.partial_grace
 
 
-def _is_stale(step: Step, newest: int, policy: Policy) -> bool:
+def _is_stale(step: Step, newest: int, policy: DaemonConfig) -> bool:
     """Return whether nobody will finish or repair a step: a newer one is published, and it is long unchanged."""
-    return step.step < newest and step.unchanged_for >= policy.retention.partial_grace
+    return step.step < newest and step.unchanged_for >= policy.partial_grace
 
 
 def _weak(
-    weak: list[Step], steps: list[Step], snapshot: Snapshot, retention: Retention
+    weak: list[Step], steps: list[Step], snapshot: Snapshot, policy: DaemonConfig
 ) -> Iterator[Decision]:
     """Decide what no strong rule keeps, within the byte budget: the oldest are removed first."""
-    last, going = _last_sync(steps, snapshot, retention.keep_last), vacating(snapshot)
-    excess = snapshot.job_size - retention.max_bytes if retention.max_bytes else 0
+    last, going = _last_sync(steps, snapshot, policy.keep_last), vacating(snapshot)
+    excess = snapshot.job_size - policy.max_bytes if policy.max_bytes else 0
     for step in weak:
         if step.step in going:
             decision = _remove(step.step, "vacated", "the trainer writes it again")
         else:
-            decision = _weak_decision(step, last, snapshot, retention)
+            decision = _weak_decision(step, last, snapshot, policy)
         if decision.keep and excess > 0:
-            decision = _remove(step.step, "byte_budget", f"{excess} bytes over {retention.max_bytes}")
+            decision = _remove(step.step, "byte_budget", f"{excess} bytes over {policy.max_bytes}")
         if not decision.keep:
             excess -= step.size
         yield decision
@@ -264,19 +213,19 @@ def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:
     return set(sync[-max(keep, 1) :])
 
 
-def _weak_decision(step: Step, last: set[int], snapshot: Snapshot, retention: Retention) -> Decision:
+def _weak_decision(step: Step, last: set[int], snapshot: Snapshot, policy: DaemonConfig) -> Decision:
     if is_abandoned(step, snapshot):
         return _remove(step.step, "abandoned", "the trainer went back below it")
     if step.state is not StepState.COMPLETE:
         rule = "stale_partial" if step.state is StepState.FILLING else "damaged"
         return _remove(step.step, rule, step.problem)
     if step.step in last:
-        return _keep(step.step, "keep_last", f"one of the newest {retention.keep_last} sync steps")
-    if retention.keep_every and step.step % retention.keep_every == 0 and not step.full:
-        return _keep(step.step, "keep_every", f"a multiple of {retention.keep_every}")
+        return _keep(step.step, "keep_last", f"one of the newest {policy.keep_last} sync steps")
+    if policy.keep_every and step.step % policy.keep_every == 0 and not step.full:
+        return _keep(step.step, "keep_every", f"a multiple of {policy.keep_every}")
     if step.full:
-        return _remove(step.step, "keep_full", f"older than the newest {retention.keep_full}")
-    return _remove(step.step, "superseded", f"older than the newest {retention.keep_last}")
+        return _remove(step.step, "keep_full", f"older than the newest {policy.keep_full}")
+    return _remove(step.step, "superseded", f"older than the newest {policy.keep_last}")
 
 
 def _chains(kept: Mapping[int, Decision], steps: Mapping[int, Step]) -> Iterator[Decision]:

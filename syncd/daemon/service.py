@@ -10,13 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from syncd.config import DaemonConfig
-from syncd.daemon.act import Actor
 from syncd.daemon.examine import VerifyLevel, problems_of
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.plan import Plan, plan, still_holds
 from syncd.daemon.removals import Removals
 from syncd.daemon.report import EventReporter, describe, lag_of, totals
-from syncd.daemon.retention import Policy, policy_of
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot
 from syncd.errors import (
@@ -78,15 +76,14 @@ class Daemon:
         self.leader = DaemonLeader(job, config, clock, self._reporter, process, gone)
         self._scanner = Scanner(job, clock, config.ttl, self.leader.progress)
         self.removals = Removals(job, clock, self.leader, self._scanner, self._reporter, background)
-        self._actor: Actor | None = None
         self.error: SyncdError | None = None
         self.trouble: MountTrouble | None = None
         self._retry = _RETRY_LEAST
         self._reconciled = float("-inf")
         self._had_modules = False
         self.snapshot = Snapshot()
-        self.plan = plan(self.snapshot, policy_of(config))
-        self._planned: tuple[Snapshot, Policy] | None = None
+        self.plan = plan(self.snapshot, config)
+        self._planned: tuple[Snapshot, DaemonConfig] | None = None
         self.found_news = False
 
     @property
@@ -121,11 +118,9 @@ class Daemon:
         try:
             seconds = self._tick(woken=woken)
         except FencedError as error:
-            self._actor = None
             self.leader.lose(error)
             return STANDBY_EVERY
         except LockHeldError as error:
-            self._actor = None
             self.leader.stand_by(error.message)
             self._recover()
             return STANDBY_EVERY
@@ -143,7 +138,6 @@ class Daemon:
 
     def close(self) -> None:
         """Release the lead, so that a standby need not wait."""
-        self._actor = None
         self.leader.release()
         self.report(names.DAEMON_STOPPED, "info")
 
@@ -158,12 +152,12 @@ class Daemon:
         self._scanner.check_root()
         if not self.leads:
             self._lead()
-        if self._actor is None:
+        if not self.leads:
             return STANDBY_EVERY
         before = self.snapshot
         self._scan(woken=woken)
         self.found_news = self.snapshot.marker != before.marker
-        self._act(self._actor, before)
+        self._act(before)
         self.leader.beat()
         self.leader.on_progress()
         return self._interval()
@@ -172,13 +166,12 @@ class Daemon:
         grace = self.config.trash_grace if self._is_crowded else None
         claimed = self.leader.claim(self._scanner.floor, empty_trash_after=grace)
         if claimed is None:
-            self._actor = None
             return
         term, was_removed = claimed
         if was_removed:
             self.removals.pause(self.config.ttl)
         self._scanner.reset(term.floor)
-        self._actor = Actor(self.job, term, self._clock, self._scanner.presences)
+        self.removals.begin_term(term)
         self._reconciled = float("-inf")
 
     @property
@@ -200,25 +193,25 @@ class Daemon:
         counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
         self.report(names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, **counts)
 
-    def _act(self, actor: Actor, before: Snapshot) -> None:
+    def _act(self, before: Snapshot) -> None:
         """Publish first, report then: nothing that explorers need not wait for comes before the version."""
         removals, reporter = self.removals, self._reporter
         self.plan = self._current_plan()
-        self.snapshot = removals.remove_steps(actor, self.plan.first, self.snapshot)
+        self.snapshot = removals.remove_steps(self.plan.first, self.snapshot)
         scanned, published = self.snapshot, None
         if self.plan.publish is not None:
-            published = self._publish(actor, self.plan.publish)
+            published = self._publish(self.plan.publish)
         reporter.publish_differences(before, scanned)
         if published is not None:
             self._report_published(published, scanned)
             self.leader.progress()
         reporter.publish_problems(self.plan.problems)
         for answer in self.plan.answers:
-            removals.answer(actor, answer)
-        self.snapshot = removals.prune(actor, self.plan, self.snapshot)
-        removals.remove_attempts(actor, self.plan.lost)
-        removals.forget_explorers(actor, self.snapshot)
-        removals.empty_trash(actor, self.snapshot, self.config)
+            removals.answer(answer)
+        self.snapshot = removals.prune(self.plan, self.snapshot)
+        removals.remove_attempts(self.plan.lost)
+        removals.forget_explorers(self.snapshot)
+        removals.empty_trash(self.snapshot, self.config)
 
     def _interval(self) -> float:
         """Return the seconds after which to scan again without an event."""
@@ -233,14 +226,14 @@ class Daemon:
 
     def _current_plan(self) -> Plan:
         """Return the last plan where it still holds: with thousands of steps planning is the cost of an idle tick."""
-        policy, planned = policy_of(self.config), self._planned
+        policy, planned = self.config, self._planned
         if planned and planned[1] == policy and still_holds(self.plan, planned[0], self.snapshot, policy):
             return self.plan
         decided = self._verified_plan(policy)
         self._planned = self.snapshot, policy
         return decided
 
-    def _verified_plan(self, policy: Policy) -> Plan:
+    def _verified_plan(self, policy: DaemonConfig) -> Plan:
         """Plan, and plan again without each step that turns out to be damaged."""
         level = VerifyLevel(self.config.verify)
         decided = plan(self.snapshot, policy)
@@ -269,8 +262,8 @@ class Daemon:
             return self._scanner.steps.reject(step, str(obstacle), unread=obstacle.path)
         return self._scanner.steps.reject(step, wrong[0]) if wrong else None
 
-    def _publish(self, actor: Actor, version: Version) -> Version:
-        published = actor.publish(version)
+    def _publish(self, version: Version) -> Version:
+        published = self.leader.publish(version)
         floor = max(self._scanner.floor or published.pair, published.pair)
         self._scanner.floor = self.leader.floor = floor
         self.snapshot = replace(self.snapshot, version=published, floor=floor)
@@ -313,10 +306,10 @@ class Daemon:
             self._reporter.publish_mount(self.trouble, trouble)
             self.report(name, "error", code=error.code, detail=str(error), hint=hint)
         self.error, self.trouble = error, trouble
-        if self._is_crowded and self._actor is not None:
+        if self._is_crowded and self.leads:
             # Nothing can be written, but what is due in the trash can still be deleted.
             with contextlib.suppress(OSError, SyncdError):
-                self.removals.empty_trash(self._actor, self.snapshot, self.config)
+                self.removals.empty_trash(self.snapshot, self.config)
         self._retry = min(self._retry * 2, _RETRY_MOST)
         return self._retry
 

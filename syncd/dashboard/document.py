@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from syncd._version import __version__
-from syncd.daemon.retention import Decision, Policy, decide
+from syncd.config import DaemonConfig
+from syncd.daemon.retention import Decision, decide
 from syncd.dashboard.poller import PollResult
 from syncd.errors import ConfigError, StorageError
 from syncd.observe import names
@@ -53,10 +54,12 @@ class PageReader:
         clock: This host's clock.
     """
 
-    def __init__(self, open_job: Callable[[], Job], rules: Callable[[Job], Policy], clock: Clock) -> None:
+    def __init__(
+        self, open_job: Callable[[], Job], rules: Callable[[Job], DaemonConfig], clock: Clock
+    ) -> None:
         self._open, self._rules, self._clock = open_job, rules, clock
         self._job: Job | None = None
-        self._policy: Policy | None = None
+        self._policy: DaemonConfig | None = None
         self._policy_problem = ""
 
     def __call__(self) -> dict[str, Any]:
@@ -73,7 +76,7 @@ class PageReader:
             view = replace(view, problems={**view.problems, "config": self._policy_problem})
         return found(view, decide(view.scanned, policy), policy, read_events(self._job.events, _MOST_READ))
 
-    def _read_policy(self, job: Job) -> Policy:
+    def _read_policy(self, job: Job) -> DaemonConfig:
         """Return the policy; if it has become unreadable, show that as a problem and keep the last one."""
         try:
             self._policy, self._policy_problem = self._rules(job), ""
@@ -85,7 +88,7 @@ class PageReader:
 
 
 def found(
-    view: JobView, decisions: Sequence[Decision], policy: Policy, events: Iterable[Mapping[str, Any]]
+    view: JobView, decisions: Sequence[Decision], policy: DaemonConfig, events: Iterable[Mapping[str, Any]]
 ) -> Document:
     """Return the data of one view of the job.
 

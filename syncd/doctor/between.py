@@ -5,7 +5,6 @@ sees a change is the time until its answer, minus one way.
 """
 
 import contextlib
-import dataclasses
 import os
 import socket
 import time
@@ -17,7 +16,7 @@ from syncd.doctor.events import Listener, listening
 from syncd.doctor.names import Kind, lock_held, try_lock
 from syncd.doctor.peer import END, PeerLink
 from syncd.doctor.probe import errno_name, percentile
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import Fields, record_from
 
 ROUNDS = 40
 _STATS = 3
@@ -252,16 +251,7 @@ class PeerObserver:
 
 def direction_from(fields: Fields) -> Direction:
     """Return what the partner found, from its message."""
-    readers: dict[Any, Callable[[str], Any]] = {
-        float: fields.number,
-        int: fields.integer,
-        bool: fields.flag,
-        str: fields.text,
-        float | None: lambda key: None if fields.document.get(key) is None else fields.number(key),
-    }
-    return Direction(
-        **{field.name: readers[field.type](field.name) for field in dataclasses.fields(Direction)}
-    )
+    return record_from(Direction, fields)
 
 
 def _ms(seconds: float) -> float:

@@ -3,10 +3,11 @@
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import gt
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from syncd.errors import UsageError
 from syncd.protocol.documents import MAX_INTEGER
@@ -24,7 +25,6 @@ MAX_INFO = 1 << 16
 _INT32 = (1 << 31) - 1
 _ROUNDING = 1e-5
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-_Item = TypeVar("_Item")
 
 
 class Span(NamedTuple):
@@ -97,17 +97,12 @@ class Experience:
         Raises:
             UsageError: A field is out of its range, or lengths disagree; the message names the field.
         """
-        _store(self, "tokens", _packed("tokens", self.tokens, "i"))
-        _store(self, "logprobs", _packed("logprobs", self.logprobs, "f"))
-        _store(self, "action_mask", _mask("action_mask", self.action_mask))
-        _store(self, "reward", _packed("reward", (self.reward,), "f")[0])
-        _store(self, "spans", _spans(self))
-        if self.teacher_logprobs is not None:
-            _store(self, "teacher_logprobs", _packed("teacher_logprobs", self.teacher_logprobs, "f"))
-        if self.unproven is not None:
-            _store(self, "unproven", _mask("unproven", self.unproven))
-        if self.turn_rewards is not None:
-            _store(self, "turn_rewards", _items("turn_rewards", self.turn_rewards, _turn_reward))
+        for name, stored in _STORED.items():
+            given = getattr(self, name)
+            if given is not None or name not in _OPTIONAL:
+                object.__setattr__(self, name, _form(name, stored, given))
+        if not self.spans:
+            object.__setattr__(self, "spans", (Span(0, self.generation, self.step),))
         _check_lengths(self)
         _check_values(self)
         if len(self.spans) > 1 or self.spans[0] != (0, self.generation, self.step):
@@ -158,44 +153,35 @@ def check_total(segments: Sequence[Experience]) -> None:
         raise _refusal(f"turn_rewards add up to {total:g} where the reward is {whole:g}")
 
 
-_store = object.__setattr__
-
-
-def _packed(name: str, values: Sequence[Any], code: str) -> "array[Any]":
-    if isinstance(values, array) and values.typecode == code:
-        return values
+def _form(name: str, stored: Callable[[Any], Any], given: object) -> Any:
+    """Return a field in its stored form."""
     try:
-        return array(code, list(values))
-    except (TypeError, OverflowError) as error:
+        return stored(given)
+    except (TypeError, ValueError, OverflowError) as error:
         raise _refusal(f"{name} cannot be stored: {error}") from None
 
 
-def _mask(name: str, values: Sequence[bool]) -> bytes:
-    try:
-        mask = bytes(values)
-    except (TypeError, ValueError) as error:
-        raise _refusal(f"{name} cannot be stored: {error}") from None
-    if mask.strip(b"\0\1"):
-        raise _refusal(f"{name} holds true and false only")
-    return mask
+def _packed(code: str, values: Sequence[Any]) -> "array[Any]":
+    return values if isinstance(values, array) and values.typecode == code else array(code, list(values))
 
 
-def _items(name: str, values: Iterable[Any], make: Callable[..., _Item]) -> tuple[_Item, ...]:
-    try:
-        return tuple([make(*value) for value in values])
-    except (TypeError, OverflowError) as error:
-        raise _refusal(f"{name} cannot be stored: {error}") from None
+def _single(number: float) -> float:
+    return array("f", (number,))[0]
 
 
-def _spans(experience: Experience) -> tuple[Span, ...]:
-    whole = (Span(0, experience.generation, experience.step),)
-    if not experience.spans or experience.spans == whole:
-        return whole
-    return _items("spans", experience.spans, Span)
+_STORED: Mapping[str, Callable[[Any], Any]] = {
+    "tokens": partial(_packed, "i"),
+    "logprobs": partial(_packed, "f"),
+    "action_mask": bytes,
+    "reward": _single,
+    "spans": lambda spans: tuple([Span(*span) for span in spans]),
+    "teacher_logprobs": partial(_packed, "f"),
+    "unproven": bytes,
+    "turn_rewards": lambda turns: tuple([TurnReward(end, _single(reward)) for end, reward in turns]),
+}
+"""The stored form of each field that has another one than that in which it may be given."""
 
-
-def _turn_reward(end: int, reward: float) -> TurnReward:
-    return TurnReward(end, array("f", (reward,))[0])
+_OPTIONAL = ("teacher_logprobs", "unproven", "turn_rewards")
 
 
 def _refusal(what: str) -> UsageError:
@@ -208,17 +194,15 @@ def _check_lengths(experience: Experience) -> None:
         raise _refusal(f"tokens are {length} where at most {MAX_TOKENS} are taken")
     if type(prompt) is not int or not 0 < prompt < length:
         raise _refusal("prompt_length leaves no prompt or no response")
-    _check_length("logprobs", experience.logprobs, length - prompt)
-    _check_length("action_mask", experience.action_mask, length - prompt)
-    if experience.teacher_logprobs is not None:
-        _check_length("teacher_logprobs", experience.teacher_logprobs, length - prompt)
-    if experience.unproven is not None:
-        _check_length("unproven", experience.unproven, length - prompt)
+    length -= prompt
+    for name, values in _given(experience, "logprobs", "action_mask", "teacher_logprobs", "unproven"):
+        if len(values) != length:
+            raise _refusal(f"{name} has {len(values)} values for a response of {length} tokens")
 
 
-def _check_length(name: str, values: Sequence[Any], length: int) -> None:
-    if len(values) != length:
-        raise _refusal(f"{name} has {len(values)} values for a response of {length} tokens")
+def _given(experience: Experience, *names: str) -> list[tuple[str, Any]]:
+    """Return those of the fields that are not None."""
+    return [(name, values) for name in names if (values := getattr(experience, name)) is not None]
 
 
 def _check_values(experience: Experience) -> None:
@@ -226,9 +210,13 @@ def _check_values(experience: Experience) -> None:
         raise _refusal("tokens: an id is negative")
     if not math.isfinite(experience.reward):
         raise _refusal("reward is not finite")
-    _check_finite("logprobs", experience.logprobs)
-    if experience.teacher_logprobs is not None:
-        _check_finite("teacher_logprobs", experience.teacher_logprobs)
+    for name, mask in _given(experience, "action_mask", "unproven"):
+        if mask.strip(b"\0\1"):
+            raise _refusal(f"{name} holds true and false only")
+    for name, values in _given(experience, "logprobs", "teacher_logprobs"):
+        # So many 32-bit floats cannot overflow a 64-bit sum, and one that is not finite makes the sum so.
+        if not math.isfinite(sum(values)):
+            raise _refusal(f"{name}: a value is not finite")
     _check_place(experience)
     _check_name("group", experience.group)
     _check_name("task", experience.task)
@@ -244,12 +232,6 @@ def _check_place(experience: Experience) -> None:
     _check_integer("segment", experience.segment, experience.segments - 1)
     _check_integer("generation", experience.generation, MAX_INTEGER)
     _check_integer("step", experience.step, MAX_INTEGER)
-
-
-def _check_finite(name: str, values: Sequence[float]) -> None:
-    # So many 32-bit floats cannot overflow a 64-bit sum, and one that is not finite makes the sum so.
-    if not math.isfinite(sum(values)):
-        raise _refusal(f"{name}: a value is not finite")
 
 
 def _check_integer(name: str, value: object, most: int, least: int = 0) -> None:

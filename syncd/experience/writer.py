@@ -3,8 +3,8 @@
 import os
 import uuid
 from collections.abc import Sequence
-from typing import Self
 
+from syncd.context import Closing
 from syncd.errors import FencedError, storage_error, storage_errors
 from syncd.experience import batch_paths
 from syncd.experience.model import Experience
@@ -13,7 +13,7 @@ from syncd.protocol.disk import MISSING, exists, list_if_there, remove_tree
 from syncd.protocol.layout import Job, check_identity
 
 
-class ExperienceWriter:
+class ExperienceWriter(Closing):
     """The one writer of an explorer's batches.
 
     A batch is prepared inside a directory of this process and renamed from there. A later writer of the same
@@ -78,12 +78,6 @@ class ExperienceWriter:
     def close(self) -> None:
         """Remove what this process has prepared; what it has written stays."""
         remove_tree(self.job.disk, self._place)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _fence_others(self) -> None:
         above, own = self._place.rsplit("/", 1)

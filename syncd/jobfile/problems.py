@@ -1,8 +1,9 @@
 """Problems of a file, reported in one error."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from syncd.errors import ConfigError
@@ -45,3 +46,9 @@ def shown(value: Any) -> str:
     """Return a value as a file would have it, shortened if it is long."""
     text = json.dumps("none" if value is None else value, default=str, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the hint that names the known name that was probably meant, None if none is close."""
+    near = get_close_matches(name, sorted(known), 1)
+    return f"did you mean {near[0]}?" if near else None

@@ -100,4 +100,4 @@ def _quietly(call: Any, *arguments: Any) -> Exception | None:
 
 def _failure(observer: Observer, error: Exception, at: float) -> Event:
     detail = f"{type(observer).__name__} failed: {type(error).__name__}: {error}"
-    return Event(names.OPERATION_FAILED, "error", at, {names.CODE: "observer", names.DETAIL: detail})
+    return Event(names.OPERATION_FAILED, "error", at, {"code": "observer", "detail": detail})

@@ -84,7 +84,7 @@ class Journal:
             return b""
         detail = f"{lost} events could not be written here"
         return encode_event(
-            Event(names.OPERATION_FAILED, "error", time.time(), {names.CODE: "journal", names.DETAIL: detail})
+            Event(names.OPERATION_FAILED, "error", time.time(), {"code": "journal", "detail": detail})
         )
 
     def _append(self, line: bytes) -> None:

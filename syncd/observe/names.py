@@ -1,4 +1,4 @@
-"""Names of events and of the fields that adapters know. docs/events.md says when each event is published."""
+"""Names of events. docs/events.md says when each event is published."""
 
 from typing import Final
 
@@ -47,27 +47,3 @@ MOUNT_STUCK: Final = "mount_stuck"
 
 EVENTS = frozenset(value for name, value in list(globals().items()) if name.isupper())
 """Every event there is."""
-
-# Fields. Their values have the same meaning and unit in every event.
-BYTES: Final = "bytes"
-CODE: Final = "code"
-DETAIL: Final = "detail"
-EXPECTED: Final = "expected"
-EXPLORER: Final = "explorer"
-EXPLORERS: Final = "explorers"
-FREE: Final = "free"
-FULL: Final = "full"
-GENERATION: Final = "generation"
-JOB: Final = "job"
-LAG: Final = "lag"
-LATENCY: Final = "latency"
-LEASES: Final = "leases"
-PRESENT: Final = "present"
-REASON: Final = "reason"
-RULE: Final = "rule"
-SECONDS: Final = "seconds"
-STATE: Final = "state"
-STEP: Final = "step"
-STEPS: Final = "steps"
-TERM: Final = "term"
-TRAINERS: Final = "trainers"

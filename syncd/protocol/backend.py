@@ -4,7 +4,7 @@ Every member supports gloo; one that supports NCCL too publishes its GPU in its 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 GLOO, NCCL = "gloo", "nccl"
@@ -24,10 +24,6 @@ class Gpu:
 
     uuid: str
     nccl: str
-
-    def document(self) -> dict[str, str]:
-        """Return the record as a presence holds it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

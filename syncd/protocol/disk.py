@@ -155,27 +155,24 @@ def list_if_there(disk: Disk, path: str) -> list[DirectoryEntry]:
         return []
 
 
-def remove_tree(disk: Disk, path: str) -> int:
+def remove_tree(disk: Disk, path: str, kind: Kind = "directory") -> int:
     """Remove whatever is at `path`, following no link, and return the number of files removed.
 
     What vanishes meanwhile is fine; what cannot be removed yet (a file that a reader on this host holds
     open stays as `.nfs*` until it is closed) raises, and a later call resumes from there.
+
+    Args:
+        disk: The file system.
+        path: What is removed.
+        kind: What a listing says is there; a directory is looked at once more.
     """
     removed = 0
-    if _is_no_directory(disk, path):
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(path)
-            removed += 1
-        return removed
-    for entry in list_if_there(disk, path):
-        child = f"{path}/{entry.name}"
-        if entry.kind == "directory":
-            removed += remove_tree(disk, child)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(child)
-                removed += 1
     with contextlib.suppress(FileNotFoundError):
+        if kind != "directory" or _is_no_directory(disk, path):
+            disk.unlink(path)
+            return 1
+        for entry in list_if_there(disk, path):
+            removed += remove_tree(disk, f"{path}/{entry.name}", entry.kind)
         disk.remove_directory(path)
     return removed
 

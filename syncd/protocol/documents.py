@@ -4,10 +4,11 @@ Every document carries `protocol`. Unknown fields are ignored; a newer major is 
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
@@ -86,6 +87,10 @@ class Fields:
         """Return an integer, or None where the field is missing or null."""
         return None if self.document.get(key) is None else self.integer(key)
 
+    def optional_number(self, key: str) -> float | None:
+        """Return a number, or None where the field is missing or null."""
+        return None if self.document.get(key) is None else self.number(key)
+
     def items(self, key: str) -> Sequence[Any]:
         """Return a list, empty where the field is missing."""
         value = self.document.get(key, [])
@@ -106,6 +111,70 @@ class Fields:
         if any(type(value) is not int or not 0 <= value <= MAX_INTEGER for value in values):
             raise self.wrong(key, "a list of non-negative integers")
         return tuple(values)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        values = self.items(key)
+        if any(type(value) is not str for value in values):
+            raise self.wrong(key, "a list of strings")
+        return tuple(values)
+
+    def counts(self, key: str) -> dict[str, int]:
+        """Return an object whose values are integers."""
+        record = self.record(key)
+        return {name: record.integer(name) for name in record.document}
+
+
+_READERS: Mapping[Any, Callable[[Fields, str], Any]] = {
+    int: Fields.integer,
+    float: Fields.number,
+    str: Fields.text,
+    bool: Fields.flag,
+    int | None: Fields.optional_integer,
+    float | None: Fields.optional_number,
+    str | None: Fields.optional_text,
+    tuple[int, ...]: Fields.integers,
+    tuple[str, ...]: Fields.texts,
+    dict[str, int]: Fields.counts,
+    dict[str, Any]: lambda fields, key: dict(fields.record(key).document),
+}
+"""How a field of a dataclass is read, by its type."""
+
+
+def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **known: Any) -> T:
+    """Return a dataclass whose fields are those of an object, each checked by its type.
+
+    Args:
+        kind: The class. A field that has a default takes it where the document has none, or null.
+        fields: The object.
+        *required: Fields that must be there although the class has a default for them.
+        **known: Fields that the caller has read.
+
+    Raises:
+        CorruptDataError: A field is missing, or of another type.
+    """
+    for name, read, has_default in _readers(kind):
+        is_optional = has_default and name not in required
+        if name not in known and not (is_optional and fields.document.get(name) is None):
+            known[name] = read(fields, name)
+    return kind(**known)
+
+
+@functools.cache
+def _readers(kind: Any) -> list[tuple[str, Callable[[Fields, str], Any], bool]]:
+    """Return the name of each field of a dataclass, how it is read, and whether it has a default."""
+    return [
+        (field.name, _READERS.get(field.type) or functools.partial(_nested, field.type), _has_default(field))
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def _nested(kind: Any, fields: Fields, key: str) -> Any:
+    return record_from(kind, fields.record(key))
+
+
+def _has_default(field: "dataclasses.Field[Any]") -> bool:
+    return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
 def as_document(record: Any, *leave_out: str, **changed: Any) -> Document:

@@ -8,6 +8,7 @@ import functools
 import os
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError
 from syncd.protocol.disk import MISSING, Disk, is_below
@@ -94,6 +95,21 @@ def check_identity(name: str) -> str:
     return name
 
 
+class JobPath:
+    """The path of one file or directory of each job.
+
+    Args:
+        base: What it lies in: the `root` of the job, or its `state`.
+        name: Its name there.
+    """
+
+    def __init__(self, base: Literal["root", "state"], name: str) -> None:
+        self._base, self._name = base, name
+
+    def __get__(self, job: "Job", kind: type["Job"]) -> str:
+        return f"{getattr(job, self._base)}/{self._name}"
+
+
 @dataclass(frozen=True)
 class Job:
     """One training run's directory.
@@ -125,60 +141,22 @@ class Job:
         """Return the path of the directory in which one attempt writes a step."""
         return f"{self.root}/{attempt_name(step, attempt)}"
 
-    @property
-    def marker(self) -> str:
-        return f"{self.root}/{MARKER}"
-
-    @property
-    def tracker(self) -> str:
-        return f"{self.root}/{TRACKER}"
-
-    @property
-    def version(self) -> str:
-        return f"{self.state}/version.json"
-
-    @property
-    def owner(self) -> str:
-        """Return the file that says whose the state directory is."""
-        return f"{self.state}/{OWNER}"
-
-    @property
-    def lock(self) -> str:
-        return f"{self.state}/daemon.lock"
-
-    @property
-    def trainer_lock(self) -> str:
-        """Return the trainers' lock, on the job's own file system: a trainer publishes by a rename from here."""
-        return f"{self.root}/{STATE}/trainer.lock"
-
-    @property
-    def explorers(self) -> str:
-        return f"{self.state}/explorers"
-
-    @property
-    def trainers(self) -> str:
-        return f"{self.state}/trainers"
-
-    @property
-    def pins(self) -> str:
-        return f"{self.state}/pins"
-
-    @property
-    def requests(self) -> str:
-        return f"{self.state}/requests"
-
-    @property
-    def rendezvous(self) -> str:
-        return f"{self.state}/rendezvous"
-
-    @property
-    def events(self) -> str:
-        return f"{self.state}/events.jsonl"
-
-    @property
-    def trash(self) -> str:
-        """Return the trash: on the job's own file system, so that one rename moves a step there."""
-        return f"{self.root}/{STATE}/trash"
+    marker = JobPath("root", MARKER)
+    tracker = JobPath("root", TRACKER)
+    version = JobPath("state", "version.json")
+    # Whose the state directory is.
+    owner = JobPath("state", OWNER)
+    lock = JobPath("state", "daemon.lock")
+    explorers = JobPath("state", "explorers")
+    trainers = JobPath("state", "trainers")
+    pins = JobPath("state", "pins")
+    requests = JobPath("state", "requests")
+    rendezvous = JobPath("state", "rendezvous")
+    events = JobPath("state", "events.jsonl")
+    # On the job's own file system: a trainer publishes by a rename from its lock, and one rename moves a step to the
+    # trash.
+    trainer_lock = JobPath("root", f"{STATE}/trainer.lock")
+    trash = JobPath("root", f"{STATE}/trash")
 
 
 def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:

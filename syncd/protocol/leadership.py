@@ -20,14 +20,15 @@ between hosts:
 
 import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import FencedError, TermLostError
 from syncd.protocol.disk import MISSING, Clock, DirectoryEntry, list_if_there, temporary_name
-from syncd.protocol.documents import SMALL_LIMIT, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, encode, read_document, record_from
 from syncd.protocol.layout import Job
-from syncd.protocol.process import Process, host_name, process_from
+from syncd.protocol.process import Process, host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 if TYPE_CHECKING:
@@ -92,14 +93,8 @@ def read_leader(job: Job, token: int) -> Leader:
         CorruptDataError: The file is damaged.
     """
     fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}", SMALL_LIMIT)
-    return Leader(
-        identity=fields.text("identity"),
-        host=fields.text("host"),
-        process=process_from(fields.record("process")),
-        beat=fields.integer("beat"),
-        released=fields.flag("released"),
-        floor=pair_from(fields.optional_record("floor")),
-    )
+    floor = pair_from(fields.optional_record("floor"))
+    return record_from(Leader, fields, "host", "process", "beat", floor=floor)
 
 
 def latest_token(job: Job) -> int:
@@ -129,31 +124,16 @@ class Term:
     """
 
     def __init__(self, job: Job, clock: Clock, token: int, leader: Leader, *, removes: bool = True) -> None:
-        self.job, self.token, self.removes = job, token, removes
+        self.job, self.token, self.removes, self.identity = job, token, removes, leader.identity
+        # Another leader may get this directory as well; in the other two, this leader and nobody else writes what it
+        # publishes, and moves what it removes.
+        self.directory = f"{job.lock}/{token_name(token)}"
+        self.staging = f"{self.directory}/{self.identity}"
+        self.trash = f"{job.trash}/{token_name(token)}/{self.identity}"
         self._clock, self._leader = clock, leader
         self._beaten = clock.monotonic()
         self.left: tuple[Obstacle, ...] = ()
         """Directories of leaders that have ended which could not be removed."""
-
-    @property
-    def identity(self) -> str:
-        """Return the unique name of this claim."""
-        return self._leader.identity
-
-    @property
-    def directory(self) -> str:
-        """Return the directory of this term, which another leader may get as well."""
-        return f"{self.job.lock}/{token_name(self.token)}"
-
-    @property
-    def staging(self) -> str:
-        """Return where this leader, and nobody else, writes what it publishes."""
-        return f"{self.directory}/{self.identity}"
-
-    @property
-    def trash(self) -> str:
-        """Return where this leader, and nobody else, moves what it removes."""
-        return f"{self.job.trash}/{token_name(self.token)}/{self.identity}"
 
     @property
     def floor(self) -> Pair | None:
@@ -166,11 +146,8 @@ class Term:
         Raises:
             FencedError: A newer leader has taken over; the file was not touched by this call.
         """
-        try:
+        with self._checked():
             self.job.disk.replace(path, data, via=self.staging)
-        except OSError as error:
-            self._check(error)
-            raise
 
     def move_to_trash(self, source: str, name: str) -> None:
         """Move a file or directory of the job into this term's trash.
@@ -178,11 +155,8 @@ class Term:
         Raises:
             FencedError: A newer leader has taken over; nothing was moved by this call.
         """
-        try:
+        with self._checked():
             self.job.disk.rename(source, f"{self.trash}/{name}")
-        except OSError as error:
-            self._check(error)
-            raise
 
     def discard(self, path: str) -> None:
         """Remove a file of the state directory; a missing one is removed already.
@@ -202,14 +176,10 @@ class Term:
             FencedError: A newer leader has taken over; nothing was moved by this call.
         """
         aside = f"{self.staging}/{temporary_name(path.rpartition('/')[2])}"
-        try:
+        with contextlib.suppress(*MISSING), self._checked():
             self.job.disk.rename(path, aside)
-        except OSError as error:
-            self._check(error)
-            if not isinstance(error, MISSING):
-                raise
-            return None
-        return aside
+            return aside
+        return None
 
     def beat(self, floor: Pair | None) -> None:
         """Publish a heartbeat if one is due.
@@ -252,15 +222,21 @@ class Term:
         if all(entry.name != name for entry in list_if_there(self.job.disk, above)):
             raise TermLostError(f"somebody has removed term {self.token} of this daemon", path=place)
 
-    def _check(self, error: OSError) -> None:
-        # Only reading the terms tells a fence from a passing fault of the file system.
-        with contextlib.suppress(OSError):
-            try:
-                self.confirm()
-                if self.removes:
-                    self._check_there(self.trash)
-            except FencedError as fenced:
-                raise fenced from error
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Raise an error of the block as a fence if a newer leader has taken over."""
+        try:
+            yield
+        except OSError as error:
+            # Only reading the terms tells a fence from a passing fault of the file system.
+            with contextlib.suppress(OSError):
+                try:
+                    self.confirm()
+                    if self.removes:
+                        self._check_there(self.trash)
+                except FencedError as fenced:
+                    raise fenced from error
+            raise
 
 
 def encode_leader(leader: Leader) -> bytes:

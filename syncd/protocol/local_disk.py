@@ -222,55 +222,45 @@ _NAMED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def _open_regular_size(descriptor: int, path: str) -> int:
-    found = os.fstat(descriptor)
-    if not stat_module.S_ISREG(found.st_mode):
-        raise CorruptDataError("not a regular file", path=path)
-    return found.st_size
-
-
-def _open_to_read(path: str) -> int:
+@contextlib.contextmanager
+def _opened_to_read(path: str) -> Iterator[tuple[int, int]]:
+    """Open a regular file, for its descriptor and size."""
     try:
-        return os.open(path, _READ | os.O_CLOEXEC)
+        descriptor = os.open(path, _READ | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise CorruptDataError("not a regular file", path=path) from None
         raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat_module.S_ISREG(found.st_mode):
+            raise CorruptDataError("not a regular file", path=path)
+        yield descriptor, found.st_size
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: str, limit: int) -> bytes:
-    descriptor = _open_to_read(path)
-    try:
-        size = _open_regular_size(descriptor, path)
+    with _opened_to_read(path) as (descriptor, size):
         if size > limit:
             raise CorruptDataError(f"{size} bytes where at most {limit} are expected", path=path)
-        return _drain(descriptor, size, limit)
-    finally:
-        os.close(descriptor)
-
-
-def _drain(descriptor: int, size: int, limit: int) -> bytes:
-    # One read is the whole of a settled file; a file that grows meanwhile is read to its end or its limit.
-    data = os.read(descriptor, size + 1)
-    while len(data) > size and len(data) <= limit:
-        more = os.read(descriptor, limit + 1 - len(data))
-        if not more:
-            break
-        data += more
-    return data[:limit]
+        # One read is the whole of a settled file; a file that grows meanwhile is read to its end or its limit.
+        data = os.read(descriptor, size + 1)
+        while len(data) > size and len(data) <= limit:
+            more = os.read(descriptor, limit + 1 - len(data))
+            if not more:
+                break
+            data += more
+        return data[:limit]
 
 
 def _read_at(path: str, offset: int, length: int) -> bytes:
-    descriptor = _open_to_read(path)
-    try:
-        _open_regular_size(descriptor, path)
-        parts = []
+    parts = []
+    with _opened_to_read(path) as (descriptor, _):
         while length > 0 and (part := os.pread(descriptor, length, offset)):
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
-        return b"".join(parts)
-    finally:
-        os.close(descriptor)
+    return b"".join(parts)
 
 
 def _list(path: str) -> list[DirectoryEntry]:

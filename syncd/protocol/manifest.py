@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk, is_directory
-from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, seal
+from syncd.protocol.documents import Fields, as_document, check_seal, decode, encode, record_from, seal
 from syncd.protocol.layout import ACTOR, MANIFEST
-from syncd.protocol.receipt import FileRecord, Receipt, file_documents, records
+from syncd.protocol.receipt import FileRecord, Receipt, file_documents, written_files
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
 _URI_LIMIT = 4096
@@ -49,13 +49,7 @@ class DeltaHeader:
     @staticmethod
     def from_fields(fields: Fields) -> "DeltaHeader":
         """Return the header of one JSON object, checked."""
-        header = DeltaHeader(
-            fields.integer("parent"),
-            fields.text("parent_digest"),
-            fields.text("encoding"),
-            fields.integer("changed"),
-            fields.integer("elements"),
-        )
+        header = record_from(DeltaHeader, fields)
         if header.changed > header.elements:
             raise fields.wrong("changed", "at most `elements`")
         return header
@@ -146,16 +140,13 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     if kind not in KINDS:
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
     delta = fields.optional_record("delta")
-    manifest = Manifest(
-        step=fields.integer("step"),
-        world_size=fields.integer("world_size", least=1),
-        attempt=fields.text("attempt"),
-        shards=records(fields, "shards"),
-        files=records(fields, "files"),
+    manifest = record_from(
+        Manifest,
+        fields,
+        "written_at",
+        **written_files(fields),
         kind=kind,
         delta=DeltaHeader.from_fields(delta) if delta else None,
-        uri=fields.optional_text("uri"),
-        written_at=fields.number("written_at"),
         digest=own,
     )
     if problem := manifest_problem(manifest):
@@ -257,11 +248,8 @@ def damaged_files(
 
 def _directories(manifest: Manifest) -> set[str]:
     parents = {record.name.rpartition("/")[0] for record in (*manifest.shards, *manifest.files)}
-    found: set[str] = set()
-    for parent in parents:
-        parts = parent.split("/") if parent else []
-        found.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
-    return found
+    names = [parent.split("/") for parent in parents - {""}]
+    return {"/".join(parts[: depth + 1]) for parts in names for depth in range(len(parts))}
 
 
 def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:

@@ -55,10 +55,6 @@ class MemoryDirectory:
         key = hashlib.sha256(os.fsencode(job_root)).hexdigest()[:8]
         return MemoryDirectory(f"{os.path.realpath(root)}/syncd.{name}-{key}.{boot[:8] or '00000000'}", boot)
 
-    def document(self) -> dict[str, str]:
-        """Return what a trainer's presence says of it."""
-        return {"directory": self.directory, "boot": self.boot}
-
     def copy(self, step: int, attempt: str) -> str:
         """Return the directory of a copy."""
         return f"{self.directory}/{step}-{attempt}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from syncd.errors import JobMissingError, JobReplacedError, StorageError, SyncdError
+from syncd.protocol.disk import is_below
 
 NETWORK = frozenset(
     {
@@ -69,13 +70,9 @@ def find_mount(path: str, mountinfo: str) -> Mount:
     for line in mountinfo.splitlines():
         mount = _parse(line)
         # Of two mounts on one point the later one is on top.
-        if mount and _holds(mount.point, path) and len(mount.point) >= len(best.point):
+        if mount and is_below(path, mount.point) and len(mount.point) >= len(best.point):
             best = mount
     return best
-
-
-def _holds(point: str, path: str) -> bool:
-    return point in ("/", path) or path.startswith(f"{point}/")
 
 
 def _parse(line: str) -> Mount | None:

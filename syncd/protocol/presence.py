@@ -6,7 +6,6 @@ observer's clock (`Liveness`), never by comparing dates of two hosts.
 """
 
 import contextlib
-import os
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,10 +13,17 @@ from typing import Any
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
-from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, decode, encode, list_documents
+from syncd.protocol.documents import (
+    SMALL_LIMIT,
+    Fields,
+    as_document,
+    decode,
+    encode,
+    list_documents,
+    record_from,
+)
 from syncd.protocol.layout import is_identity
 from syncd.protocol.obstacle import required_obstacle
-from syncd.protocol.process import host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 HEARTBEAT = 5.0
@@ -74,8 +80,8 @@ class Presence:
     asked: int = 0
     answered: dict[str, int] = field(default_factory=dict)
     step: int | None = None
-    host: str = field(default_factory=host_name)
-    pid: int = field(default_factory=os.getpid)
+    host: str = ""
+    pid: int = 0
     updated_at: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
@@ -114,23 +120,9 @@ def decode_presence(data: bytes, path: str) -> Presence:
         status = RunningStatus(fields.text("status"))
     except ValueError:
         raise fields.wrong("status", "running, require_sync or stopped") from None
-    return Presence(
-        identity=_identity(fields, path),
-        status=status,
-        beat=fields.integer("beat"),
-        incarnation=fields.text("incarnation", ""),
-        applied=pair_from(fields.optional_record("applied")),
-        applied_digest=fields.text("applied_digest", ""),
-        loading=pair_from(fields.optional_record("loading")),
-        leases=fields.integers("leases"),
-        asked=fields.optional_integer("asked") or 0,
-        answered=_counts(fields, "answered"),
-        step=fields.optional_integer("step"),
-        host=fields.text("host", ""),
-        pid=fields.optional_integer("pid") or 0,
-        updated_at=fields.number("updated_at"),
-        info=dict(info.document) if (info := fields.optional_record("info")) else {},
-    )
+    pairs = {key: pair_from(fields.optional_record(key)) for key in ("applied", "loading")}
+    known = {"identity": _identity(fields, path), "status": status, "problem": "", **pairs}
+    return record_from(Presence, fields, "beat", "updated_at", **known)
 
 
 def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
@@ -197,7 +189,7 @@ def _unreadable(disk: Disk, path: str, identity: str, problem: str) -> Presence:
         content = ""
     else:
         content = f"{found.kind} {found.inode} {found.size} {found.mtime_ns}"
-    return Presence(identity, incarnation=content, host="", pid=0, problem=problem)
+    return Presence(identity, incarnation=content, problem=problem)
 
 
 def _identity(fields: Fields, path: str) -> str:
@@ -205,11 +197,6 @@ def _identity(fields: Fields, path: str) -> str:
     if not is_identity(identity) or not path.endswith(f"/{identity}.json"):
         raise fields.wrong("identity", "the name of its file")
     return identity
-
-
-def _counts(fields: Fields, key: str) -> dict[str, int]:
-    record = fields.optional_record(key)
-    return {name: record.integer(name) for name in record.document} if record else {}
 
 
 class Publisher:
@@ -224,7 +211,6 @@ class Publisher:
 
     def __init__(self, disk: Disk, clock: Clock, directory: str, presence: Presence) -> None:
         self._disk, self._clock, self._directory = disk, clock, directory
-        self._at = clock.monotonic()
         self.presence = presence
 
     def prepare(self) -> None:
@@ -238,23 +224,12 @@ class Publisher:
 
     def update(self, **changes: Any) -> Presence:
         """Change fields and publish them with a new beat; if the write fails, the fields stay as they were."""
-        now = self._clock.monotonic()
         # A write that fails may still have reached the file: its number is never given to another content.
         self.presence = replace(self.presence, beat=self.presence.beat + 1)
         changed = replace(self.presence, **changes, updated_at=self._clock.time())
         write_presence(self._disk, self._directory, changed)
-        self.presence, self._at = changed, now
+        self.presence = changed
         return changed
-
-    def beat(self) -> None:
-        """Publish a heartbeat if one is due."""
-        if self._clock.monotonic() - self._at >= HEARTBEAT:
-            self.update()
-
-    def withdraw(self) -> None:
-        """Remove the file of a module that will not come back."""
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path_of(self._directory, self.presence.identity))
 
 
 class Liveness:

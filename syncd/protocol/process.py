@@ -3,8 +3,6 @@
 import os
 from dataclasses import dataclass
 
-from syncd.protocol.documents import Fields
-
 _ENDED, _UNSEEN = -1, -2
 
 
@@ -39,17 +37,6 @@ class Process:
         return (
             bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace()) and not self.is_gone()
         )
-
-
-def process_from(fields: Fields) -> Process:
-    """Return the process that a document names.
-
-    Raises:
-        CorruptDataError: It names none.
-    """
-    return Process(
-        fields.text("boot"), fields.text("namespace"), fields.integer("pid"), fields.integer("started")
-    )
 
 
 def _boot() -> str:

@@ -8,7 +8,7 @@ the next one.
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError
 from syncd.protocol import digest
@@ -21,6 +21,7 @@ from syncd.protocol.documents import (
     encode,
     list_documents,
     read_document,
+    record_from,
 )
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
 
@@ -101,15 +102,8 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
         CorruptDataError: It is not one, or its name and content disagree.
     """
     fields = read_document(disk, path)
-    receipt = Receipt(
-        step=fields.integer("step"),
-        attempt=fields.text("attempt"),
-        writer=fields.integer("writer", least=1),
-        world_size=fields.integer("world_size", least=1),
-        shards=records(fields, "shards"),
-        files=records(fields, "files"),
-        written_at=fields.number("written_at"),
-    )
+    writer = fields.integer("writer", least=1)
+    receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer)
     if not path.endswith(f"/{receipt_name(receipt.writer, receipt.world_size)}"):
         raise CorruptDataError("a receipt under another writer's name", path=path)
     return receipt
@@ -124,7 +118,13 @@ def read_receipts(disk: Disk, step_path: str) -> list[Receipt]:
     return found
 
 
-def records(fields: Fields, key: str) -> tuple[FileRecord, ...]:
+def written_files(fields: Fields) -> dict[str, Any]:
+    """Return the fields that receipts and manifests share: the number of writers, the shards and the other files."""
+    found: dict[str, Any] = {key: _records(fields, key) for key in ("shards", "files")}
+    return found | {"world_size": fields.integer("world_size", least=1)}
+
+
+def _records(fields: Fields, key: str) -> tuple[FileRecord, ...]:
     """Return the file records of a list field, each name once."""
     found = tuple(_quickly(item) or FileRecord.from_fields(item) for item in fields.records(key))
     if len({record.name for record in found}) != len(found):

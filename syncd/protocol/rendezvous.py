@@ -11,7 +11,15 @@ from typing import Any
 from syncd.errors import CorruptDataError
 from syncd.protocol.backend import GLOO
 from syncd.protocol.disk import MISSING, list_if_there, remove_tree
-from syncd.protocol.documents import SMALL_LIMIT, Fields, as_document, encode, list_documents, read_document
+from syncd.protocol.documents import (
+    SMALL_LIMIT,
+    Fields,
+    as_document,
+    encode,
+    list_documents,
+    read_document,
+    record_from,
+)
 from syncd.protocol.layout import Job, check_identity, is_identity
 
 STATES = ("joined", "received", "failed", "left")
@@ -112,17 +120,13 @@ def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
     members = fields.items("members")
     if any(type(member) is not str or not is_identity(member) for member in members):
         raise fields.wrong("members", "a list of identities")
-    return Offer(
-        group=fields.text("group"),
-        epoch=fields.integer("epoch"),
-        address=fields.text("address"),
-        port=fields.integer("port"),
+    return record_from(
+        Offer,
+        fields,
         backend=fields.text("backend", GLOO),
         world_size=fields.integer("world_size", least=1),
         members=tuple(members),
         tensors=tuple(_tensor(fields, item) for item in fields.items("tensors")),
-        bucket=fields.optional_integer("bucket") or 0,
-        secret=fields.text("secret", ""),
     )
 
 
@@ -146,16 +150,9 @@ def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowl
 
 
 def _acknowledgement(fields: Fields, member: str) -> Acknowledgement:
-    state = fields.text("state")
-    if state not in STATES:
+    if fields.text("state") not in STATES:
         raise fields.wrong("state", f"one of {', '.join(STATES)}")
-    return Acknowledgement(
-        member,
-        state,
-        fields.optional_integer("step"),
-        fields.text("checksum", ""),
-        fields.text("message", ""),
-    )
+    return record_from(Acknowledgement, fields, member=member)
 
 
 def _tensor(fields: Fields, item: Any) -> TensorInfo:

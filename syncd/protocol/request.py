@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import SMALL_LIMIT, encode, list_documents, read_document
+from syncd.protocol.documents import SMALL_LIMIT, encode, list_documents, read_document, record_from
 from syncd.protocol.layout import Job, is_identity, parse_step_name, step_name
 from syncd.protocol.obstacle import required_obstacle
 
@@ -97,17 +97,9 @@ def remove_request(job: Job, identity: str) -> None:
 
 def _read_request(disk: Disk, path: str, identity: str) -> Request:
     fields = read_document(disk, path, SMALL_LIMIT)
-    kind = fields.text("kind")
-    if kind not in KINDS or fields.text("identity") != identity:
+    if fields.text("kind") not in KINDS or fields.text("identity") != identity:
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
-    return Request(
-        kind,
-        fields.integer("step"),
-        identity,
-        fields.text("reason", ""),
-        fields.number("asked_at"),
-        fields.text("digest", ""),
-    )
+    return record_from(Request, fields, "asked_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +152,7 @@ def read_pins(job: Job, unreadable: dict[str, str] | None = None) -> dict[int, P
 def _read_pin(job: Job, path: str, step: int, unreadable: dict[str, str]) -> Pin:
     try:
         fields = read_document(job.disk, path, SMALL_LIMIT)
-        return Pin(step, fields.text("reason", ""), fields.number("pinned_at"))
+        return record_from(Pin, fields, "pinned_at", step=step)
     except MISSING:
         return Pin(step)
     except CorruptDataError as error:

@@ -7,11 +7,11 @@ them; an explorer takes part exactly if the agreement or the round names its pre
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import Fields, record_from
 from syncd.protocol.version import Pair, Version
 
 OPEN, COMMITTED, FAILED = "open", "committed", "failed"
@@ -41,13 +41,9 @@ class Round:
     epoch: int
     digest: str
     timeout: float
-    members: Mapping[str, int]
+    members: dict[str, int]
     state: str = OPEN
     checksum: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return the record as the trainer's presence holds it."""
-        return asdict(self) | {"members": dict(self.members)}
 
     @property
     def pair(self) -> Pair:
@@ -79,20 +75,8 @@ def round_of(info: Mapping[str, Any]) -> Round | None:
     found = info.get(KEY)
     if not isinstance(found, Mapping):
         return None
-    fields = Fields(found, KEY)
     try:
-        members = fields.record("members")
-        return Round(
-            step=fields.integer("step"),
-            attempt=fields.text("attempt"),
-            generation=fields.integer("generation"),
-            epoch=fields.integer("epoch"),
-            digest=fields.text("digest"),
-            timeout=fields.number("timeout"),
-            members={name: members.integer(name) for name in members.document},
-            state=fields.text("state"),
-            checksum=fields.text("checksum"),
-        )
+        return record_from(Round, Fields(found, KEY), "state", "checksum")
     except CorruptDataError:
         return None
 

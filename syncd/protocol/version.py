@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import Fields, encode, read_document, record_from
 from syncd.protocol.layout import MAX_STEP, Job, is_relative_name
 from syncd.protocol.obstacle import obstacle_to_reading
 
@@ -115,25 +115,15 @@ def read_version_or_none(job: Job) -> Version | None:
 
 def version_from(fields: Fields) -> Version:
     """Return the version of a decoded document, checked."""
-    kind, path = fields.text("kind"), fields.text("path")
-    if kind != "remote" and not is_relative_name(path):
+    if fields.text("kind") != "remote" and not is_relative_name(fields.text("path")):
         raise fields.wrong("path", "a path inside the job")
-    return Version(
+    return record_from(
+        Version,
+        fields,
+        "published_at",
         generation=fields.integer("generation", most=MAX_GENERATION),
-        step=fields.integer("step"),
-        kind=kind,
-        path=path,
-        digest=fields.text("digest"),
-        layout=fields.text("layout", "syncd"),
-        parent=fields.optional_integer("parent"),
-        published_at=fields.number("published_at"),
         previous=pair_from(fields.optional_record("previous")),
-        held_marker=fields.optional_text("held_marker"),
-        held_tracker=fields.optional_integer("held_tracker"),
-        request=fields.optional_text("request"),
-        carried_out=_texts(fields, "carried_out"),
         abandoned=_abandoned(fields),
-        term=fields.integer("term") if "term" in fields.document else 0,
     )
 
 
@@ -147,13 +137,6 @@ def pair_from(fields: Fields | None) -> Pair | None:
     if fields is None:
         return None
     return fields.integer("generation", most=MAX_GENERATION), fields.integer("step")
-
-
-def _texts(fields: Fields, key: str) -> tuple[str, ...]:
-    items = fields.items(key)
-    if any(type(item) is not str for item in items):
-        raise fields.wrong(key, "a list of strings")
-    return tuple(items)
 
 
 def _abandoned(fields: Fields) -> tuple[tuple[int, str], ...]:

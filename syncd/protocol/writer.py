@@ -99,18 +99,14 @@ class StepWriter:
         if not 0 <= step <= MAX_STEP or world_size < 1:
             raise UsageError(f"step {step} with {world_size} writers is out of range")
         self.job, self.step, self.world_size, self.attempt = job, step, world_size, check_identity(attempt)
+        self.path = job.attempt(step, attempt)
+        """The directory in which this attempt writes."""
+        self.sealed_path = job.step(step)
+        """The step's directory, which is there once the step is sealed."""
         self._clock = clock or SystemClock()
         self._digest, self._fence = digest, fence
-
-    @property
-    def path(self) -> str:
-        """Return the directory in which this attempt writes."""
-        return self.job.attempt(self.step, self.attempt)
-
-    @property
-    def sealed_path(self) -> str:
-        """Return the step's directory, which is there once the step is sealed."""
-        return self.job.step(self.step)
+        # From where the attempt is renamed onto the step.
+        self._staged = f"{fence}/{attempt}" if fence else self.path
 
     def begin(self) -> None:
         """Create the attempt's directory.
@@ -163,22 +159,19 @@ class StepWriter:
             UsageError: The name leaves the step's directory.
         """
         with self._explained():
-            size, content = self._placed(self._path_of(name), fill)
+            disk, path = self.job.disk, self._path_of(name)
+            directory, _, last = path.rpartition("/")
+            temporary = f"{directory}/{temporary_name(last)}"
+            try:
+                size, content = fill(temporary)
+                disk.adopt(temporary)
+                disk.rename(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    disk.unlink(temporary)
+                raise
+            disk.sync_directory(directory)
         return FileRecord(name, size, content, tensors)
-
-    def _placed(self, path: str, fill: Callable[[str], tuple[int, str]]) -> tuple[int, str]:
-        disk, (directory, _, last) = self.job.disk, path.rpartition("/")
-        temporary = f"{directory}/{temporary_name(last)}"
-        try:
-            filled = fill(temporary)
-            disk.adopt(temporary)
-            disk.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                disk.unlink(temporary)
-            raise
-        disk.sync_directory(directory)
-        return filled
 
     def receipt(self, writer: int, shards: Iterable[FileRecord], files: Iterable[FileRecord] = ()) -> Receipt:
         """Leave this writer's receipt: its files are durable. Writers count from 1.
@@ -301,17 +294,14 @@ class StepWriter:
             with contextlib.suppress(*MISSING):  # another writer of this attempt was faster
                 disk.rename(self.path, self._staged)
         try:
-            self._rename_onto_step()
+            disk.rename(self._staged, self.sealed_path)
         except OSError as error:
             if error.errno not in _OCCUPIED:
                 raise
             if not self._set_partial_aside():
                 raise self._already_sealed() from error
-            self._rename_onto_step()
+            disk.rename(self._staged, self.sealed_path)
         disk.sync_directory(self.job.root)
-
-    def _rename_onto_step(self) -> None:
-        self.job.disk.rename(self._staged if self._fence else self.path, self.sealed_path)
 
     def _set_partial_aside(self) -> bool:
         """Move aside a step that an older release began in place and never sealed; the daemon removes it."""
@@ -332,15 +322,10 @@ class StepWriter:
         inside = self._names(f"{self.sealed_path}/{ACTOR}")
         return RECEIPTS in inside or (len(there) == 1 and not inside)
 
-    @property
-    def _staged(self) -> str:
-        return f"{self._fence}/{self.attempt}"
-
     def _place(self) -> str | None:
         """Return where the attempt's directory is, None where it is no longer: it has become the step, or is gone."""
         self.job.disk.refresh(self.job.root)
-        places = [self.path, *([self._staged] if self._fence else [])]
-        return next((place for place in places if self._names(place)), None)
+        return next((place for place in dict.fromkeys((self.path, self._staged)) if self._names(place)), None)
 
     def _names(self, path: str) -> set[str]:
         return {entry.name for entry in self._entries(path)}

@@ -17,22 +17,7 @@ from syncd.protocol.writer import StepWriter
 from syncd.publishing.export import Export, FollowingDisk, read_export
 from syncd.publishing.finite import FiniteCheck
 
-__all__ = ["Export", "FollowingDisk", "publish_directory", "publish_export", "read_export"]
-
-
-def publish_directory(
-    job: Job,
-    step: int,
-    source: str,
-    *,
-    rewind: bool = False,
-    allow_nonfinite: bool = False,
-    outside: Disk | None = None,
-) -> Manifest:
-    """Copy a directory of safetensors into a job as a sealed step, and announce it: `publish_export` of it."""
-    disk = outside or FollowingDisk()
-    export = read_export(disk, source)
-    return publish_export(job, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite)
+__all__ = ["Export", "FollowingDisk", "publish_export", "read_export"]
 
 
 def publish_export(

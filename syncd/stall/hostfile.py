@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from syncd.errors import SyncdError
-from syncd.protocol.documents import decode, encode
+from syncd.protocol.documents import decode, encode, record_from
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.process import Process, process_from
+from syncd.protocol.process import Process
 
 Document = dict[str, Any]
 
@@ -117,7 +117,7 @@ def _path(directory: str, root: str) -> str:
 def _read(path: str) -> HostFile | None:
     try:
         fields = decode(LocalDisk().read(path, _LIMIT), path)
-        process = process_from(fields.record("process"))
+        process = record_from(Process, fields.record("process"))
         rest = {
             key: value for key, value in fields.document.items() if key not in ("at", "process", "protocol")
         }

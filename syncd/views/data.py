@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
+from syncd.config import DaemonConfig
 from syncd.daemon.report import lag_of, symptoms
-from syncd.daemon.retention import Decision, Policy
+from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
@@ -16,6 +16,8 @@ from syncd.stall.hostfile import HostFile
 from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
+
+_POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
 
 _LONGEST = 4096
 """The most characters of a text in a presence file that are shown."""
@@ -186,7 +188,7 @@ def _disk(view: JobView) -> Document:
     return {"free": known.free, "job_bytes": known.job_size, **place}
 
 
-def listing(view: JobView, decisions: Iterable[Decision], policy: Policy) -> Document:
+def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) -> Document:
     """Return everything that `syncd ls` shows.
 
     Args:
@@ -200,7 +202,7 @@ def listing(view: JobView, decisions: Iterable[Decision], policy: Policy) -> Doc
     return {
         "job": view.job.root,
         "at": view.at,
-        "policy": {**asdict(policy.retention), "prune": policy.prune, "prune_foreign": policy.prune_foreign},
+        "policy": _picked(policy, _POLICY),
         "steps": rows,
     }
 

@@ -12,7 +12,7 @@ from support.fake_servers import Answer, FakeServer, VanishError
 from explorer_hooks.explorer import served
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, GroupRequest, version_after, version_of
 from explorer_hooks.explorer.local import LocalGenerator, draw, sequence_limits
-from explorer_hooks.explorer.served import ServerCalls, ServerGenerator, served_model
+from explorer_hooks.explorer.served import ServerGenerator, served_model
 from explorer_hooks.explorer.tasks import PlainTokens, _plain, open_tokens
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
@@ -100,15 +100,7 @@ def test_greedy_decoding_takes_the_most_probable_token_within_max_positions(mode
 def test_generated_groups_carry_the_version_they_were_made_with(model, tokens):
     hook = TransformersHook(model)
     told = []
-    local = LocalGenerator(
-        model,
-        sequence_limits(model, tokens.tokenizer),
-        tokens,
-        rows=4,
-        seed=1,
-        generating=hook.generating,
-        stop=lambda: bool(told),
-    )
+    local = LocalGenerator(hook, tokens, rows=4, seed=1, stop=lambda: bool(told))
     asks = [GroupRequest(tokens.encode(text), 2, 4, 1.0) for text in ("1+2=", "3+4=", "5+6=", "7" * 40)]
     coming = local.generate(asks)
     first = [next(coming), next(coming), next(coming)]
@@ -198,10 +190,9 @@ class Engine:
 
     def generator(self, server, *, retries=2, settle=5.0, timeout=LONG, concurrency=4):
         asked = HttpClient(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
-        calls = ServerCalls(asked, "policy", lambda: self.running, retries, settle)
-        return ServerGenerator(
-            calls, concurrency=concurrency, permitted=lambda: self.applied, stop=lambda: self.told
-        )
+        more = {"concurrency": concurrency, "retries": retries, "settle": settle}
+        states = (lambda: self.running, lambda: self.applied, lambda: self.told)
+        return ServerGenerator(asked, "policy", *states, **more)
 
 
 ASKS = [GroupRequest([1, 2, number], 3, 6, 1.0) for number in range(6)]
@@ -401,7 +392,7 @@ def test_an_unreachable_engine_gets_no_work(server):
         raise EngineUnreachableError("no answer")
 
     generator = engine.generator(server)
-    object.__setattr__(generator._calls, "running", away)
+    generator._running = away
     (one,) = made(generator, ASKS[:1])
     assert one.retry
     assert server.seen == []

@@ -1,24 +1,20 @@
-"""Which version is next: the table of policies, styles and lags."""
+"""Which version is next: the table of policies and lags."""
 
 import pytest
 
 from explorer_hooks.follower.policy import (
-    FollowDecision,
     FollowPolicy,
     FollowSnapshot,
-    asks_trainer,
     choose_version,
     decide,
     has_passed,
     is_done,
-    is_due,
     is_within,
     lag_of,
     needs_steps,
     parse_policy,
 )
 from syncd.errors import ConfigError
-from syncd.synchronizer import SyncStyle
 
 N, E = FollowPolicy(), FollowPolicy("every")
 
@@ -87,34 +83,34 @@ def test_policy_exact_is_done_at_its_step_or_has_passed_it():
 @pytest.mark.parametrize(
     ("policy", "now", "decision"),
     [
-        (N, FollowSnapshot(None), FollowDecision("wait")),
-        (N, FollowSnapshot((1, 3)), FollowDecision("load", (1, 3))),
-        (N, FollowSnapshot((1, 3), (1, 3), applied=(1, 3)), FollowDecision("wait")),
-        (N, FollowSnapshot((1, 3), (1, 3), again=True, can_restore=True), FollowDecision("load", (1, 3))),
+        (N, FollowSnapshot(None), "wait"),
+        (N, FollowSnapshot((1, 3)), (1, 3)),
+        (N, FollowSnapshot((1, 3), (1, 3), applied=(1, 3)), "wait"),
+        (N, FollowSnapshot((1, 3), (1, 3), again=True, can_restore=True), (1, 3)),
         (
             N,
             FollowSnapshot((1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)}), can_restore=True),
-            FollowDecision("restore"),
+            "restore",
         ),
         (
             N,
             FollowSnapshot(
                 (1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)}), can_restore=True, retries=True
             ),
-            FollowDecision("wait"),
+            "wait",
         ),
         (
             N,
             FollowSnapshot((1, 3), (1, 2), again=True, skipped=frozenset({(1, 3)})),
-            FollowDecision("wait"),
+            "wait",
         ),
         (
             FollowPolicy("exact", 4),
             FollowSnapshot((1, 4), (1, 4), applied=(1, 4)),
-            FollowDecision("end"),
+            "end",
         ),
-        (FollowPolicy("exact", 4), FollowSnapshot((1, 5), steps=(3,)), FollowDecision("missing")),
-        (FollowPolicy("exact", 4), FollowSnapshot((1, 3)), FollowDecision("wait")),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 5), steps=(3,)), "missing"),
+        (FollowPolicy("exact", 4), FollowSnapshot((1, 3)), "wait"),
     ],
 )
 def test_the_follower_s_decision_follows_from_policy_and_snapshot(policy, now, decision):
@@ -136,18 +132,3 @@ def test_the_lag_of_an_engine_is_its_distance_to_the_newest_version(applied, new
     assert lag_of(applied, newest) == lag
     assert is_within(applied, newest, None)
     assert is_within(applied, newest, 2) is (lag <= 2)
-
-
-@pytest.mark.parametrize(
-    ("style", "due", "asking"),
-    [
-        ("fixed", [4, 6, 8], False),
-        ("trainer_driven", [4, 6, 8], False),
-        ("explorer_driven", [4, 6, 8], True),
-        ("fully_async", list(range(1, 9)), False),
-    ],
-)
-def test_an_explorer_s_sync_is_due_by_style_interval_and_offset(style, due, asking):
-    style = SyncStyle(style)
-    assert [step for step in range(1, 9) if is_due(style, step, interval=2, offset=2)] == due
-    assert asks_trainer(style) is asking

@@ -12,6 +12,7 @@ from beds import probe
 from support.cli import command, environment
 from support.jobs import explorer, start, steps_of, write_step
 
+from syncd.daemon.trash import put_back
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Pin, remove_pin, write_pin
@@ -125,7 +126,7 @@ def test_a_leader_that_was_only_silent_never_restores_a_partial_step(job):
     real, seen = job.disk.unlink, []
 
     def unlink(path):
-        seen.append(first._actor._put_back(entry, "global_step_1"))
+        seen.append(put_back(job, f"{first.leader.term.trash}/{entry}", "global_step_1"))
         real(path)
 
     object.__setattr__(job.disk, "unlink", unlink)

@@ -76,12 +76,12 @@ def test_a_rank_without_its_extra_names_the_extra(given, monkeypatch, capsys):
     """Where pydantic is installed and verl is not, ranks are the first to notice."""
     pytest.importorskip("pydantic", reason="the trainer needs pydantic")
     from trainer.config.load import load_config
-    from trainer.launch import rank
+    from trainer.launch import train
 
     def lacking(*_):
         raise ModuleNotFoundError("No module named 'verl.workers'", name="verl.workers")
 
     monkeypatch.setenv("TRAINER_CONFIG", load_config(given["FILE"]).model_dump_json())
-    monkeypatch.setattr(rank, "run_here", lacking)
-    assert rank.main("trainer.run:run_rank") == CONFIG
+    monkeypatch.setattr(train, "run_here", lacking)
+    assert train.main("trainer.run:run_rank") == CONFIG
     assert "error: verl is not installed\nhint: pip install 'syncd[trainer]'" in capsys.readouterr().err

@@ -4,12 +4,12 @@ import os
 
 import pytest
 from support.jobs import shard_bytes, start, write_step
+from support.publishing import publish_directory
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
 from syncd.protocol.version import read_version
-from syncd.publishing import publish_directory
 
 
 @pytest.fixture

@@ -13,12 +13,13 @@ import sys
 import pytest
 from support.cli import ROOT, Shell, environment
 from support.jobs import shard_bytes, start, write_step
+from support.publishing import publish_directory
 
 from syncd.errors import AlreadySealedError, CorruptDataError, NonFiniteError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
 from syncd.protocol.version import read_marker
-from syncd.publishing import FollowingDisk, publish_directory
+from syncd.publishing import FollowingDisk
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -317,7 +318,7 @@ def test_a_refused_export_can_be_published_once_repaired(job, export):
 INTERRUPTED = """
 import os, signal, sys
 from syncd.protocol.layout import Job
-from syncd.publishing import FollowingDisk, publish_directory
+from syncd.publishing import FollowingDisk, publish_export, read_export
 
 class Killing(FollowingDisk):
     def read_at(self, path, offset, length):
@@ -325,7 +326,8 @@ class Killing(FollowingDisk):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().read_at(path, offset, length)
 
-publish_directory(Job.at(sys.argv[1]), 7, sys.argv[2], outside=Killing())
+disk = Killing()
+publish_export(Job.at(sys.argv[1]), 7, disk, read_export(disk, sys.argv[2]))
 """
 
 

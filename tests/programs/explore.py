@@ -11,9 +11,8 @@ import time
 from light_engine import LightEngine
 
 from explorer_hooks.follower.follower import Follower, FollowOptions
-from explorer_hooks.follower.policy import asks_trainer, is_due
 from explorer_hooks.hooks.callback import CallbackHook
-from syncd.client.sync_policy import SyncStyle
+from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
 
 LIMIT = 60.0
 BEFORE_THE_FIRST = (1, 0)
@@ -44,9 +43,9 @@ def explore(options, follower, engine):
         for step in range(1, options.steps + 1):
             writer.write(rollouts(options.name, step, follower.applied or BEFORE_THE_FIRST, engine))
             time.sleep(options.pause)
-            if is_due(style, step, options.interval):
-                waits = style is not SyncStyle.FULLY_ASYNC
-                follower.turn(LIMIT if waits else 0.0, ask=asks_trainer(style))
+            waits = style is not SyncStyle.FULLY_ASYNC
+            if not waits or explorer_needs_sync(step, options.interval):
+                follower.turn(LIMIT if waits else 0.0, ask=style is SyncStyle.EXPLORER_DRIVEN)
 
 
 def rollouts(name, step, pair, engine):

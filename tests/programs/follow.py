@@ -15,13 +15,14 @@ import sys
 import time
 
 from support import checker
+from support.presences import BeatingPublisher
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.presence import Presence
 from syncd.protocol.version import read_version
 
 POLL = 0.05
@@ -33,7 +34,7 @@ class Follower:
 
     def __init__(self, job, identity):
         self.job = Job.at(job)
-        self.presence = Publisher(self.job.disk, SystemClock(), self.job.explorers, Presence(identity))
+        self.presence = BeatingPublisher(self.job.disk, SystemClock(), self.job.explorers, Presence(identity))
         self.seen = {"loads": 0, "gone": 0, "wrong": [], "pairs": []}
         self.pair = None
 

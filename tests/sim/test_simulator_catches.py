@@ -13,8 +13,9 @@ from simulator.schedule import run_schedule
 
 from syncd.daemon import plan as planning
 from syncd.daemon import retention, scan, scan_steps, service
-from syncd.daemon.act import Actor
+from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.snapshot import Snapshot
+from syncd.daemon.trash import Trash
 from syncd.protocol import takeover, version
 from syncd.protocol.disk import remove_tree
 from syncd.protocol.step import StepState
@@ -74,7 +75,7 @@ def test_trusting_the_marker_blindly_is_caught(monkeypatch):
 
 def test_pruning_a_leased_step_is_caught(monkeypatch):
     monkeypatch.setattr(Snapshot, "leases", property(lambda _: {}))
-    monkeypatch.setattr(Actor, "_claimed", lambda *_: None)
+    monkeypatch.setattr(Trash, "_claimed", lambda *_: None)
     assert_caught("I3 a leased step stays", first=6)
 
 
@@ -93,13 +94,13 @@ def test_pruning_a_step_that_the_trainer_writes_again_is_caught(monkeypatch):
     """A request to vacate that also means what is written in the place of the step it was made for."""
     monkeypatch.setattr(retention, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
     monkeypatch.setattr(planning, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
-    monkeypatch.setattr(Actor, "_changed", lambda *_: None)
+    monkeypatch.setattr(Trash, "_changed", lambda *_: None)
     assert_caught("I3", "I7", first=321)
 
 
 def test_removing_a_step_on_an_outdated_scan_is_caught(monkeypatch):
     """Removing a step without looking once more what it is: it may have become a full checkpoint."""
-    monkeypatch.setattr(Actor, "_changed", lambda *_: None)
+    monkeypatch.setattr(Trash, "_changed", lambda *_: None)
     assert_caught("I3 a full checkpoint inside its policy stays", "I3 a step being written stays", first=321)
 
 
@@ -113,11 +114,11 @@ def test_a_rewind_without_a_new_generation_is_caught(monkeypatch):
         with contextlib.suppress(Exception):
             current = version.read_version(self._job)
             given = replace(given, generation=current.generation if current else given.generation)
-        stamped = replace(given, term=self._term.token, published_at=0.0)
-        self._term.publish(self._job.version, version.encode_version(stamped))
+        stamped = replace(given, term=self.term.token, published_at=0.0)
+        self.term.publish(self._job.version, version.encode_version(stamped))
         return stamped
 
-    monkeypatch.setattr(Actor, "publish", publish)
+    monkeypatch.setattr(DaemonLeader, "publish", publish)
     assert_caught("I2", first=2)
 
 

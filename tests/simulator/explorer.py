@@ -3,6 +3,8 @@
 from random import Random
 from typing import Protocol
 
+from support.presences import BeatingPublisher
+
 from simulator.disk import SimDisk
 from simulator.record import JOB, STATE
 from simulator.world import Process
@@ -11,7 +13,7 @@ from syncd.protocol.digest import digest_bytes
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import TRANSIENT
 from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.presence import Presence
 from syncd.protocol.version import Pair, Version, read_version
 
 Loaded = dict[str, bytes]
@@ -42,7 +44,9 @@ class Explorer:
         """Follow versions until the process ends."""
         job = Job(JOB, STATE, SimDisk(process.host, process))
         name = process.program.name
-        me = Publisher(job.disk, process, job.explorers, Presence(name, incarnation=str(process.number)))
+        me = BeatingPublisher(
+            job.disk, process, job.explorers, Presence(name, incarnation=str(process.number))
+        )
         me.prepare()
         applied: Pair | None = None
         while True:
@@ -58,7 +62,7 @@ class Explorer:
                     process, f"meets {error!r}{' (passing)' if error.errno in TRANSIENT else ''}"
                 )
 
-    def _look(self, process: Process, job: Job, me: Publisher, applied: Pair | None) -> Pair | None:
+    def _look(self, process: Process, job: Job, me: BeatingPublisher, applied: Pair | None) -> Pair | None:
         job.disk.refresh(job.state)
         version = read_version(job)
         if version is None or version.pair == applied:
@@ -69,7 +73,7 @@ class Explorer:
             )
         return self._apply(process, job, me, version) or applied
 
-    def _apply(self, process: Process, job: Job, me: Publisher, version: Version) -> Pair | None:
+    def _apply(self, process: Process, job: Job, me: BeatingPublisher, version: Version) -> Pair | None:
         me.update(loading=version.pair, leases=(version.step,))
         try:
             # Only what is still there once the lease is out is safe from retention.
@@ -84,7 +88,7 @@ class Explorer:
         finally:
             me.update(loading=None, leases=())
 
-    def _load(self, process: Process, job: Job, me: Publisher, manifest: Manifest) -> Loaded | None:
+    def _load(self, process: Process, job: Job, me: BeatingPublisher, manifest: Manifest) -> Loaded | None:
         loaded = {}
         for shard in manifest.shards:
             process.sleep(self._slow * self._random.random())

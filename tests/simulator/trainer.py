@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from support.presences import BeatingPublisher
+
 from simulator.disk import SimDisk
 from simulator.record import JOB, STATE, Record
 from simulator.server import read_json
@@ -17,7 +19,7 @@ from syncd.errors import StorageError, TimedOutError
 from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, shard_name, step_name
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.presence import Presence
 from syncd.protocol.request import Request, read_requests, write_request
 from syncd.protocol.version import read_marker, write_marker
 from syncd.protocol.writer import StepWriter
@@ -112,7 +114,7 @@ class Trainer:
         run = self._run = _Run(self._run.number + 1)
         job = _job(process)
         job.disk.make_directory(job.state)
-        presence = Publisher(
+        presence = BeatingPublisher(
             job.disk, process, job.trainers, Presence("trainer", incarnation=str(run.number))
         )
         presence.prepare()
@@ -145,7 +147,7 @@ class Trainer:
                 done = run.attempt
                 self._save(process, job, run, rank)
 
-    def _rest(self, process: Process, presence: Publisher, seconds: float) -> None:
+    def _rest(self, process: Process, presence: BeatingPublisher, seconds: float) -> None:
         ends = process.monotonic() + seconds
         while (left := ends - process.monotonic()) > 0:
             process.sleep(min(left, 2.0))
@@ -220,7 +222,7 @@ class Trainer:
             if waited > _PATIENCE:
                 raise TimedOutError("a rank is missing")
 
-    def _announce(self, process: Process, job: Job, run: _Run, presence: Publisher) -> None:
+    def _announce(self, process: Process, job: Job, run: _Run, presence: BeatingPublisher) -> None:
         is_full = run.step % self._full_every == 0 or run.step == self._before + 1
         early = self._random.random() < _EARLY
         if is_full:

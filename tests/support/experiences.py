@@ -2,7 +2,8 @@
 
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
-from trainer.experience.fifo import Fifo, SampleSettings
+from trainer.experience.fifo import Fifo
+from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
 
 
@@ -42,10 +43,12 @@ def write(job, explorer, *batches):
         return [writer.write(batch) for batch in batches]
 
 
-def fifo(job, clock, *, groups=2, size=2, reader=None, **more):
+def fifo(job, clock, *, groups=2, size=2, reader=None, staleness=None, **more):
     """Return the strategy over a reader of its own."""
+    from syncd.jobfile.sections import DataSection  # needs pydantic, which writers do not
+
     reader = reader or ExperienceReader(job, clock)
-    return Fifo(reader, SampleSettings(group_size=size, groups=groups, **more))
+    return Fifo(reader, DataSection(group_size=size, groups=groups, **more), staleness or Staleness())
 
 
 def names(batch):

@@ -3,12 +3,13 @@
 import json
 import uuid
 
+from support.presences import BeatingPublisher
 from syncd.config import DaemonConfig
 from syncd.daemon.service import Daemon
 from syncd.observe.events import Event
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.presence import Presence, Publisher
+from syncd.protocol.presence import Presence
 from syncd.protocol.writer import StepWriter
 
 
@@ -94,9 +95,9 @@ def start(job: Job, clock=None, **config) -> tuple[Daemon, Recorder, ManualClock
     return Daemon(job, DaemonConfig(**config), clock, recorder), recorder, clock
 
 
-def explorer(job: Job, clock, name: str = "e0", **state) -> Publisher:
+def explorer(job: Job, clock, name: str = "e0", **state) -> BeatingPublisher:
     """Return the published presence of an explorer."""
-    publisher = Publisher(job.disk, clock, job.explorers, Presence(name, incarnation=uuid.uuid4().hex))
+    publisher = BeatingPublisher(job.disk, clock, job.explorers, Presence(name, incarnation=uuid.uuid4().hex))
     publisher.prepare()
     publisher.update(**state)
     return publisher

@@ -16,12 +16,12 @@ from support import small_qwen
 from support.engine_process import ROOT
 from support.hook_contract import Bed
 from support.jobs import start
+from support.publishing import publish_directory
 from support.targets import target_of
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import engine_label, read_version
-from syncd.publishing import publish_directory
 
 CLOSE = 1e-3
 """Nats by which a log-prob may differ from transformers'."""

@@ -1,5 +1,7 @@
 """What the trainer makes of what its explorers say of their GPUs, and of NCCL having failed with them."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ OWN = Gpu("0a", "2.27")
 
 
 def presence(name, uuid, start="first"):
-    info = {"broadcast": "gloo"} | ({KEY: Gpu(uuid, "2.27").document()} if uuid else {})
+    info = {"broadcast": "gloo"} | ({KEY: asdict(Gpu(uuid, "2.27"))} if uuid else {})
     return Presence(name, incarnation=start, info=info)
 
 

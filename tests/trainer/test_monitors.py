@@ -190,17 +190,17 @@ def test_a_monitor_without_its_package_hints_at_what_to_install(job, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "said", "hint"),
     [
-        ({"tensorboard": {"dri": "/x"}}, "monitor.options.tensorboard has no 'dri'"),
-        ({"tensorboard": {"dir": 7}}, "monitor.options.tensorboard.dir = 7 is not a str"),
-        ({"tensorbord": {}}, "no monitor is called 'tensorbord'"),
+        ({"tensorboard": {"dri": "/x"}}, "monitor.options.tensorboard has no 'dri'", "did you mean 'dir'?"),
+        ({"tensorboard": {"dir": 7}}, "monitor.options.tensorboard.dir = 7 is not a str", None),
+        ({"tensorbord": {}}, "no monitor is called 'tensorbord'", "did you mean 'tensorboard'?"),
     ],
 )
-def test_unknown_monitor_options_are_refused_at_the_start(job, options, said):
+def test_unknown_monitor_options_are_refused_at_the_start(job, options, said, hint):
     with pytest.raises(ConfigError, match=said) as caught:
         Monitors.open(config_of(job, "tensorboard", options=options), 0)
-    assert "did you mean" in (caught.value.hint or "did you mean")
+    assert caught.value.hint is None if hint is None else caught.value.hint.startswith(hint)
 
 
 # --- monitors that misbehave ----------------------------------------------------------------

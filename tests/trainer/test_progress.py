@@ -180,15 +180,15 @@ def test_writing_to_a_closed_stream_raises_nothing(shown):
 
 def test_unknown_metrics_are_not_shown():
     figures = RunFigures(None, 0, 0.0)
-    figures.take({"sft/loss": 1.5}, 1, 2.0)
+    figures.update({"sft/loss": 1.5}, 1, 2.0)
     assert head(figures) == [("step", "1")]
     assert groups(figures) == [[("loss", "1.5")]]
 
 
 def test_a_missing_metric_keeps_its_last_value():
     figures = RunFigures(10, 0, 0.0)
-    figures.take({"reward/mean": 0.5, "train/tokens": 300.0}, 2, 4.0)
-    figures.take({"experience/waiting": 3.0}, 2, 9.0)
+    figures.update({"reward/mean": 0.5, "train/tokens": 300.0}, 2, 4.0)
+    figures.update({"experience/waiting": 3.0}, 2, 9.0)
     assert (figures.step, figures.pace, figures.left()) == (2, 2.0, 16.0)
     assert groups(figures) == [[("reward", "0.500")], [("tokens/s", "150")], [("waiting", "3")]]
 

@@ -9,7 +9,7 @@ import pytest
 from support.jobs import ManualClock, explorer, start, write_step
 
 from syncd.cli.options import json_text
-from syncd.daemon.retention import Policy
+from syncd.config import DaemonConfig
 from syncd.dashboard import document
 from syncd.dashboard.document import PageReader
 from syncd.dashboard.poller import PollResult
@@ -32,7 +32,7 @@ def clock():
 
 @pytest.fixture
 def sight(job, clock):
-    return PageReader(lambda: job, lambda _: Policy(), clock)
+    return PageReader(lambda: job, lambda _: DaemonConfig(), clock)
 
 
 def test_the_document_equals_the_output_of_status_and_ls(job, clock, sight):
@@ -156,7 +156,7 @@ def test_an_error_carries_its_code_message_and_hint(job):
 
 
 def test_if_the_policy_becomes_unreadable_the_last_one_applies_with_a_problem(job, clock):
-    policies = [Policy(prune=False)]
+    policies = [DaemonConfig(prune=False)]
 
     def rules(_):
         if not policies:

@@ -6,14 +6,18 @@ import tempfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+pytest.importorskip("pydantic", reason="the trainer needs pydantic")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from support.experiences import fifo, make, names, segmented, whole_group, write
 from support.jobs import ManualClock
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError
+from syncd.jobfile.sections import DataSection
 from syncd.protocol.layout import Job
-from trainer.experience.fifo import SampleSettings
 from trainer.experience.sft import Example, Examples, read_examples
 from trainer.experience.staleness import Staleness
 from trainer.experience.strategies import Mix, Replay
@@ -315,7 +319,7 @@ def test_an_invalid_data_set_is_refused_with_its_path(tmp_path, text):
 
 def test_invalid_strategy_settings_are_refused(job, clock):
     for wrong in ({"groups": 0}, {"size": 0}, {"group_timeout": 0}, {"max_waiting": 1}):
-        with pytest.raises(ConfigError):
+        with pytest.raises((ConfigError, ValidationError)):
             fifo(job, clock, **wrong)
     for wrong in ({"bound": -1}, {"interval": 0}, {"decay": 1.0}):
         with pytest.raises(ConfigError):
@@ -408,4 +412,4 @@ def test_a_restart_continues_with_the_next_explorer(job, clock):
 
 
 def test_the_default_max_waiting_holds_a_whole_draw():
-    assert SampleSettings(group_size=8, groups=16).max_waiting >= 128
+    assert DataSection(group_size=8, groups=16).max_waiting >= 128

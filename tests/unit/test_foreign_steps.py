@@ -16,9 +16,9 @@ from support.foreign_jobs import (
     tensors,
 )
 
+from syncd.config import DaemonConfig
 from syncd.daemon.foreign import ForeignLayouts, examine, weights
 from syncd.daemon.plan import plan
-from syncd.daemon.retention import Policy
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.step import StepState
@@ -289,7 +289,7 @@ def test_a_foreign_step_is_published_only_when_the_marker_names_it(job):
     step = job.put("global_step_4", MODEL).look("global_step_4")
     for text, published in ((b"3", None), (b"4", "global_step_4/actor")):
         looked = Snapshot(steps={4: step}, marker=parse_marker(text), marker_stable_for=60.0)
-        version = plan(looked, Policy()).publish
+        version = plan(looked, DaemonConfig()).publish
         assert (version.path if version else None) == published
 
 

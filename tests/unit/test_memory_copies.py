@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from support.jobs import write_step
@@ -164,7 +164,7 @@ def test_a_start_clears_only_stale_directories_of_this_user(job, root, manifest,
 
 def test_a_memory_directory_in_a_presence_must_be_of_this_boot_and_named():
     here = MemoryDirectory.here("/dev/shm", "/ckpt/job")
-    assert memory_directory_of({MEMORY_KEY: here.document()}) == here
+    assert memory_directory_of({MEMORY_KEY: asdict(here)}) == here
     assert here.boot == Process.current().boot
     for wrong in (
         {},
@@ -173,8 +173,8 @@ def test_a_memory_directory_in_a_presence_must_be_of_this_boot_and_named():
         {MEMORY_KEY: {"directory": 3, "boot": here.boot}},
         {MEMORY_KEY: {"directory": os.path.basename(here.directory), "boot": here.boot}},
         {MEMORY_KEY: {"directory": "/home/somebody", "boot": here.boot}},
-        {MEMORY_KEY: MemoryDirectory(here.directory, "another").document()},
-        {MEMORY_KEY: MemoryDirectory(here.directory, "").document()},
+        {MEMORY_KEY: asdict(MemoryDirectory(here.directory, "another"))},
+        {MEMORY_KEY: asdict(MemoryDirectory(here.directory, ""))},
     ):
         assert memory_directory_of(wrong) is None
 

@@ -39,7 +39,7 @@ def exported():
 
 
 def labels_of(metrics, family):
-    instruments = [one for one in vars(metrics._all).values() if getattr(one, "_name", None) == family.name]
+    instruments = [one for one in metrics._all.values() if one._name == family.name]
     named = {name for one in instruments for name in one._labelnames}
     return {"directory", *named} | {name for sample in family.samples for name in sample.labels}
 

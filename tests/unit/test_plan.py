@@ -7,17 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import complete, filling, published, snapshot
 
+from syncd.config import DaemonConfig
 from syncd.daemon.plan import ROOM, plan, still_holds
-from syncd.daemon.retention import Policy, Retention, decide
+from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.request import Request
 from syncd.protocol.step import StepState
 from syncd.protocol.version import parse_marker
 
-POLICY = Policy()
+POLICY = DaemonConfig()
 
 
-def pair(snapshot: Snapshot, policy: Policy = POLICY):
+def pair(snapshot: Snapshot, policy: DaemonConfig = POLICY):
     version = plan(snapshot, policy).publish
     return version.pair if version else None
 
@@ -289,7 +290,7 @@ def test_on_a_full_disk_removable_steps_are_removed_before_a_publish():
     old, before, newest, next_one = (complete(step) for step in (1, 2, 3, 4))
     version = published(newest, previous=(1, 2))
     roomy = snapshot(old, before, newest, next_one, marker=4, version=version, free=ROOM)
-    policy = replace(POLICY, retention=Retention(keep_last=1))
+    policy = replace(POLICY, keep_last=1)
     assert plan(roomy, policy).first == ()
     for short in (replace(roomy, free=ROOM - 1), replace(roomy, crowded=True)):
         decided = plan(short, policy)

@@ -134,18 +134,6 @@ def test_every_update_increases_the_beat(publisher):
     assert (publisher.presence.beat, publisher.presence.updated_at) == (2, publisher._clock.time())
 
 
-def test_a_heartbeat_is_written_when_it_is_due(publisher):
-    publisher.update()
-    publisher._clock.sleep(HEARTBEAT / 2)
-    publisher.beat()
-    assert written(publisher).beat == 1
-    publisher._clock.sleep(HEARTBEAT / 2)
-    publisher.beat()
-    assert written(publisher).beat == 2
-    publisher.beat()
-    assert written(publisher).beat == 2
-
-
 def test_a_failed_update_keeps_the_last_written_presence(publisher, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
@@ -157,7 +145,7 @@ def test_a_failed_update_keeps_the_last_written_presence(publisher, monkeypatch)
         publisher.update(leases=(7, 8))
     assert publisher.presence.leases == (7,)
     monkeypatch.undo()
-    publisher.beat()
+    publisher.update()
     # The write that failed may have happened for all that its writer knows: beat 2 is used up.
     assert (written(publisher).beat, written(publisher).leases) == (3, (7,))
 
@@ -167,13 +155,6 @@ def test_a_new_process_removes_only_its_predecessors_temporary_files(tmp_path):
         (tmp_path / name).write_bytes(b"")
     Publisher(LocalDisk(), HandClock(), str(tmp_path), Presence("e1")).prepare()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".e1.json.keep", ".e10.json.0.tmp", "e1.json"]
-
-
-def test_withdrawing_a_presence_is_idempotent(publisher):
-    publisher.update()
-    publisher.withdraw()
-    publisher.withdraw()
-    assert read_presences(publisher._disk, EXPLORERS) == ({}, {})
 
 
 def test_a_module_is_dead_a_ttl_after_its_last_change():

@@ -7,15 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import complete, filling, published, snapshot
 
-from syncd.daemon.retention import Policy, Retention, decide
+from syncd.config import DaemonConfig
+from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.presence import Presence
 from syncd.protocol.request import Pin
 from syncd.protocol.step import StepState
 
 
-def rules(looked: Snapshot, policy: Policy | None = None, **retention) -> dict[int, str]:
-    decisions = decide(looked, policy or Policy(Retention(**retention)))
+def rules(looked: Snapshot, policy: DaemonConfig | None = None, **retention) -> dict[int, str]:
+    decisions = decide(looked, policy or DaemonConfig(**retention))
     return {decision.step: ("" if decision.keep else "-") + decision.rule for decision in decisions}
 
 
@@ -155,11 +156,13 @@ def test_a_partial_step_is_kept_until_it_is_stale():
 def test_foreign_steps_are_kept_unless_pruning_them_is_enabled():
     steps = numbered(1, 2, 3, 4, layout="trinity-0.6")
     assert rules(job(*steps, newest=4, previous=3))[1] == "foreign"
-    assert rules(job(*steps, newest=4, previous=3), Policy(prune_foreign=True))[1] == "-superseded"
+    assert rules(job(*steps, newest=4, previous=3), DaemonConfig(prune_foreign=True))[1] == "-superseded"
 
 
 def test_no_step_is_removed_if_pruning_is_off():
-    assert set(rules(job(*numbered(1, 2, 3), newest=3), Policy(prune=False)).values()) == {"pruning_off"}
+    assert set(rules(job(*numbered(1, 2, 3), newest=3), DaemonConfig(prune=False)).values()) == {
+        "pruning_off"
+    }
 
 
 def test_sealed_steps_ahead_of_the_version_are_kept():
@@ -199,7 +202,7 @@ def jobs(draw):
 
 
 policies = st.builds(
-    Retention,
+    DaemonConfig,
     keep_last=st.integers(1, 4),
     keep_every=st.integers(0, 4),
     keep_full=st.integers(0, 2),
@@ -209,8 +212,8 @@ policies = st.builds(
 
 @given(jobs(), policies)
 @settings(max_examples=500)
-def test_leased_pinned_and_published_steps_are_never_removed(looked, retention):
-    removed = {decision.step for decision in decide(looked, Policy(retention)) if not decision.keep}
+def test_leased_pinned_published_and_newest_complete_steps_are_never_removed(looked, policy):
+    removed = {decision.step for decision in decide(looked, policy) if not decision.keep}
     assert removed <= looked.steps.keys()
     assert not removed & looked.leases.keys()
     assert not removed & looked.pins.keys()
@@ -223,14 +226,20 @@ def test_leased_pinned_and_published_steps_are_never_removed(looked, retention):
         while (parent := looked.steps[link].parent) is not None and parent in looked.steps:
             assert parent not in removed, "a link of a kept chain"
             link = parent
+    complete_ones = [n for n, step in sorted(looked.steps.items()) if step.state is StepState.COMPLETE]
+    newest = looked.version.step
+    assert not removed & {n for n in complete_ones if n >= newest}, "complete and not yet passed"
+    if not policy.max_bytes:
+        sync = [n for n in complete_ones if n <= newest and not looked.steps[n].full]
+        assert not removed & set(sync[-policy.keep_last :]), "the newest complete steps"
     full = sorted(number for number, step in looked.steps.items() if step.full)
-    assert not removed & set(full[-retention.keep_full :] if retention.keep_full else full)
+    assert not removed & set(full[-policy.keep_full :] if policy.keep_full else full)
 
 
 @given(jobs(), policies)
 @settings(max_examples=200)
-def test_every_step_has_exactly_one_decision_with_a_rule(looked, retention):
-    decisions = decide(looked, Policy(retention))
+def test_every_step_has_exactly_one_decision_with_a_rule(looked, policy):
+    decisions = decide(looked, policy)
     assert [decision.step for decision in decisions] == sorted(looked.steps)
     assert all(decision.rule for decision in decisions)
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from support.jobs import ManualClock, explorer, write_step
 
 from syncd.cli.options import json_text
-from syncd.daemon.retention import Policy, decide
+from syncd.config import DaemonConfig
+from syncd.daemon.retention import decide
 from syncd.daemon.scan import Scanner
 from syncd.errors import JobMissingError
 from syncd.protocol.layout import Job
@@ -202,7 +203,7 @@ def test_each_step_is_listed_with_the_rule_that_keeps_it(job, clock):
     publish(job, clock, 3, previous=(1, 2))
     explorer(job, clock, "e0", leases=(2,))
     look = JobViewer(job, clock).read()
-    document = listing(look, decide(look.snapshot, Policy()), Policy())
+    document = listing(look, decide(look.snapshot, DaemonConfig()), DaemonConfig())
     rows = {row["step"]: row for row in document["steps"]}
     assert {step: row["rule"] for step, row in rows.items()} == {
         1: "full_checkpoint",

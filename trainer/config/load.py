@@ -1,13 +1,12 @@
 """Reads the trainer's configuration: from a file and the command line to a checked model, or to one error."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError
 from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml
-from syncd.jobfile.problems import Problem
+from syncd.jobfile.problems import Problem, nearest
 from syncd.protocol.layout import is_identity
 from syncd.protocol.permissions import policy_problem
 from trainer.config.algorithms import (
@@ -218,9 +217,8 @@ def _pair(config: JobConfig) -> Iterator[Problem]:
 
 def _one_of(key: str, value: str, known: Mapping[str, object] | frozenset[str]) -> Iterator[Problem]:
     if value not in known:
-        near = get_close_matches(value, known, 1)
-        hint = f"did you mean {near[0]}?" if near else None
-        yield Problem(key, f'{key} = "{value}" is not one of {", ".join(sorted(known))}', hint)
+        text = f'{key} = "{value}" is not one of {", ".join(sorted(known))}'
+        yield Problem(key, text, nearest(value, known))
 
 
 def _supported(key: str, value: str, known: frozenset[str], lacking: Mapping[str, str]) -> Iterator[Problem]:

@@ -183,15 +183,12 @@ KEYS = Keys(JobConfig, ("job.dir", "job.state_dir", "model.path", "data.sft_path
 """The keys of the file, and those of them that name a file or directory."""
 
 
-_KEEP_FULL = "keep_full"
-
-
 def plain(config: JobConfig) -> dict[str, Any]:
     """Return the configuration as TOML has it: every key, `"none"` where nothing is set, and `daemon.keep_full`."""
     table: dict[str, Any] = _plain(config.model_dump())
     if not table["stages"]:
         del table["stages"]
-    table["daemon"] = {_KEEP_FULL: config.trainer.max_checkpoints_to_keep, **table["daemon"]}
+    table["daemon"] = {"keep_full": config.trainer.max_checkpoints_to_keep, **table["daemon"]}
     return table
 
 
@@ -199,11 +196,6 @@ def json_schema() -> str:
     """Return the JSON Schema of the file; keys that later starts must agree with have `"fixed": true`."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}
     return json.dumps(schema, indent=2)
-
-
-def documentation() -> str:
-    """Return the last part of docs/configuration.md, in Markdown: every key of each table."""
-    return KEYS.documentation()
 
 
 def _plain(value: Any) -> Any:

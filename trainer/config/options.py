@@ -4,12 +4,11 @@ An option is accepted where it changes what is computed; `tests/trainer/engines/
 tables with verl itself.
 """
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from syncd.jobfile.problems import Problem, shown
+from syncd.jobfile.problems import Problem, nearest, shown
 from trainer.config.algorithms import LOSSES, OWN_LOSS, SFT, estimator_and_loss, find_loss, with_published
 from trainer.config.model import AlgorithmSection, EngineSection
 
@@ -31,12 +30,17 @@ ENGINE_ELSEWHERE: Mapping[str, str] = {
 }  # fmt: skip
 """Fields of verl's FSDPEngineConfig with the key that sets each."""
 
+_PACKED_ONLY = dict.fromkeys(
+    (
+        "ulysses_sequence_parallel_size", "pad_to_length",
+        "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size",
+    ),
+    _PACKED,
+)  # fmt: skip
+
 ENGINE_REFUSED: Mapping[str, str] = {
-    "ulysses_sequence_parallel_size": _PACKED,
-    "pad_to_length": _PACKED,
+    **_PACKED_ONLY,
     "pad_to_length_bucket": _PACKED,
-    "entropy_from_logits_with_chunking": _PACKED,
-    "entropy_from_logits_chunk_size": _PACKED,
     "use_fused_kernels": "verl's FSDP engines do not read it",
     "router_replay": "explorers record no routes",
     "turbo_config": "only the strategy fsdp_turbo reads it, which is not supported",
@@ -72,10 +76,7 @@ ACTOR_REFUSED: Mapping[str, str] = {
     "use_fused_kernels": "verl's FSDP engines do not read it",
     "profiler": "only verl's own trainer reads it",
     "qat": ENGINE_REFUSED["qat"],
-    "ulysses_sequence_parallel_size": _PACKED,
-    "pad_to_length": _PACKED,
-    "entropy_from_logits_with_chunking": _PACKED,
-    "entropy_from_logits_chunk_size": _PACKED,
+    **_PACKED_ONLY,
     f"{CORRECTION}.rollout_is_batch_normalize": "weights must not depend on how a batch is split",
     f"{CORRECTION}.rollout_rs": 'rejection is not supported; rollout_is_threshold = "0.5_2.0" gives others weight 0',
     f"{CORRECTION}.rollout_rs_threshold": "rejection is not supported",
@@ -232,7 +233,8 @@ def _problems(
     elif name in refused:
         yield _problem(table, name, f"{whole} is not supported: {refused[name]}")
     elif name not in known:
-        yield _problem(table, name, f"verl has no {whole}", _nearest(table, name, known))
+        choices = f"{table} takes {', '.join(sorted(known))}"
+        yield _problem(table, name, f"verl has no {whole}", nearest(name, known) or choices)
     elif not known[name](value):
         yield _problem(table, name, f"{whole} = {shown(value)} is not a value that it takes")
 
@@ -251,12 +253,6 @@ def _useless(name: str, section: AlgorithmSection) -> str:
 def _readers(name: str) -> str:
     losses = [loss for loss, its in LOSSES.items() if name in its.reads]
     return f"losses that read it: {', '.join(losses)}"
-
-
-def _nearest(table: str, name: str, known: Iterable[str]) -> str:
-    choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, 1)
-    return f"did you mean {near[0]}?" if near else f"{table} takes {', '.join(choices)}"
 
 
 def _problem(table: str, name: str, text: str, hint: str | None = None) -> Problem:

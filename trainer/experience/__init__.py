@@ -1,1 +1,1 @@
-"""Experiences as the trainer takes them: reading batches, choosing samples, arrays. Free of torch."""
+"""Experiences as the trainer takes them: reading batches and choosing samples. Free of torch."""

@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syncd.errors import ConfigError
 from syncd.protocol.version import Pair
@@ -14,44 +13,28 @@ from trainer.experience.pool import GroupPool, RolloutGroup, files_of, group_doc
 from trainer.experience.staleness import Staleness
 from trainer.experience.store import ExperienceReader
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSettings:
-    """Settings of strategies that read experiences.
-
-    Args:
-        group_size: Rollouts of a whole group.
-        groups: Groups of one training step.
-        staleness: What happens to old experiences.
-        group_timeout: Seconds that a group may wait for its other rollouts before it is dropped.
-        max_waiting: Rollouts in whole groups above which no more batches are read; they wait on disk.
-    """
-
-    group_size: int
-    groups: int
-    staleness: Staleness = field(default_factory=Staleness)
-    group_timeout: float = 600.0
-    max_waiting: int = 4096
-
-    def __post_init__(self) -> None:
-        """Refuse invalid settings.
-
-        Raises:
-            ConfigError: A field is out of range.
-        """
-        if min(self.group_size, self.groups) < 1 or not self.group_timeout > 0:
-            raise ConfigError("group_size, groups and group_timeout of a sample strategy must be positive")
-        if self.max_waiting < self.group_size * self.groups:
-            raise ConfigError(f"max_waiting {self.max_waiting} is less than one training step takes")
+if TYPE_CHECKING:
+    from syncd.jobfile.sections import DataSection
 
 
 class Fifo(SampleStrategy):
-    """Returns the oldest whole groups first."""
+    """Returns the oldest whole groups first.
+
+    Args:
+        reader: Reads the experiences.
+        sampling: The sizes of groups and batches, and how long and how many rollouts may wait.
+        staleness: What happens to old experiences.
+
+    Raises:
+        ConfigError: Fewer rollouts may wait than one step takes.
+    """
 
     KIND = "fifo"
 
-    def __init__(self, reader: ExperienceReader, sampling: SampleSettings) -> None:
-        self.reader, self.sampling = reader, sampling
+    def __init__(self, reader: ExperienceReader, sampling: "DataSection", staleness: Staleness) -> None:
+        if sampling.max_waiting < sampling.group_size * sampling.groups:
+            raise ConfigError(f"max_waiting {sampling.max_waiting} is less than one training step takes")
+        self.reader, self.sampling, self.staleness = reader, sampling, staleness
         self.counts: Counter[str] = Counter()
         self._pool = GroupPool(sampling.group_size, self.counts)
         self._ages: list[int] = []
@@ -78,7 +61,7 @@ class Fifo(SampleStrategy):
 
     def batch(self, groups: Sequence[RolloutGroup], now: Pair) -> Batch:
         """Return the batch of groups."""
-        staleness = self.sampling.staleness
+        staleness = self.staleness
         experiences = tuple(experience for group in groups for experience in group.experiences)
         origins: tuple[Origin, ...] = tuple(origin for group in groups for origin in group.origins)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -146,7 +129,7 @@ class Fifo(SampleStrategy):
 
     def _drop(self, now: Pair) -> None:
         pool, sampling, at = self._pool, self.sampling, self.reader.clock.monotonic()
-        pool.drop("stale", lambda group: sampling.staleness.is_stale(group.experiences, now))
+        pool.drop("stale", lambda group: self.staleness.is_stale(group.experiences, now))
         pool.drop(
             "incomplete",
             lambda group: not pool.is_whole(group) and at - group.since >= sampling.group_timeout,

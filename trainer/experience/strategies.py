@@ -47,7 +47,9 @@ class Replay(SampleStrategy):
     def sample(self, step: int, *, generation: int) -> Batch | None:
         """Return fresh groups and drawn ones after them, None if there are not enough fresh ones."""
         now, sampling = (generation, step), self._fresh.sampling
-        usable = [group for group in self._buffer if not sampling.staleness.is_stale(group.experiences, now)]
+        usable = [
+            group for group in self._buffer if not self._fresh.staleness.is_stale(group.experiences, now)
+        ]
         old = min(int(self._share * sampling.groups), len(usable))
         fresh = self._fresh.pop_groups(sampling.groups - old, now)
         if fresh is None:

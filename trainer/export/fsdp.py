@@ -116,15 +116,11 @@ def _all_tensors(found: Mapping[object, object]) -> bool:
 def _without_warning() -> Iterator[None]:
     """Leave out torch's remark on each tensor that a mesh was unpickled without process groups."""
     logger = logging.getLogger("torch.distributed.device_mesh")
-    logger.addFilter(_nothing)
+    logger.disabled = True
     try:
         yield
     finally:
-        logger.removeFilter(_nothing)
-
-
-def _nothing(_: logging.LogRecord) -> bool:
-    return False
+        logger.disabled = False
 
 
 def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor:

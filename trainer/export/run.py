@@ -18,7 +18,7 @@ from trainer.export.target import (
     staged,
     write_weights,
 )
-from trainer.export.weights import ModelWeights, without_tied
+from trainer.export.weights import ModelWeights, leave_out_tied
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -51,7 +51,9 @@ def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
         raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
     try:
         source = find_source(job, step, full_precision=dtype == "float32")
-        _require_config(source)
+        if CONFIG not in source.companions:
+            text = f"there is no {CONFIG} with the weights, so nobody can load them"
+            raise CorruptDataError(text, path=source.path)
         with staged(job.disk, target) as directory:
             _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
     except OSError as error:
@@ -62,13 +64,6 @@ def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
                 hint=f"syncd pin {job_dir} {step}  # keeps a step",
             ) from error
         raise storage_error(error, target) from error
-
-
-def _require_config(source: ExportSource) -> None:
-    if CONFIG not in source.companions:
-        raise CorruptDataError(
-            f"there is no {CONFIG} with the weights, so nobody can load them", path=source.path
-        )
 
 
 def _fill(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtype | None) -> None:
@@ -88,9 +83,10 @@ def _rewrite(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtyp
         check_file(disk, f"{source.path}/{record.name}", record)
     config = f"{directory}/{CONFIG}"
     content = disk.read(config)
-    weights = source.weights if source.shards else without_tied(source.weights, directory)
-    write_weights(disk, directory, weights, dtype)
-    found = _dtypes(weights, dtype)
+    if not source.shards:
+        leave_out_tied(source.weights, directory)
+    write_weights(disk, directory, source.weights, dtype)
+    found = _dtypes(source.weights, dtype)
     if len(found) == 1:
         disk.replace(config, config_with_dtype(content, source.companions[CONFIG], *found))
 

@@ -74,12 +74,10 @@ def _require_there(job: Job, step: int) -> None:
         raise NotReadyError(f"step {step} is not complete: it is being written", path=job.root)
     if step not in steps:
         raise UsageError(
-            f"there is no step {step}", path=job.root, hint=f"steps that are there: {_shown(steps)}"
+            f"there is no step {step}",
+            path=job.root,
+            hint=f"steps that are there: {', '.join(map(str, steps[-10:])) or 'none'}",
         )
-
-
-def _shown(steps: list[int]) -> str:
-    return ", ".join(map(str, steps[-10:])) or "none"
 
 
 def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) -> ExportSource:
@@ -95,7 +93,9 @@ def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) 
     if (full_precision or not manifest.shards) and has_fsdp_files(disk, training):
         if FULL_CHECKPOINT not in {entry.name for entry in disk.list(path)}:
             raise NotReadyError(f"the full checkpoint of step {manifest.step} is not complete", path=path)
-        return ExportSource(path, FsdpFiles(disk, training), beside or _beside(disk, training), records)
+        return ExportSource(
+            path, FsdpFiles(disk, training), beside or _companions(disk, f"{training}/huggingface"), records
+        )
     weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
     return ExportSource(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
 
@@ -116,17 +116,14 @@ def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
     if not exists(disk, receipts_directory(path)):  # else it is one of ours, on its way
         for directory in (actor, path):
             if has_fsdp_files(disk, directory):
-                return ExportSource(path, FsdpFiles(disk, directory), _beside(disk, directory))
+                return ExportSource(
+                    path, FsdpFiles(disk, directory), _companions(disk, f"{directory}/huggingface")
+                )
         for directory in (f"{actor}/huggingface", actor):
             if shards := [name for name in _files(disk, directory) if name.endswith(_SHARD)]:
                 weights = SafetensorsFiles(disk, [f"{directory}/{name}" for name in sorted(shards)])
                 return ExportSource(path, weights, _companions(disk, directory))
     raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path)
-
-
-def _beside(disk: Disk, directory: str) -> dict[str, str]:
-    """Return config and tokenizer as verl's checkpoint manager leaves them beside the ranks' files."""
-    return _companions(disk, f"{directory}/huggingface")
 
 
 def _companions(disk: Disk, directory: str) -> dict[str, str]:

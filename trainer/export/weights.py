@@ -3,7 +3,7 @@
 import errno
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,9 +25,8 @@ class TensorKind(NamedTuple):
 class ModelWeights(Protocol):
     """The weights of one model, wherever they are."""
 
-    @property
-    def kinds(self) -> Mapping[str, TensorKind]:
-        """Return what each tensor is, by name."""
+    kinds: dict[str, TensorKind]
+    """What each tensor is, by name."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return one whole tensor in main memory, which is all the memory that it takes.
@@ -74,20 +73,8 @@ class SafetensorsFiles:
         return tensor
 
 
-class WithoutTied:
-    """Weights without some names."""
-
-    def __init__(self, weights: ModelWeights, names: set[str]) -> None:
-        self._weights = weights
-        self.kinds = {name: kind for name, kind in weights.kinds.items() if name not in names}
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor."""
-        return self._weights.read(name)
-
-
-def without_tied(weights: ModelWeights, directory: str) -> ModelWeights:
-    """Return the weights without those that repeat another one to which their model ties them.
+def leave_out_tied(weights: ModelWeights, directory: str) -> None:
+    """Remove the weights that repeat another one to which their model ties them.
 
     Args:
         weights: All weights.
@@ -95,8 +82,8 @@ def without_tied(weights: ModelWeights, directory: str) -> ModelWeights:
             own ties nothing here.
     """
     there = [pair for pair in _ties(directory) if weights.kinds.keys() >= set(pair)]
-    again = {alias for name, alias in there if torch.equal(weights.read(name), weights.read(alias))}
-    return WithoutTied(weights, again) if again else weights
+    for alias in {alias for name, alias in there if torch.equal(weights.read(name), weights.read(alias))}:
+        del weights.kinds[alias]
 
 
 def _ties(directory: str) -> Iterator[tuple[str, str]]:

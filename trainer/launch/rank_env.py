@@ -5,10 +5,9 @@ is also run inside a Slurm step. A Slurm job's script, an allocation's shell and
 ranks: there `trainer train` starts its own.
 """
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from syncd.errors import ConfigError
@@ -22,7 +21,9 @@ LISTENING = "TRAINER_LISTENING_FD"
 """Environment variable of rank 0: the descriptor of the socket where ranks meet."""
 
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_VARIABLES = (*_TORCHRUN, "MASTER_ADDR", "MASTER_PORT")
+"""What torch reads, in the order of the fields of `RankEnv`."""
+
 _SLURM = (
     "SLURM_JOB_ID",
     "SLURM_PROCID",
@@ -49,10 +50,11 @@ _MAX_PORT = 65535
 _REAL_STEPS = 1 << 31
 """Slurm numbers batch scripts, interactive shells and its own helpers from above this."""
 
-_ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_LIST = re.compile(rf"{_ITEM.pattern}(?:,{_ITEM.pattern})*")
-_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_RANGE = r"\d+(?:-\d+)?"
+_NUMBERS = rf"\[{_RANGE}(?:,{_RANGE})*\]"
+_ITEM = rf"(?:[^,\[\]]|{_NUMBERS})+"
+_LIST = re.compile(rf"({_ITEM})(?:,{_ITEM})*", re.ASCII)
+_FIRST_NUMBER = re.compile(r"\[(\d+)[^\]]*\]", re.ASCII)
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 
@@ -80,14 +82,8 @@ class RankEnv:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that torch and what is built on it read."""
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": str(self.master_port),
-        }
+        values = astuple(self)[: len(_VARIABLES)]
+        return {name: str(value) for name, value in zip(_VARIABLES, values, strict=True)}
 
 
 def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
@@ -103,19 +99,18 @@ def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
     return RankEnv()
 
 
-def hosts(nodelist: str) -> Iterator[str]:
-    """Yield the hosts of a Slurm node list in its order: `n[08-10,2],x` is n08, n09, n10, n2, x.
+def first_host(nodelist: str) -> str:
+    """Return the first host of a Slurm node list, which runs rank 0: of `n[08-10,2],x` it is n08.
 
     Raises:
         ConfigError: It is not a node list.
     """
-    if not _LIST.fullmatch(nodelist):
+    match = _LIST.fullmatch(nodelist)
+    if match is None:
         raise ConfigError(
             f"not a Slurm node list: {nodelist!r}", hint="set MASTER_ADDR to the host of rank 0"
         )
-    for item in _ITEM.findall(nodelist):
-        parts = [_numbers(part[1]) if part[1] is not None else [part[2]] for part in _PART.finditer(item)]
-        yield from map("".join, itertools.product(*parts))
+    return _FIRST_NUMBER.sub(r"\1", match[1])
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -135,7 +130,7 @@ def tasks_per_node(text: str) -> list[int]:
 def _from_torchrun(environ: Mapping[str, str]) -> RankEnv:
     ours = environ.get(STARTED_BY) == "trainer"
     hint = f"torchrun sets them all; to start alone: unset {' '.join(_TORCHRUN)}"
-    _require(environ, (*_TORCHRUN, *_MEETING), hint)
+    _require(environ, _VARIABLES, hint)
     rank, local_rank, world_size, local_world_size = (_integer(environ, name) for name in _TORCHRUN)
     return RankEnv(
         rank,
@@ -168,7 +163,7 @@ def _from_slurm(environ: Mapping[str, str]) -> RankEnv:
         local_rank=_integer(known, "SLURM_LOCALID"),
         world_size=_integer(known, "SLURM_STEP_NUM_TASKS"),
         local_world_size=tasks[node],
-        master_addr=known.get("MASTER_ADDR") or next(hosts(known["SLURM_STEP_NODELIST"])),
+        master_addr=known.get("MASTER_ADDR") or first_host(known["SLURM_STEP_NODELIST"]),
         master_port=_port(known)
         if known.get("MASTER_PORT")
         else _FIRST_PORT + (job * _STRIDE + step) % _PORTS,
@@ -210,18 +205,3 @@ def _checked(place: RankEnv) -> RankEnv:
         shown = ", ".join(f"{name}={value}" for name, value in list(place.variables().items())[:4])
         raise ConfigError(f"no rank can be {shown}", hint="ranks count from 0")
     return place
-
-
-def _numbers(text: str) -> list[str]:
-    """Return the numbers in brackets, each as wide as the first of its range."""
-    found = [_RANGE.fullmatch(item) for item in text.split(",")]
-    if not all(found):
-        raise ConfigError(
-            f"not a range of a Slurm node list: [{text}]", hint="set MASTER_ADDR to the host of rank 0"
-        )
-    return [
-        f"{number:0{len(match[1])}d}"
-        for match in found
-        if match
-        for number in range(int(match[1]), int(match[2] or match[1]) + 1)
-    ]

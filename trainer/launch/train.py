@@ -1,17 +1,23 @@
-"""`trainer train`: starts the ranks of this machine, or is one rank under torchrun or srun."""
+"""`trainer train`: starts the ranks of this machine, or is one rank under torchrun or srun.
+
+The program of a rank that it starts is `python -m trainer.launch.train MODULE:FUNCTION JOB`.
+"""
 
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Collection
 
-from syncd.errors import UsageError
+from syncd.console import print_error
+from syncd.errors import SyncdError, UsageError, storage_error
+from syncd.extras import not_installed
 from trainer.config import job_config
 from trainer.config.model import JobConfig
 from trainer.launch.machine import count_ranks
 from trainer.launch.rank_env import RankEnv, read_rank_env
 from trainer.launch.supervisor import start_ranks
-from trainer.stopping import end_at_once
+from trainer.stopping import INTERRUPTED, end_at_once
 
 RUN = "trainer.run:run_rank"
 """The function that is one rank: `(config: JobConfig, place: Place) -> int`, imported when it is called."""
@@ -55,5 +61,33 @@ def _start(config: JobConfig, nproc: int | None, run: str, allowed: Collection[s
     settled = job_config.enter_job_dir(config, allowed)
     count = count_ranks(nproc or settled.trainer.nproc, settled.engine.device, os.environ)
     # The directory is for people who read a list of processes.
-    command = [sys.executable, "-m", "trainer.launch.rank", run, settled.job.dir]
+    command = [sys.executable, "-m", "trainer.launch.train", run, settled.job.dir]
     return start_ranks(command, count, {**os.environ, HANDED: settled.model_dump_json()})
+
+
+def main(run: str) -> int:
+    """Run this rank and return its exit code; errors are printed as the command line prints them."""
+    config = JobConfig.model_validate_json(os.environ[HANDED])
+    try:
+        return run_here(config, read_rank_env(os.environ), run)
+    except SyncdError as error:
+        return _print_error(error)
+    except OSError as error:
+        return _print_error(storage_error(error, config.job.dir))
+    except ModuleNotFoundError as error:
+        if missing := not_installed(error, "trainer"):
+            return _print_error(missing)
+        raise
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _print_error(error: SyncdError) -> int:
+    if os.environ.get("SYNCD_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    print_error(error)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,32 +36,28 @@ class MLflow:
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, {"tracking_uri": str, "experiment": str}, "mlflow")
         self._run = run
-        self._client: MlflowClient | None = None
-        self._id = ""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of a step."""
-        client, now = self._opened(), time.time_ns() // 1_000_000
-        client.log_batch(
-            self._id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()]
-        )
+        (client, run_id), now = self._opened, time.time_ns() // 1_000_000
+        client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Log rollouts as an artifact."""
+        client, run_id = self._opened
         rows = [asdict(rollout) for rollout in rollouts]
-        self._opened().log_dict(self._id, {"step": step, "rollouts": rows}, f"rollouts/{step:08d}.json")
+        client.log_dict(run_id, {"step": step, "rollouts": rows}, f"rollouts/{step:08d}.json")
 
     def close(self) -> None:
         """Mark the run as finished."""
-        if self._client is not None:
-            self._client.set_terminated(self._id)
+        if "_opened" in vars(self):
+            client, run_id = self._opened
+            client.set_terminated(run_id)
 
-    def _opened(self) -> MlflowClient:
-        if self._client is None:
-            client = MlflowClient(tracking_uri=_uri(self._run))
-            self._id = _run_id(client, self._run)
-            self._client = client
-        return self._client
+    @cached_property
+    def _opened(self) -> tuple[MlflowClient, str]:
+        client = MlflowClient(tracking_uri=_uri(self._run))
+        return client, _run_id(client, self._run)
 
 
 def _uri(run: MonitoredRun) -> str:

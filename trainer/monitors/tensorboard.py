@@ -5,6 +5,7 @@ Options: `dir`, JOB/monitors/tensorboard unless given. After a resume TensorBoar
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata  # type: ignore[import-untyped]
@@ -28,7 +29,6 @@ class TensorBoard:
         check_options(run.options, {"dir": str}, "tensorboard")
         self._directory = run.options.get("dir") or monitor_directory(run.directory, "tensorboard")
         self._resumed_from = run.resumed_from
-        self._opened: EventFileWriter | None = None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Write the metrics of a step."""
@@ -40,19 +40,18 @@ class TensorBoard:
 
     def close(self) -> None:
         """Write out what is left."""
-        if self._opened is not None:
+        if "_opened" in vars(self):
             self._opened.close()
 
     def _add(self, step: int, values: list[Summary.Value]) -> None:
-        self._writer().add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._opened.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    def _writer(self) -> EventFileWriter:
-        if self._opened is None:
-            self._opened = EventFileWriter(self._directory, flush_secs=FLUSH_SECONDS)
-            start = SessionLog(status=SessionLog.START)
-            event = Event(wall_time=time.time(), step=self._resumed_from + 1, session_log=start)
-            self._opened.add_event(event)
-        return self._opened
+    @cached_property
+    def _opened(self) -> EventFileWriter:
+        writer = EventFileWriter(self._directory, flush_secs=FLUSH_SECONDS)
+        start = SessionLog(status=SessionLog.START)
+        writer.add_event(Event(wall_time=time.time(), step=self._resumed_from + 1, session_log=start))
+        return writer
 
 
 def _text(tag: str, text: str) -> Summary.Value:

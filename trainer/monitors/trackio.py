@@ -7,6 +7,7 @@ of the same name. trackio reads its directory from the environment once, when it
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import cached_property
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -35,30 +36,29 @@ class Trackio:
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "trackio")
         self._run = run
-        self._opened: TrackioRun | None = None
         default = os.environ.get("TRACKIO_DIR") or monitor_directory(run.directory, "trackio")
         self._directory: str = run.options.get("dir") or default
         os.environ["TRACKIO_DIR"] = self._directory
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of a step."""
-        self._trackio().log(dict(metrics), step=step)
+        self._opened.log(dict(metrics), step=step)
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Log rollouts as a table."""
         rows = [list(asdict(rollout).values()) for rollout in rollouts]
         table = self._library().Table(columns=COLUMNS, data=rows)
-        self._trackio().log({"rollouts": table}, step=step)
+        self._opened.log({"rollouts": table}, step=step)
 
     def close(self) -> None:
         """Finish the run."""
-        if self._opened is not None:
+        if "_opened" in vars(self):
             self._opened.finish()  # type: ignore[no-untyped-call]
 
-    def _trackio(self) -> "TrackioRun":
-        if self._opened is None:
-            self._opened = self._library().init(**self._arguments())
-        return self._opened
+    @cached_property
+    def _opened(self) -> "TrackioRun":
+        run: TrackioRun = self._library().init(**self._arguments())
+        return run
 
     def _library(self) -> ModuleType:
         import trackio  # noqa: PLC0415 -- after its directory is known

@@ -7,6 +7,7 @@ A restart continues in the same run, whose id is kept in JOB/monitors/id. Curves
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import cached_property
 from typing import Any
 
 import wandb
@@ -28,30 +29,29 @@ class WandB:
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "wandb")
         self._run = run
-        self._opened: wandb.Run | None = None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of a step."""
-        self._wandb().log({"step": step, **metrics})
+        self._opened.log({"step": step, **metrics})
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         """Log rollouts as a table."""
         rows = [list(asdict(rollout).values()) for rollout in rollouts]
-        self._wandb().log({"step": step, "rollouts": wandb.Table(columns=COLUMNS, data=rows)})
+        self._opened.log({"step": step, "rollouts": wandb.Table(columns=COLUMNS, data=rows)})
 
     def close(self) -> None:
         """Finish the run."""
-        if self._opened is not None:
+        if "_opened" in vars(self):
             self._opened.finish()
             wandb.teardown()  # only then has W&B's own process written all of the file
 
-    def _wandb(self) -> wandb.Run:
-        if self._opened is None:
-            self._opened = wandb.init(**self._arguments())
-            # W&B's own step cannot go back; this axis can, and a resume that repeats steps loses none.
-            self._opened.define_metric("step", hidden=True)
-            self._opened.define_metric("*", step_metric="step")
-        return self._opened
+    @cached_property
+    def _opened(self) -> wandb.Run:
+        run = wandb.init(**self._arguments())
+        # W&B's own step cannot go back; this axis can, and a resume that repeats steps loses none.
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step")
+        return run
 
     def _arguments(self) -> dict[str, Any]:
         options = dict(self._run.options)

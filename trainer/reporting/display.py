@@ -63,9 +63,9 @@ class Progress:
         return cls(figures, _display(config.monitor.progress, figures))
 
     def update(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the metrics of a step; those that are missing keep their last value."""
+        """Record the metrics of a step; those that are missing keep their last value."""
         now = self._clock()
-        self._figures.take(metrics, step, now)
+        self._figures.update(metrics, step, now)
         self._attempt(lambda display: display.changed(now))
 
     def note(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """The metrics of a run that people see, as text; pure functions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _SMOOTH = 0.2
@@ -28,8 +28,8 @@ class RunFigures:
     values: dict[str, float] = field(default_factory=dict)
     pace: float = 0.0
 
-    def take(self, metrics: Mapping[str, float], step: int, now: float) -> None:
-        """Take the metrics of a step."""
+    def update(self, metrics: Mapping[str, float], step: int, now: float) -> None:
+        """Record the metrics of a step."""
         self.values.update(metrics)
         if step <= self.step:
             return
@@ -43,10 +43,9 @@ class RunFigures:
             return None
         return max(self.total - self.step, 0) * self.pace
 
-    def tokens_a_second(self) -> float | None:
-        """Return the tokens trained on in a second of a step."""
-        tokens, seconds = self.values.get("train/tokens"), self.values.get("time/step", self.pace)
-        return None if tokens is None or seconds <= 0 else tokens / seconds
+
+Show = Callable[[RunFigures], str]
+"""Returns a fact as text, empty if it is not known."""
 
 
 def head(figures: RunFigures) -> list[Fact]:
@@ -56,55 +55,10 @@ def head(figures: RunFigures) -> list[Fact]:
     return [("step", f"{figures.step}{of}"), *([] if left is None else [("ETA", span(left))])]
 
 
-def learning(figures: RunFigures) -> list[Fact]:
-    """Return what is learnt."""
-    return _present(
-        ("reward", _reward(figures)),
-        ("loss", _first(figures, "actor/pg_loss", "sft/loss")),
-        ("kl", _first(figures, "actor/kl_loss", "actor/ppo_kl")),
-        ("entropy", _first(figures, "actor/entropy")),
-        ("grad", _first(figures, "actor/grad_norm")),
-        ("length", _first(figures, "response/length_mean")),
-    )
-
-
-def speed(figures: RunFigures) -> list[Fact]:
-    """Return what takes how long."""
-    rate = figures.tokens_a_second()
-    return _present(
-        ("tokens/s", "" if rate is None else short(rate)),
-        ("step", _seconds(figures, "time/step")),
-        ("train", _seconds(figures, "time/train_step")),
-        ("wait", _seconds(figures, "time/sample_wait")),
-        ("sync", _seconds(figures, "time/sync_weight")),
-        ("save", _seconds(figures, "time/save_checkpoint")),
-    )
-
-
-def traffic(figures: RunFigures) -> list[Fact]:
-    """Return what goes out to explorers and what comes back."""
-    return _present(
-        ("version", _count(figures, "sync/step")),
-        ("syncs", _count(figures, "sync/count")),
-        ("saved", _count(figures, "save/step")),
-        ("waiting", _count(figures, "experience/waiting")),
-        ("age", _age(figures)),
-    )
-
-
-def trouble(figures: RunFigures) -> list[Fact]:
-    """Return what went wrong, if anything did."""
-    return _present(
-        ("failed syncs", _positive(figures, "sync/failures")),
-        ("dropped", _positive(figures, "experience/dropped")),
-        ("rejected", _positive(figures, "experience/rejected")),
-        ("monitor failures", _positive(figures, "monitor/failures")),
-    )
-
-
 def groups(figures: RunFigures) -> list[list[Fact]]:
     """Return all that belongs below the first line, what is not known left out."""
-    return [group for group in (part(figures) for part in (learning, speed, traffic, trouble)) if group]
+    found = ([(label, text) for label, show in group if (text := show(figures))] for group in _GROUPS)
+    return [group for group in found if group]
 
 
 def short(value: float) -> str:
@@ -127,14 +81,6 @@ def span(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _present(*facts: Fact) -> list[Fact]:
-    return [fact for fact in facts if fact[1]]
-
-
-def _first(figures: RunFigures, *names: str) -> str:
-    return next((f"{figures.values[name]:.3g}" for name in names if name in figures.values), "")
-
-
 def _reward(figures: RunFigures) -> str:
     mean, spread = (figures.values.get(f"reward/{name}") for name in ("mean", "std"))
     if mean is None:
@@ -149,15 +95,52 @@ def _age(figures: RunFigures) -> str:
     return f"{mean:.1f}" if most is None else f"{mean:.1f} (max {most:.0f})"
 
 
-def _seconds(figures: RunFigures, name: str) -> str:
-    value = figures.values.get(name)
-    return "" if value is None else span(value)
+def _tokens_a_second(figures: RunFigures) -> str:
+    """Return the tokens trained on in a second of a step."""
+    tokens, seconds = figures.values.get("train/tokens"), figures.values.get("time/step", figures.pace)
+    return "" if tokens is None or seconds <= 0 else short(tokens / seconds)
 
 
-def _count(figures: RunFigures, name: str) -> str:
-    value = figures.values.get(name)
-    return "" if value is None else f"{value:.0f}"
+def _first(show: Callable[[float], str], *names: str) -> Show:
+    """Return what shows the first of the metrics that a run has."""
+    return lambda figures: next((show(figures.values[name]) for name in names if name in figures.values), "")
 
 
-def _positive(figures: RunFigures, name: str) -> str:
-    return _count(figures, name) if figures.values.get(name, 0) > 0 else ""
+def _positive(value: float) -> str:
+    return f"{value:.0f}" if value > 0 else ""
+
+
+_NUMBER, _COUNT = "{:.3g}".format, "{:.0f}".format
+
+_GROUPS: Sequence[Sequence[tuple[str, Show]]] = (
+    (  # what is learnt
+        ("reward", _reward),
+        ("loss", _first(_NUMBER, "actor/pg_loss", "sft/loss")),
+        ("kl", _first(_NUMBER, "actor/kl_loss", "actor/ppo_kl")),
+        ("entropy", _first(_NUMBER, "actor/entropy")),
+        ("grad", _first(_NUMBER, "actor/grad_norm")),
+        ("length", _first(_NUMBER, "response/length_mean")),
+    ),
+    (  # what takes how long
+        ("tokens/s", _tokens_a_second),
+        ("step", _first(span, "time/step")),
+        ("train", _first(span, "time/train_step")),
+        ("wait", _first(span, "time/sample_wait")),
+        ("sync", _first(span, "time/sync_weight")),
+        ("save", _first(span, "time/save_checkpoint")),
+    ),
+    (  # what goes out to explorers and what comes back
+        ("version", _first(_COUNT, "sync/step")),
+        ("syncs", _first(_COUNT, "sync/count")),
+        ("saved", _first(_COUNT, "save/step")),
+        ("waiting", _first(_COUNT, "experience/waiting")),
+        ("age", _age),
+    ),
+    (  # what went wrong, if anything did
+        ("failed syncs", _first(_positive, "sync/failures")),
+        ("dropped", _first(_positive, "experience/dropped")),
+        ("rejected", _first(_positive, "experience/rejected")),
+        ("monitor failures", _first(_positive, "monitor/failures")),
+    ),
+)
+"""The lines below the first one: each fact's label and what shows it."""

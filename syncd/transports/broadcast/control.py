@@ -8,7 +8,7 @@ received, writes whether the round counts. The explorer's side is in `membership
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from syncd.client.client import Client, guarded
@@ -71,7 +71,7 @@ class BroadcastSide:
         others = {key: value for key, value in own.info.items() if key not in (TAKES_PART, GPU)}
         taken: dict[str, Any] = {} if backend is None else {TAKES_PART: backend}
         if backend is not None and gpu is not None:
-            taken[GPU] = gpu.document()
+            taken[GPU] = asdict(gpu)
         own.change(info=others | taken)
 
     @guarded
@@ -221,7 +221,7 @@ class BroadcastControl(BroadcastSide):
     def open_round(self, opened: Round) -> None:
         """Publish that a broadcast begins."""
         own = self._client.own("trainer", "a round")
-        own.change(info={**own.info, KEY: opened.document()})
+        own.change(info={**own.info, KEY: asdict(opened)})
 
     @guarded
     def wait_received(
@@ -249,9 +249,9 @@ class BroadcastControl(BroadcastSide):
         own = self._client.own("trainer", "a round")
         if checksum is not None:
             ended = replace(ended, state=COMMITTED, checksum=checksum)
-            own.change(info={**own.info, KEY: ended.document()})
+            own.change(info={**own.info, KEY: asdict(ended)})
         else:
-            own.try_change(info={**own.info, KEY: replace(ended, state=FAILED).document()})
+            own.try_change(info={**own.info, KEY: asdict(replace(ended, state=FAILED))})
 
     def _asks(self, only: Collection[str] | None) -> dict[str, int] | None:
         """Return the ask of each living explorer, None while one of them does not ask."""

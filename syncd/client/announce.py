@@ -22,7 +22,7 @@ _CACHED = 240
 """Polls for which a mount may still show a step that is gone: a minute on a network mount."""
 
 
-class StepPublisher:
+class StepAnnouncer:
     """Publishes the steps of one process.
 
     Args:

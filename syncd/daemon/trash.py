@@ -1,0 +1,268 @@
+"""The trash: moves steps and attempts there, puts back what somebody reads, and deletes the rest after its grace.
+
+Retention decides which steps go, `removals` in which order. A deposed leader fails on the server. docs/protocol.md
+lists every place that deletes in a job.
+"""
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from syncd.daemon.leases import Claims, Dead, read_claims
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import MISSING, Clock, Disk, exists, list_if_there, remove_tree
+from syncd.protocol.layout import FULL_CHECKPOINT, Job
+from syncd.protocol.leadership import Term, is_private, parse_token
+from syncd.protocol.manifest import read_manifest
+from syncd.protocol.presence import Presences
+from syncd.protocol.step import Step
+from syncd.protocol.version import read_marker
+
+
+class Emptied(NamedTuple):
+    """What one emptying of the trash did: entries and files that were deleted, and entries that are left."""
+
+    entries: int = 0
+    files: int = 0
+    left: int = 0
+
+
+class Trash:
+    """The trash of one term.
+
+    Args:
+        job: The job.
+        term: The leadership that fences every move.
+        clock: This host's clock.
+        presences: Reads presences; not for another thread.
+    """
+
+    def __init__(self, job: Job, term: Term, clock: Clock, presences: Presences) -> None:
+        self._job, self._term, self._clock, self._presences = job, term, clock, presences
+        self._trashed_at: dict[str, float] = {}
+
+    def remove(self, steps: Iterable[Step], dead: Dead) -> dict[int, str | OSError]:
+        """Move steps to the trash, except those that have been leased, pinned or made a full checkpoint meanwhile.
+
+        Leases and pins are read once before the first rename and once again after the last: a lease that came in
+        between puts its step back, so a reader that wrote its lease and then found the manifest keeps its step. The
+        second reading begins after every rename of this call, which is all that it has to; read for each step by
+        itself, the presences of thousands of explorers would take longer than all else.
+
+        Args:
+            steps: The steps.
+            dead: Whose leases are void. One that beats again is alive.
+
+        Returns:
+            By step: why it was left in place, empty where it was moved; the error where it cannot be moved, or where
+            nobody knows who reads it.
+
+        Raises:
+            FencedError: A newer leader has moved over.
+            OSError: Nobody knows who reads what; nothing was moved.
+        """
+        claims = read_claims(self._job, dead, self._presences)
+        moved: dict[str, Step] = {}
+        found: dict[int, str | OSError] = {}
+        try:
+            for step in steps:
+                found[step.step] = self._move_to_trash(step, claims, moved)
+        finally:
+            found.update(self._check_again(moved, dead))
+        return found
+
+    def _move_to_trash(self, step: Step, claims: Claims, moved: dict[str, Step]) -> str | OSError:
+        name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
+        try:
+            if step.is_attempt:
+                return "" if self.remove_attempt(step) else "it is there no longer"
+            if reason := self._claimed(step, f"{self._job.root}/{step.directory}", claims):
+                return reason
+            self._trashed_at[name] = self._clock.monotonic()
+            self._term.move_to_trash(f"{self._job.root}/{step.directory}", name)
+        except OSError as error:
+            self._trashed_at.pop(name, None)
+            return error
+        moved[name] = step
+        return ""
+
+    def _check_again(self, moved: Mapping[str, Step], dead: Dead) -> dict[int, str | OSError]:
+        """Put back what is claimed now, and what may be claimed because the claims cannot be read."""
+        if not moved:
+            return {}
+        found: dict[int, str | OSError] = {}
+        claims: Claims | OSError
+        try:
+            claims = read_claims(self._job, dead, self._presences)
+        except OSError as error:
+            claims = error
+        for name, step in moved.items():
+            reason = claims if isinstance(claims, OSError) else self._claimed_in_trash(step, name, claims)
+            is_back = bool(reason) and put_back(self._job, f"{self._term.trash}/{name}", step.directory)
+            found[step.step] = reason if is_back or isinstance(reason, OSError) else ""
+        return found
+
+    def _claimed_in_trash(self, step: Step, name: str, claims: Claims) -> str | OSError:
+        try:
+            return self._claimed(step, f"{self._term.trash}/{name}", claims)
+        except OSError as error:
+            return error
+
+    def remove_attempt(self, attempt: Step) -> bool:
+        """Move an attempt that nobody will seal to the trash; return whether it was still there.
+
+        Nobody reads one, so it is deleted when the trash is emptied next, without a grace time.
+
+        Raises:
+            FencedError: A newer leader has moved over.
+        """
+        name = f"attempt-{uuid.uuid4().hex}"
+        self._trashed_at[name] = float("-inf")
+        try:
+            self._term.move_to_trash(f"{self._job.root}/{attempt.directory}", name)
+        except OSError as error:
+            self._trashed_at.pop(name, None)
+            if not isinstance(error, MISSING):
+                raise
+            return False  # it has become the step, or its writer has removed it
+        return True
+
+    def empty(self, grace: float, dead: Dead) -> Emptied:
+        """Delete what has been in the trash for `grace` seconds of this clock; what cannot go yet stays for later.
+
+        A step that somebody reads is put back: the leader that moved it may have died before it looked at the
+        leases again.
+
+        Args:
+            grace: Seconds that removed steps stay.
+            dead: As for `remove`.
+        """
+        entries = files = left = 0
+        for entry in list_if_there(self._job.disk, self._term.trash):
+            path = f"{self._term.trash}/{entry.name}"
+            inherited = entry.name not in self._trashed_at
+            since = self._trashed_at.setdefault(entry.name, self._clock.monotonic())
+            due = self._clock.monotonic() - since >= grace
+            if ((inherited or due) and _is_rescued(self._job, path, dead)) or not due:
+                left += 1
+                continue
+            try:
+                files += remove_tree(self._job.disk, path)
+            except OSError:
+                left += 1  # a reader on this host holds a file open, or the mount is in trouble
+            else:
+                entries += 1
+                self._trashed_at.pop(entry.name, None)
+        return Emptied(entries, files, left)
+
+    def _claimed(self, step: Step, path: str, claims: Claims) -> str:
+        return claims.why(step.step) or (self._changed(step, path) if step.is_native else None) or ""
+
+    def _changed(self, step: Step, path: str) -> str | None:
+        """Return how a step has changed since it was examined, which may be long ago; None if it has not."""
+        if _digest_at(self._job.disk, path) != step.digest:
+            return "it has been written again"
+        if not step.full and FULL_CHECKPOINT in {entry.name for entry in list_if_there(self._job.disk, path)}:
+            return "it has become a full checkpoint"
+        if read_marker(self._job.disk, self._job.marker).step == step.step:
+            return "the trainer has announced it"
+        tracker = read_marker(self._job.disk, self._job.tracker)
+        if tracker.step == step.step or (tracker.unreadable and step.full):
+            return "the trainer resumes from it, or may do so"
+        return None
+
+
+def _digest_at(disk: Disk, path: str) -> str:
+    """Return the digest of the manifest in a step's directory, empty where there is none that can be read."""
+    try:
+        disk.refresh(path)
+        return read_manifest(disk, path).digest
+    except (*MISSING, CorruptDataError):
+        return ""
+
+
+class Leftovers:
+    """Empties the trash of dead leaders whose place is free, on a full disk, before the claim that needs room.
+
+    A candidate that empties it leads nothing and fences nobody, so it must do no harm to a leader that was only
+    silent:
+
+    - It deletes nothing that it has not seen in the trash for the whole grace time.
+    - It puts back a step that anybody leases or pins, as a leader does. Whoever has a presence counts as alive.
+    - It renames an entry before it deletes it. A leader that wakes up and wants to put that step back no longer finds
+      it, so no half-deleted step is ever put back.
+
+    Args:
+        job: The job.
+        clock: This host's clock.
+    """
+
+    def __init__(self, job: Job, clock: Clock) -> None:
+        self._job, self._clock = job, clock
+        self._since: dict[str, float] = {}
+
+    def empty(self, highest: int, grace: float) -> int:
+        """Delete what earlier leaders have left, and return how many files; what must wait stays for later.
+
+        Args:
+            highest: The highest term whose place was seen to be free.
+            grace: Seconds that removed steps stay, from when this process sees them first.
+        """
+        there = self._entries(highest)
+        now = self._clock.monotonic()  # after the listing: no entry is older than its first sighting
+        self._since = {path: self._since.get(path, now) for path in there}
+        return sum(self._delete(path) for path in there if now - self._since[path] >= grace)
+
+    def _entries(self, highest: int) -> list[str]:
+        trash = self._job.trash
+        terms = [entry.name for entry in list_if_there(self._job.disk, trash) if entry.kind == "directory"]
+        old = [name for name in terms if 0 < (parse_token(name) or 0) <= highest]
+        return [path for name in old for path in self._in_trash(f"{trash}/{name}")]
+
+    def _in_trash(self, trash: str) -> Iterator[str]:
+        """Yield the entries of a term's trash: those of its claim, and those that earlier releases put beside it."""
+        for entry in list_if_there(self._job.disk, trash):
+            if is_private(entry):
+                yield from self._in_trash(f"{trash}/{entry.name}")
+            else:
+                yield f"{trash}/{entry.name}"
+
+    def _delete(self, path: str) -> int:
+        try:
+            if _is_rescued(self._job, path, {}):
+                return 0
+            mine = f"{path.rpartition('/')[0]}/dead-{uuid.uuid4().hex[:8]}"
+            self._job.disk.rename(path, mine)
+            return remove_tree(self._job.disk, mine)
+        except OSError:
+            return 0  # somebody else was faster, or it cannot be deleted yet
+
+
+def _is_rescued(job: Job, path: str, dead: Dead) -> bool:
+    """Put an entry of the trash back if it is a step that somebody leases or pins.
+
+    Returns:
+        Whether it must not be deleted: it is back, or nobody knows who reads it.
+    """
+    directory, _, number = path.rpartition("/")[2].rpartition(".")[0].rpartition(".")
+    if not directory or not number.isdecimal() or exists(job.disk, f"{job.root}/{directory}"):
+        return False
+    try:
+        if read_claims(job, dead).why(int(number)) is None:
+            return False
+    except OSError:
+        return True
+    put_back(job, path, directory)
+    return True
+
+
+def put_back(job: Job, path: str, directory: str) -> bool:
+    """Rename an entry of the trash to its step directory; return whether that succeeded."""
+    try:
+        job.disk.rename(path, f"{job.root}/{directory}")
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):  # after a power cut the next leader finds it in the trash, and leased
+        job.disk.sync_directory(job.root)
+    return True
