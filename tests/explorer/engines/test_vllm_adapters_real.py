@@ -10,6 +10,7 @@ import pytest
 from support import small_qwen
 from support.engine_process import python_of
 from support.hook_contract import HookContract, load
+from support.probe_contract import AnswersProbes
 from support.real_bed import CLOSE, LIMIT, asked, seed_of, told
 from support.targets import target_of
 from support.vllm_process import VllmRealBed, vllm
@@ -33,7 +34,10 @@ class AdapterRealBed(VllmRealBed):
         "reopen": "an adapter that is loaded is whole, whether it was committed or not",
         "pause": "nothing is ever paused for an adapter",
         "shards": "an adapter is one file",
+        "cache": "each version has its own name, and the cache keeps names apart",
+        "label without load": "nothing makes real vLLM list an adapter that it has not",
     }
+    dtype = None
 
     def __enter__(self):
         for name in self.listed():
@@ -58,10 +62,13 @@ class AdapterRealBed(VllmRealBed):
         label = self.open().current_version().label
         return label == (target and target.label) and self.is_far(target) < CLOSE
 
+    def model(self, target):
+        if target is None:
+            return small_qwen.model_of(0)
+        return small_qwen.model_with_adapter(seed_of(target.version.pair))
+
     def is_far(self, target):
-        model = small_qwen.model_of(0)
-        if target is not None:
-            model = small_qwen.model_with_adapter(seed_of(target.version.pair))
+        model = self.model(target)
         name = "policy" if target is None else f"policy-{target.label}"
         prompt = list(range(10, 110))
         choice = self.completed(prompt, 8, model=name, logprobs=1, return_token_ids=True)
@@ -90,7 +97,7 @@ def bed(engine, tmp_path):
         yield bed
 
 
-class TestContract(HookContract):
+class TestContract(AnswersProbes, HookContract):
     bed_type = AdapterRealBed
 
     @pytest.fixture
