@@ -97,12 +97,12 @@ class CompletionsProbe(ServerProbe):
     Args:
         server: The server.
         model: The adapter that answers; None for the model itself.
-        block_size: How many tokens a block of its cache has, as far as that is known.
+        block_size: How many tokens a block of its cache has, 0 if that is not known.
     """
 
     _path = "/v1/completions"
 
-    def __init__(self, server: HttpClient, model: str | None = None, block_size: int | None = None) -> None:
+    def __init__(self, server: HttpClient, model: str | None = None, block_size: int = 0) -> None:
         super().__init__(server, block_size or _BLOCK)
         self._model: Mapping[str, object] = {} if model is None else {"model": model}
 
