@@ -142,30 +142,22 @@ def unescape(command: click.Command) -> click.Command:
     return command
 
 
-class Guard:
-    """The callback of a parameter that refuses values that are invalid for every command.
-
-    Args:
-        callback: The previous callback of the parameter.
-    """
-
-    def __init__(self, callback: Callable[[click.Context, click.Parameter, Any], Any] | None) -> None:
-        self._callback = callback
-
-    def __call__(self, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        """Return the value of the parameter."""
-        for one in value if isinstance(value, tuple) else (value,):
-            if problem := _problem(one, is_path=isinstance(param.type, click.Path)):
-                raise click.BadParameter(problem, ctx, param)
-        return self._callback(ctx, param, value) if self._callback else value
-
-
 def guard(command: click.Command) -> click.Command:
     """Return a command that refuses invalid values of all its parameters as wrong usage."""
     for param in command.params:
-        if not isinstance(param.callback, Guard):
-            param.callback = Guard(param.callback)
+        if getattr(param.callback, "func", None) is not _checked:
+            param.callback = functools.partial(_checked, param.callback)
     return command
+
+
+def _checked(
+    callback: Callable[..., Any] | None, ctx: click.Context, param: click.Parameter, value: Any
+) -> Any:
+    """Return the value of a parameter, as its own callback has it; refuse one that is invalid for every command."""
+    for one in value if isinstance(value, tuple) else (value,):
+        if problem := _problem(one, is_path=isinstance(param.type, click.Path)):
+            raise click.BadParameter(problem, ctx, param)
+    return callback(ctx, param, value) if callback else value
 
 
 def _problem(value: object, *, is_path: bool) -> str:

@@ -11,7 +11,7 @@ _NAMES = {
     "TrainEngineWrapper": "trainer.engines.base",
     "Trainer": "trainer.loop",
     "get_latest_hf_checkpoint_path": "trainer.checkpoints",
-    "get_trainer_wrapper": "trainer.wrapper",
+    "get_trainer_wrapper": "trainer.run",
     "load_plugins": "trainer.plugins",
 }
 

@@ -6,7 +6,7 @@ the explorer's presence.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -14,6 +14,7 @@ import structlog
 from syncd.client.client import Client
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
+from syncd.protocol.documents import record_in
 from syncd.protocol.presence import Presence
 from syncd.transports.base import FILES, Sent, WeightSender
 
@@ -57,7 +58,7 @@ class Measured:
     failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measurements:
     """All that is known before a sync.
 
@@ -69,9 +70,9 @@ class Measurements:
         present: The transport that was last chosen for its speed.
     """
 
-    number: int
-    size: int
-    ways: Mapping[str, Measured] = field(default_factory=dict)
+    number: int = 0
+    size: int = 0
+    ways: dict[str, Measured] = field(default_factory=dict)
     lacking: Mapping[str, str] = field(default_factory=dict)
     present: str = FILES
 
@@ -117,11 +118,9 @@ class MethodChooser:
 
     def __init__(self, sync: Client) -> None:
         self._sync, self._log = sync, structlog.get_logger()
-        self._number = self._size = 0
-        self._ways: dict[str, Measured] = {}
+        self._now = Measurements()
         self._pending: dict[int, tuple[int, Sent]] = {}
         self._last: Sent | None = None
-        self._present = FILES
 
     def next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
         """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files.
@@ -137,18 +136,17 @@ class MethodChooser:
             return FILES
 
     def _next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
+        now = self._now
         if sent is not None and sent != self._last:
             self._last = sent
-            self._pending[sent.step] = self._number, sent
-            self._size = sent.size or self._size
-        self._number += 1
+            self._pending[sent.step] = now.number, sent
+            now.size = sent.size or now.size
+        now.number += 1
         self._collect(self._sync.explorers.living().values())
-        lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
-        found = choose_method(
-            Measurements(self._number, self._size, dict(self._ways), lacking, self._present)
-        )
+        now.lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
+        found = choose_method(now)
         if not found.is_trial:
-            self._present = found.method
+            now.present = found.method
         self._log.info("method_chosen", way=found.method, reason=found.reason, trial=found.is_trial)
         return found.method
 
@@ -159,15 +157,15 @@ class MethodChooser:
             known = measured(number, sent, [one for one in loads if one.step == step])
             if known is not None:
                 self._keep(sent.method, known)
-            if known is not None or self._number - number > _MAX_PENDING:
+            if known is not None or self._now.number - number > _MAX_PENDING:
                 del self._pending[step]
 
     def _keep(self, method: str, known: Measured) -> None:
-        before = self._ways.get(method)
+        before = self._now.ways.get(method)
         if before is not None and before.number > known.number:
             return
         failures = before.failures + 1 if before is not None and known.seconds is None else known.failures
-        self._ways[method] = Measured(known.number, known.size, known.seconds, failures)
+        self._now.ways[method] = replace(known, failures=failures)
 
 
 def _unavailable(senders: Mapping[str, WeightSender], name: str) -> str:
@@ -196,13 +194,8 @@ def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measur
 
 def load_of(info: Mapping[str, Any]) -> ExplorerLoad | None:
     """Return the last load that an explorer's presence reports, None if it reports none that is usable."""
-    found = info.get("loaded")
-    if not isinstance(found, Mapping):
-        return None
-    step, source, seconds = found.get("step"), found.get("source"), found.get("seconds")
-    if type(step) is not int or not isinstance(source, str) or not isinstance(seconds, int | float):
-        return None
-    return ExplorerLoad(step, source, float(seconds)) if seconds >= 0 else None
+    load = record_in(ExplorerLoad, info, "loaded")
+    return load if load and load.seconds >= 0 else None
 
 
 def choose_method(now: Measurements) -> MethodChoice:

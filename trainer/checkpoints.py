@@ -11,12 +11,12 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
 from trainer.config.model import JobConfig
@@ -46,27 +46,7 @@ class TrainerState:
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON."""
-        return {
-            "protocol": 1,
-            "step": self.step,
-            "generation": self.generation,
-            "world_size": self.world_size,
-            "sampler": dict(self.sampler),
-        }
-
-
-def state_from(fields: Fields) -> TrainerState:
-    """Return the state of its document.
-
-    Raises:
-        CorruptDataError: It is not one.
-    """
-    return TrainerState(
-        fields.integer("step"),
-        fields.integer("generation"),
-        fields.integer("world_size", least=1),
-        fields.record("sampler").document,
-    )
+        return {"protocol": 1, **asdict(self)}
 
 
 def training_directory(job: Job, step: int) -> str:
@@ -106,9 +86,11 @@ def sync_tree(job: Job, directory: str) -> None:
     """
     with storage_errors(directory):
         for parent, _, files in os.walk(directory):
-            for name in (*files, "."):
-                job.disk.adopt(os.path.normpath(f"{parent}/{name}"))
+            for name in files:
+                job.disk.adopt(f"{parent}/{name}")
                 _sync(f"{parent}/{name}")
+            job.disk.adopt(parent)
+            job.disk.sync_directory(parent)
 
 
 def complete(
@@ -207,7 +189,9 @@ def read_state(job: Job, step: int) -> TrainerState:
         path = job.step(step)
         if wrong := missing_files(job.disk, path, read_manifest(job.disk, path)):
             raise SyncdError(wrong[0], path=path)
-        return state_from(read_document(job.disk, f"{training_directory(job, step)}/{_STATE}"))
+        fields = read_document(job.disk, f"{training_directory(job, step)}/{_STATE}")
+        numbers = fields.integer("step"), fields.integer("generation"), fields.integer("world_size", least=1)
+        return TrainerState(*numbers, fields.record("sampler").document)
 
 
 def _is_full(job: Job, step: int) -> bool:
@@ -225,12 +209,11 @@ def _link_huggingface(disk: Disk, actor: str) -> None:
         for entry in os.scandir(actor):
             if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
                 _link(entry.path, f"{preparing}/{entry.name}")
-        _sync(preparing)
+        disk.sync_directory(preparing)
         os.rename(preparing, target)
-        _sync(actor)
+        disk.sync_directory(actor)
     except BaseException:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(preparing)
+        shutil.rmtree(preparing, ignore_errors=True)
         raise
 
 
@@ -243,8 +226,5 @@ def _link(source: str, target: str) -> None:
 
 
 def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

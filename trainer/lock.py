@@ -5,10 +5,9 @@ removes that directory. One that was paused and wakes up can do none of this: th
 """
 
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from syncd.client.own_presence import Heartbeat
+from syncd.context import Closing
 from syncd.errors import FencedError, LockHeldError, SyncdError, TermLostError
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import STATE, Job, JobPath
@@ -28,7 +27,7 @@ class _Locked(Job):
     trash = JobPath("root", f"{STATE}/trainer.lock/.trash")
 
 
-class TrainerLock:
+class TrainerLock(Closing):
     """This process's right to train a job; a thread renews it until it is closed.
 
     Args:
@@ -80,14 +79,6 @@ class TrainerLock:
         self._heartbeat.stop()
         if not self._lost:
             self._term.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _beat(self) -> None:
         try:

@@ -3,9 +3,10 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import structlog
 
@@ -48,9 +49,9 @@ class Trainer:
         self._context, self._ranks, self._stop = context, context.ranks, stop
         self._config = context.config
         self._broadcasts = BroadcastControl(context.sync) if context.sync is not None else None
-        self._synced = self._saved = self._tried = self._vacated = 0
+        self._facts, self._vacated = LoopFacts(0), 0
         self._waiting_since: float | None = None
-        self._saved_as_hf = self._in_flight = False
+        self._in_flight = False
         self._intact = True  # no training step is half done, and the samples' state is whole
         self._failures = 0
         self._record: Metrics = {}
@@ -89,9 +90,10 @@ class Trainer:
         state = self._state
         if state.step:
             self.engine.load_checkpoint(state.step)
-            self._saved_as_hf = has_huggingface(self._context.job, state.step)
+            self._note_fact(saved_as_hf=has_huggingface(self._context.job, state.step))
             self._log.info("training_resumed", step=state.step)
-        self._synced = self._saved = self._vacated = state.step
+        self._note_fact(synced=state.step, saved=state.step)
+        self._vacated = state.step
         self._on_rank0(Rank0.begin, state, self._ranks.world_size, self.engine.limits)
 
     def train(self) -> int:
@@ -126,13 +128,10 @@ class Trainer:
 
     def situation(self) -> LoopFacts:
         """Return what this rank knows for a decision."""
-        return LoopFacts(
-            self.train_step_num,
-            self._synced,
-            self._saved,
-            saved_as_hf=self._saved_as_hf,
-            tried=self._tried,
-        )
+        return replace(self._facts, step=self.train_step_num)
+
+    def _note_fact(self, **known: Any) -> None:
+        self._facts = replace(self._facts, **known)
 
     def need_sync(self) -> bool:
         """Return whether the weights of this step are due."""
@@ -159,7 +158,7 @@ class Trainer:
         with self._timed("time/sync_weight"):
             if self._begin_save(self._send):
                 self._note(f"step {step}: weights sent")
-        self._synced = step
+        self._note_fact(synced=step)
 
     def save_checkpoint(self, *, block_until_saved: bool = False, save_as_hf: bool = False) -> None:
         """Save a full checkpoint of this step, which publishes its weights too."""
@@ -167,10 +166,10 @@ class Trainer:
         save = partial(self._save, self._state_at(step), block=block_until_saved, as_hf=save_as_hf)
         with self._timed("time/save_checkpoint"):
             if self._begin_save(save, may_fail=not block_until_saved):
-                self._saved, self._saved_as_hf = step, save_as_hf
+                self._note_fact(saved=step, saved_as_hf=save_as_hf)
                 self._record["save/step"] = float(step)
                 self._note(f"step {step}: full checkpoint")
-        self._synced = self._tried = step
+        self._note_fact(synced=step, tried=step)
 
     def wait_for_save(self) -> None:
         """Return once no save is in flight; a failure of the storage is counted."""
@@ -247,12 +246,11 @@ class Trainer:
     def _send(self) -> None:
         """Publish the weights by the transport that the job's file names, or that is chosen now."""
         self._vacate(self.train_step_num)
-        method = self._config.sync.method
-        self.engine.sync_weight(self._ranks.broadcast(self._chosen_method()) if method == AUTO else method)
-
-    def _chosen_method(self) -> str:
-        rank0 = self.rank0
-        return rank0.chooser.next_method(self.engine.senders, self.engine.sent) if rank0 else ""
+        method, engine, rank0 = self._config.sync.method, self.engine, self.rank0
+        if method == AUTO:
+            chosen = rank0.chooser.next_method(engine.senders, engine.sent) if rank0 else ""
+            method = self._ranks.broadcast(chosen)
+        engine.sync_weight(method)
 
     def _save(self, state: Mapping[str, object], *, block: bool, as_hf: bool) -> None:
         """Begin a full checkpoint; its weights go out by the transport too if a sync is due."""
@@ -285,7 +283,7 @@ class Trainer:
             work()
         except PASSING as error:
             self._failures += 1
-            self._saved, self._saved_as_hf = min(self._saved, self.engine.saved_step), False
+            self._note_fact(saved=min(self._facts.saved, self.engine.saved_step), saved_as_hf=False)
             if not may_fail or self._failures > self._config.sync.max_failures:
                 raise
             self._log.error("save_failed", step=self.train_step_num, reason=str(error), again=self._failures)
@@ -378,8 +376,8 @@ class Trainer:
         if not self._record:
             return
         step = self.train_step_num
-        rank0.sink.log({**self._record, "sync/step": float(self._synced)}, step)
-        if self._last is not None and self._synced == step:
+        rank0.sink.log({**self._record, "sync/step": float(self._facts.synced)}, step)
+        if self._last is not None and self._facts.synced == step:
             rank0.sink.preview(self._last, step)
         self._record, self._last = {}, None
 

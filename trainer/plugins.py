@@ -46,17 +46,13 @@ class Registry:
         try:
             return points[name].load()
         except ModuleNotFoundError as error:
-            raise self._missing(points[name], error) from error
+            ours = points[name].value.startswith(_OURS)
+            hint = f"pip install 'syncd[{name}]'" if ours else f"install {error.name}"
+            message = f"{self.noun} {name} needs the package {error.name}, which is not installed"
+            raise ConfigError(message, hint=hint) from error
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self.noun} {name} cannot be loaded: {reason}", hint=self.key) from error
-
-    def _missing(self, point: EntryPoint, error: ModuleNotFoundError) -> ConfigError:
-        ours = point.value.startswith(_OURS)
-        hint = f"pip install 'syncd[{point.name}]'" if ours else f"install {error.name}"
-        return ConfigError(
-            f"{self.noun} {point.name} needs the package {error.name}, which is not installed", hint=hint
-        )
 
 
 MONITORS = Registry("trainer.monitors", "monitor", "monitor.kinds")

@@ -1,9 +1,9 @@
 """What only rank 0 does: talk to explorers and the daemon, sample, decide, and report."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Concatenate, ParamSpec, Protocol
+from typing import Concatenate, ParamSpec
 
 import structlog
 
@@ -20,7 +20,7 @@ from syncd.protocol.version import read_marker
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
-from trainer.experience.batch import Batch, SampleStrategy
+from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
 from trainer.next_action import (
     Action,
@@ -32,8 +32,9 @@ from trainer.next_action import (
     end_of,
     publishes_only_to_watchers,
 )
+from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
-from trainer.waiting import ExplorerLiveness, Wait, Waiting, wait_document
+from trainer.waiting import ExplorerLiveness, Waiting, wait_text
 
 P = ParamSpec("P")
 
@@ -49,22 +50,6 @@ _WAITING = "waiting"
 _FAILED = "rank 0 failed"
 
 
-class FigureSink(Protocol):
-    """Where figures go: monitors, the progress display."""
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Report the figures of a step."""
-
-    def preview(self, batch: Batch, step: int) -> None:
-        """Show rollouts that were trained on."""
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-
-    def close(self) -> None:
-        """Write what is left."""
-
-
 class Rank0:
     """Rank 0's side of the loop.
 
@@ -72,7 +57,7 @@ class Rank0:
         config: The job's file.
         sync: The trainer's connection to the job, open.
         strategy: Chooses samples.
-        sink: Where figures go.
+        sink: Where figures go: monitors, the progress display.
         clock: Time.
         checks: Called each turn; each raises if what it checks beside the trainer has failed.
     """
@@ -82,7 +67,7 @@ class Rank0:
         config: JobConfig,
         sync: Client,
         strategy: SampleStrategy,
-        sink: FigureSink,
+        sink: Screen,
         clock: Clock | None = None,
         checks: Sequence[Callable[[], None]] = (),
     ) -> None:
@@ -93,7 +78,8 @@ class Rank0:
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting = Waiting(self._clock)
         self._path = batch_paths.root(sync.job)
-        self._failure: SyncdError | None = None
+        self.failure: SyncdError | None = None
+        """The first error of `attempt`."""
         self._uncommitted: TrainerState | None = None
         self._generation = FIRST_GENERATION
         self._world_size = 1
@@ -111,8 +97,8 @@ class Rank0:
     def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""
         try:
-            if self._failure is not None:
-                return Finish(_FAILED, self._failure)
+            if self.failure is not None:
+                return Finish(_FAILED, self.failure)
             for check in self._checks:
                 check()
             return self._decide(now, next((number for number in signals if number), None))
@@ -131,14 +117,9 @@ class Rank0:
         try:
             work(self, *args, **kwargs)
         except SyncdError as error:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         except Exception as error:  # noqa: BLE001 - raised here, the other ranks would not hear of it
-            self._failure = self._failure or _bug(error)
-
-    @property
-    def failure(self) -> SyncdError | None:
-        """Return the first error of `attempt`."""
-        return self._failure
+            self.failure = self.failure or _bug(error)
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""
@@ -199,13 +180,14 @@ class Rank0:
     def _report_wait(self) -> None:
         """Report what rank 0 waits for; if the presence cannot be written, the log still has it."""
         with contextlib.suppress(SyncdError, OSError):
-            self.sync.describe({_WAITING: wait_document(self._path, self._waiting.since)})
+            about = {"for": "experiences", "path": self._path, "since": self._waiting.since}
+            self.sync.describe({_WAITING: about})
         metrics, data = self.strategy.metrics(), self.config.data
         whole = int(metrics.get("experience/waiting", 0)) // data.group_size
         rejected = int(metrics.get("experience/rejected", 0))
-        seconds = self._waiting.seconds or 0.0
-        since, living, source = self._waiting.since, self._living(), self.config.job.source
-        text = Wait(self._path, since, seconds, whole, data.groups, living, rejected, source).text()
+        since, seconds, groups = self._waiting.since, self._waiting.seconds or 0.0, (whole, data.groups)
+        source = self.config.job.source
+        text = wait_text(self._path, since, seconds, groups, rejected, self._living(), source)
         structlog.get_logger().info("experience_awaited", text=text)
         self.sink.note(text)
 

@@ -3,18 +3,20 @@
 import os
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+
+import torch.distributed as dist
 
 from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
-from syncd.transports.ranks import is_agreed, rank0_or_error
+from syncd.transports.ranks import Alone, RankGroup, Ranks, is_agreed, rank0_or_error
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
-from trainer.engines.base import EngineContext, make_engine
+from trainer.engines.base import EngineContext, TrainEngineWrapper, make_engine
 from trainer.launch.daemon import DaemonProcess, start_daemon
-from trainer.launch.process_group import Joined, join
+from trainer.launch.process_group import Joined, join, open_ranks, pick_device
 from trainer.launch.rank_env import RankEnv, read_rank_env
 from trainer.lock import TrainerLock
 from trainer.loop import Trainer
@@ -65,6 +67,30 @@ def open_trainer(config: JobConfig) -> Trainer:
     return trainer
 
 
+def get_trainer_wrapper(config: JobConfig) -> TrainEngineWrapper:
+    """Return the engine that `engine.name` names, for this rank; call `prepare` before its other methods.
+
+    The process is one rank of torchrun or srun, or alone. If `torch.distributed` is not initialised yet, it is
+    initialised here, and ends with the process. The engine writes below `job.dir`, which
+    `trainer.config.job_config.enter_job_dir` prepares on one rank.
+
+    Raises:
+        ConfigError: There is no such engine, or this rank has no device.
+        TimedOutError: The other ranks did not join.
+    """
+    rank_env = read_rank_env(os.environ)
+    device = pick_device(config.engine.device, rank_env.local_rank)
+    timeout = config.engine.collective_timeout
+    ranks: Ranks
+    if not dist.is_initialized():
+        ranks = open_ranks(rank_env, device, timeout)
+    else:
+        ranks = RankGroup(timeout) if dist.get_world_size() > 1 else Alone()
+    return make_engine(
+        EngineContext(config, Job.at(config.job.dir, config.job.state_dir or None), ranks, device)
+    )
+
+
 @contextmanager
 def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
     """Yield the trainer of a rank; afterwards the job is left, and our daemon ends."""
@@ -78,22 +104,15 @@ def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
             with ExitStack() as inner:
                 state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
                 rank0 = rank0_or_error(ranks, _open_rank0, config, job, lock, daemon, state, inner)
-                trainer = _make_trainer(joined, job, stop, state, rank0)
+                sync = rank0.sync if rank0 else None
+                fence = ranks.broadcast(sync.fence if sync else "")
+                context = EngineContext(config, job, ranks, joined.device, sync, fence)
+                trainer = Trainer(make_engine(context), context, stop, state, rank0)
                 yield trainer
                 is_finished = trainer.exit_code == 0
         finally:
             if daemon is not None:
                 daemon.close(tidy=is_finished)
-
-
-def _make_trainer(
-    joined: Joined, job: Job, stop: StopSignals, state: TrainerState, rank0: Rank0 | None
-) -> Trainer:
-    sync = rank0.sync if rank0 else None
-    fence = joined.ranks.broadcast(sync.fence if sync else "")
-    lease = sync.lease if sync else nullcontext
-    context = EngineContext(joined.config, job, joined.ranks, joined.device, lease, sync, fence)
-    return Trainer(make_engine(context), context, stop, state, rank0)
 
 
 def _acquire(job: Job, opened: ExitStack) -> TrainerLock:

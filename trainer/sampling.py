@@ -1,7 +1,8 @@
 """Makes the sample strategy that the configuration asks for, and turns texts into tokens. Rank 0 samples for all."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from syncd.errors import ConfigError
@@ -89,7 +90,6 @@ class Encoder:
 
     def __init__(self, model: str, *, trust: bool) -> None:
         self._model, self._trust = model, trust
-        self._tokenizer: Any = None
 
     def __call__(self, row: Mapping[str, Any]) -> tuple[Sequence[int], int]:
         """Return the tokens of a row and how many of them are the prompt."""
@@ -99,12 +99,12 @@ class Encoder:
         return [*prompt, *response], len(prompt)
 
     def _texts(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        prompt, response, tokenizer = row["prompt"], row["response"], self._loaded()
+        prompt, response, tokenizer = row["prompt"], row["response"], self._tokenizer
         learnt = tokenizer.encode(response, add_special_tokens=False)
         return tokenizer.encode(prompt), [*learnt, tokenizer.eos_token_id]
 
     def _messages(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        messages, tokenizer = row["messages"], self._loaded()
+        messages, tokenizer = row["messages"], self._tokenizer
         options = {"tokenize": True, "return_dict": False}
         prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
         whole = tokenizer.apply_chat_template(messages, **options)
@@ -112,26 +112,22 @@ class Encoder:
             raise TypeError("the chat template changes the prompt when a response follows")
         return prompt, _turn(tokenizer, whole[len(prompt) :])
 
-    def _loaded(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._model, trust=self._trust)
-        return self._tokenizer
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._model, trust=self._trust)
 
 
 def _turn(tokenizer: Any, response: list[int]) -> list[int]:
     """Return a response up to its end-of-turn token: the first special token of those that only blanks follow."""
-    special, end = _special(tokenizer), len(response)
+    added = tokenizer.added_tokens_decoder.items()
+    special = {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
+    end = len(response)
     for place in reversed(range(len(response))):
         if response[place] in special:
             end = place + 1
         elif tokenizer.decode([response[place]]).strip():
             break
     return response[:end]
-
-
-def _special(tokenizer: Any) -> Collection[int]:
-    added = tokenizer.added_tokens_decoder.items()
-    return {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
 
 
 def load_tokenizer(model: str, *, trust: bool = False) -> Any:

@@ -1,8 +1,8 @@
 """Runs the stages of one file, one after the other: each is a job that starts from the model of the stage before."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_errors
@@ -13,7 +13,7 @@ from syncd.protocol.layout import Job, is_identity
 from syncd.protocol.local_disk import LocalDisk
 from trainer.checkpoints import latest_hf_directory
 from trainer.config.changes import Contradiction, split
-from trainer.config.job_config import contradictions, make_job_dir, moved_to, next_job_dir, refuse
+from trainer.config.job_config import contradictions, make_job_dir, next_job_dir, refuse
 from trainer.config.load import LOADER, file_layer, resolved
 from trainer.config.model import JobConfig
 
@@ -57,49 +57,30 @@ def load_stages(path: str, overrides: Sequence[str] = ()) -> StagedRun:
         UsageError: The overrides are not `--section.key value`.
     """
     whole, command = file_layer(path), LOADER.command_layer(overrides)
-    entries = whole.table.get("stages")
+    entries: Any = whole.table.get("stages")
     if problems := [*_entry_problems(entries, path), *_command_problems(command)]:
         raise error_of(problems, LOADER.hint)
-    common = replace(whole, table={name: part for name, part in whole.table.items() if name != "stages"})
-    configs: list[JobConfig] = []
-    for entry in entries or ():
-        config, found = LOADER.validate([common, _stage_layer(entry, common), command])
+    stages: list[TrainingStage] = []
+    for entry in entries:
+        config, found = LOADER.validate([*whole.of_stage(entry), command])
         problems += [problem for problem in found if problem not in problems]
-        configs += [resolved(config.with_source(path))] if config else []
+        if config:
+            follows = bool(stages) and "path" not in entry.get("model", {})
+            stages.append(TrainingStage(entry["name"], resolved(config.with_source(path)), follows))
     if problems:
         raise error_of(problems, LOADER.hint)
-    names = [(entry["name"], "path" in entry.get("model", {})) for entry in entries or ()]
-    stages = [
-        TrainingStage(name, _placed(config, config.job.dir, name), number > 0 and not has_model)
-        for number, (config, (name, has_model)) in enumerate(zip(configs, names, strict=True))
-    ]
-    return StagedRun(configs[0], tuple(stages))
+    return _placed(stages[0].config, stages)
 
 
-def make_run_directory(plan: StagedRun) -> StagedRun:
-    """Make the directory of all stages, or a new one beside it if that is configured, and return the run in it.
-
-    Raises:
-        StorageError: It cannot be made.
-    """
-    return _moved_to(plan, make_job_dir(plan.whole))
-
-
-def planned_run(plan: StagedRun) -> StagedRun:
-    """Return the run as `make_run_directory` would return it now; nothing is made.
-
-    Raises:
-        StorageError: A directory cannot be read.
-    """
-    return _moved_to(plan, moved_to(plan.whole, next_job_dir(plan.whole)))
-
-
-def _moved_to(plan: StagedRun, whole: JobConfig) -> StagedRun:
-    stages = [
-        replace(stage, config=_placed(_with_shared_keys(stage.config, whole), whole.job.dir, stage.name))
-        for stage in plan.stages
-    ]
-    return StagedRun(whole, tuple(stages))
+def _placed(whole: JobConfig, stages: Iterable[TrainingStage]) -> StagedRun:
+    """Return the run whose stages lie below `whole.job.dir`, with the keys that all stages share."""
+    shared = {"dir": whole.job.dir, "state_dir": whole.job.state_dir}
+    resume = {"continue_from_checkpoint": whole.trainer.continue_from_checkpoint}
+    placed = (
+        replace(stage, config=stage.config.with_values(job=shared, trainer=resume).in_stage(stage.name))
+        for stage in stages
+    )
+    return StagedRun(whole, tuple(placed))
 
 
 def _entry_problems(entries: Any, path: str) -> Iterator[Problem]:
@@ -132,28 +113,6 @@ def _command_problems(command: Layer) -> Iterator[Problem]:
         yield Problem("stages", "stages are given in the file", where=command.where)
 
 
-def _stage_layer(entry: Mapping[str, Any], common: Layer) -> Layer:
-    table = {name: part for name, part in entry.items() if name != "name"}
-    return Layer(table, f"{common.where}, stage {entry['name']!r}", common.directory)
-
-
-def _placed(config: JobConfig, directory: str, name: str) -> JobConfig:
-    state_dir = f"{config.job.state_dir}/{name}" if config.job.state_dir else ""
-    job = config.job.model_copy(update={"dir": f"{directory}/{name}", "state_dir": state_dir})
-    return config.model_copy(update={"job": job})
-
-
-def _with_shared_keys(config: JobConfig, whole: JobConfig) -> JobConfig:
-    """Return a stage's configuration with the keys that all stages share."""
-    resume = {"continue_from_checkpoint": whole.trainer.continue_from_checkpoint}
-    return config.model_copy(
-        update={
-            "job": config.job.model_copy(update={"state_dir": whole.job.state_dir}),
-            "trainer": config.trainer.model_copy(update=resume),
-        }
-    )
-
-
 Run = Callable[[JobConfig], int]
 PrintLine = Callable[[str], None]
 
@@ -172,7 +131,7 @@ def run_stages(plan: StagedRun, run: Run, print_line: PrintLine, allowed: Collec
         StorageError: A stage that is done has no full checkpoint, or the directory cannot be written.
         CorruptDataError: stages.json is damaged.
     """
-    plan = make_run_directory(plan)
+    plan = _placed(make_job_dir(plan.whole), plan.stages)
     directory = plan.whole.job.dir
     record = read_record(directory)
     check_against(plan, record, allowed)
@@ -181,13 +140,11 @@ def run_stages(plan: StagedRun, run: Run, print_line: PrintLine, allowed: Collec
             print_line(f"stage {stage.name}: done before")
             continue
         config = _started(plan, number, record)
-        record = replace(record, models={**record.models, stage.name: config.model.path})
-        _write_record(directory, record)
+        record = _update(directory, record, models={**record.models, stage.name: config.model.path})
         print_line(f"stage {stage.name}: {number + 1} of {len(plan.stages)}, from {config.model.path}")
         if code := run(config):
             return code
-        record = replace(record, done=(*record.done, stage.name))
-        _write_record(directory, record)
+        record = _update(directory, record, done=(*record.done, stage.name))
     return 0
 
 
@@ -198,13 +155,11 @@ def preview_stages(plan: StagedRun) -> Iterator[tuple[TrainingStage, tuple[Contr
         CorruptDataError: stages.json is damaged.
         StorageError: It cannot be read.
     """
-    plan = planned_run(plan)
-    record = read_record(plan.whole.job.dir)
+    plan, record = _planned(plan)
     before = ""
     for stage in plan.stages:
-        known = record.models.get(stage.name, f"(the newest full checkpoint of stage {before})")
-        config = _with_model(stage.config, known) if stage.follows else stage.config
-        yield replace(stage, config=config), _contradictions(stage, record)
+        shown_model = f"(the newest full checkpoint of stage {before})"
+        yield _with_model(stage, record, shown_model), _contradictions(stage, record)
         before = stage.name
 
 
@@ -215,12 +170,17 @@ def pending(plan: StagedRun) -> Iterator[TrainingStage]:
         CorruptDataError: stages.json is damaged.
         StorageError: It cannot be read.
     """
-    plan = planned_run(plan)
-    record = read_record(plan.whole.job.dir)
+    plan, record = _planned(plan)
     for stage in plan.stages:
-        known = record.models.get(stage.name) if stage.follows else stage.config.model.path
-        if known and stage.name not in record.done:
-            yield replace(stage, config=_with_model(stage.config, known))
+        known = _with_model(stage, record)
+        if known.config.model.path and stage.name not in record.done:
+            yield known
+
+
+def _planned(plan: StagedRun) -> tuple[StagedRun, StagesRecord]:
+    """Return the run in the directory that it would use now, and what earlier runs did there."""
+    plan = _placed(next_job_dir(plan.whole), plan.stages)
+    return plan, read_record(plan.whole.job.dir)
 
 
 def check_against(plan: StagedRun, record: StagesRecord, allowed: Collection[str] = ()) -> None:
@@ -254,29 +214,32 @@ def newest_model(directory: str) -> str:
         ) from error
 
 
-def _write_record(directory: str, record: StagesRecord) -> None:
-    path = f"{directory}/{STAGES}"
-    document = {"done": list(record.done), "models": dict(record.models)}
+def _update(directory: str, record: StagesRecord, **changes: Any) -> StagesRecord:
+    """Return the record with the changes, written durably."""
+    path, record = f"{directory}/{STAGES}", replace(record, **changes)
     with storage_errors(path):
-        LocalDisk().replace(path, f"{json.dumps(document, indent=2)}\n".encode())
+        LocalDisk().replace(path, f"{json.dumps(asdict(record), indent=2)}\n".encode())
+    return record
 
 
 def _contradictions(stage: TrainingStage, record: StagesRecord) -> tuple[Contradiction, ...]:
     # The model of a stage that follows another is fixed once the stage has started.
-    model = record.models.get(stage.name) if stage.follows else None
-    config = _with_model(stage.config, model) if model else stage.config
-    unknown = {"model.path"} if stage.follows and not model else set()
-    return contradictions(config, besides=unknown)
+    unknown = {"model.path"} if stage.follows and stage.name not in record.models else set()
+    return contradictions(_with_model(stage, record).config, besides=unknown)
 
 
 def _started(plan: StagedRun, number: int, record: StagesRecord) -> JobConfig:
     """Return a stage's configuration with the model that it started from, or starts from now."""
     stage = plan.stages[number]
+    is_known = not stage.follows or stage.name in record.models
+    return _with_model(
+        stage, record, "" if is_known else newest_model(plan.stages[number - 1].config.job.dir)
+    ).config
+
+
+def _with_model(stage: TrainingStage, record: StagesRecord, otherwise: str = "") -> TrainingStage:
+    """Return the stage with the model that it started from; `otherwise` if it follows one and has not started."""
     if not stage.follows:
-        return stage.config
-    known = record.models.get(stage.name)
-    return _with_model(stage.config, known or newest_model(plan.stages[number - 1].config.job.dir))
-
-
-def _with_model(config: JobConfig, path: str) -> JobConfig:
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+        return stage
+    path = record.models.get(stage.name, otherwise)
+    return replace(stage, config=stage.config.with_values(model={"path": path}))

@@ -4,8 +4,10 @@ import contextlib
 import os
 import signal
 import socket
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
+
+from syncd.context import Closing
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -16,10 +18,10 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, where nothing was saved."""
 
 
-class StopSignals:
+class StopSignals(Closing):
     """Records requests to stop while it is open; the loop reads `requested` when it can save.
 
-    A second Ctrl-C raises KeyboardInterrupt. `__exit__` restores the earlier handlers. Use it in the main thread.
+    A second Ctrl-C raises KeyboardInterrupt. `close` restores the earlier handlers. Use it in the main thread.
     """
 
     def __init__(self) -> None:
@@ -30,9 +32,8 @@ class StopSignals:
         self._before = {number: signal.signal(number, self._record) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -60,7 +61,7 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ranks get too. A terminal that closes (SIGHUP) asks to end."""
 
 
-class SignalInbox:
+class SignalInbox(Closing):
     """Keeps the signals of `PASSED_ON` in order until they are read; nothing runs in a handler. For the main thread.
 
     `fileno()` is readable when a signal has come. A signal that was ignored before, as under nohup, stays ignored.
@@ -78,9 +79,8 @@ class SignalInbox:
         self._fd_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Restore the earlier handlers."""
         signal.set_wakeup_fd(self._fd_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -1,9 +1,6 @@
 """What a trainer waits for: samples, and the explorers that make them."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from syncd.client.client import Client
 from syncd.protocol.disk import Clock
@@ -57,51 +54,38 @@ class Waiting:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One wait, for people.
+def wait_text(
+    path: str,
+    since: float,
+    seconds: float,
+    groups: tuple[int, int],
+    rejected: int,
+    living: int | None,
+    file: str,
+) -> str:
+    """Return one line about a wait, for people.
 
     Args:
         path: Where samples come from.
         since: Since when they are awaited, in seconds since the epoch.
         seconds: For how long that is.
-        whole: Whole groups that have been read.
-        needed: Groups that a step takes.
-        living: Living explorers; None if that cannot be read.
+        groups: Whole groups that have been read, and groups that a step takes.
         rejected: Batches that this start has rejected.
+        living: Living explorers; None if that cannot be read.
         file: The job's file, for the command that starts an explorer.
     """
-
-    path: str
-    since: float
-    seconds: float
-    whole: int
-    needed: int
-    living: int | None
-    rejected: int
-    file: str
-
-    def text(self) -> str:
-        """Return one line."""
-        since = time.strftime("%H:%M:%S", time.localtime(self.since))
-        there = f"{self.whole} of {self.needed} groups are there"
-        parts = [f"waiting for experiences in {self.path} since {since} ({span(self.seconds)}): {there}"]
-        if self.rejected:
-            parts.append(f"{self.rejected} batches were set aside in {self.path}/.rejected")
-        parts.append(self._explorers())
-        return "; ".join(parts)
-
-    def _explorers(self) -> str:
-        if self.living is None:
-            return "explorers cannot be seen"
-        if self.living:
-            return f"{self.living} explorer{'s' if self.living > 1 else ''} alive"
-        return f"no explorer is alive: explorer run {self.file or 'CONFIG'}"
-
-
-def wait_document(path: str, since: float) -> Mapping[str, Any]:
-    """Return the part of the trainer's presence that reports a wait."""
-    return {"for": "experiences", "path": path, "since": since}
+    at = time.strftime("%H:%M:%S", time.localtime(since))
+    there = f"{groups[0]} of {groups[1]} groups are there"
+    parts = [f"waiting for experiences in {path} since {at} ({span(seconds)}): {there}"]
+    if rejected:
+        parts.append(f"{rejected} batches were set aside in {path}/.rejected")
+    if living is None:
+        parts.append("explorers cannot be seen")
+    elif living:
+        parts.append(f"{living} explorer{'s' if living > 1 else ''} alive")
+    else:
+        parts.append(f"no explorer is alive: explorer run {file or 'CONFIG'}")
+    return "; ".join(parts)
 
 
 _COUNT_EVERY = 1.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import BUILT_IN
-from explorer_hooks.explorer.stages import placed_in, stage_layers
+from explorer_hooks.explorer.stages import stage_layers
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.keys import Keys
 from syncd.jobfile.loader import Loader, layer_of, read_toml
@@ -42,7 +42,7 @@ def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None
     table, _ = read_toml(path)
     layers = [*stage_layers(layer_of(table, path), stage), LOADER.command_layer(overrides)]
     file = LOADER.load(layers, path)
-    return placed_in(file, stage) if stage is not None else file
+    return file.in_stage(stage) if stage is not None else file
 
 
 def documentation() -> str:

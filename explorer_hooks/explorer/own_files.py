@@ -16,7 +16,7 @@ from syncd.errors import ConfigError, storage_errors
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Fields, encode, read_document
+from syncd.protocol.documents import encode, read_document, record_from
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 
@@ -142,7 +142,8 @@ class TaskLedger:
         """
         path = state_path(writer.job, writer.explorer)
         try:
-            state = _state(read_document(writer.job.disk, path)).resumed(writer.upcoming)
+            fields = read_document(writer.job.disk, path)
+            state = record_from(LedgerState, fields, "cursor", "pending", "then").resumed(writer.upcoming)
         except MISSING:
             state = LedgerState(uuid.uuid4().hex[:8], tasks, seed)
         if (state.tasks, state.seed) != (tasks, seed):
@@ -188,18 +189,3 @@ class TaskLedger:
 
     def _save(self, state: LedgerState) -> None:
         self.writer.replace(self._path, encode(asdict(state)))
-
-
-def _state(fields: Fields) -> LedgerState:
-    return LedgerState(
-        run=fields.text("run"),
-        tasks=fields.text("tasks"),
-        seed=fields.text("seed"),
-        cursor=_cursor(fields.record("cursor")),
-        pending=fields.integer("pending"),
-        then=_cursor(fields.record("then")),
-    )
-
-
-def _cursor(fields: Fields) -> TaskCursor:
-    return TaskCursor(fields.integer("epoch"), fields.integer("position"), fields.integer("batches"))

@@ -41,21 +41,7 @@ def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
             f"--stage is one of {', '.join(names)}" if names else "leave --stage out: there are no [[stages]]"
         )
         raise ConfigError(f"no stage is called {stage!r}", path=whole.where, hint=hint)
-    common = {name: part for name, part in whole.table.items() if name != "stages"}
-    own = {name: part for name, part in entries[names.index(stage)].items() if name != "name"}
-    return [
-        Layer(common, whole.where, whole.directory),
-        Layer(own, f"{whole.where}, stage {stage!r}", whole.directory),
-    ]
-
-
-def placed_in(file: ExplorerFile, stage: str) -> ExplorerFile:
-    """Return a stage's file with the directories that `trainer stages` uses for it."""
-    job = file.job
-    state_dir = f"{job.state_dir}/{stage}" if job.state_dir else ""
-    return file.model_copy(
-        update={"job": job.model_copy(update={"dir": f"{job.dir}/{stage}", "state_dir": state_dir})}
-    )
+    return [*whole.of_stage(entries[names.index(stage)])]
 
 
 def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> ExplorerFile | str:
@@ -82,8 +68,7 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Expl
             if stage in record.done:
                 return f"stage {stage} is done"
             if stage in record.models and os.path.isdir(file.job.dir):
-                model = file.model.model_copy(update={"path": record.models[stage]})
-                return file.model_copy(update={"model": model})
+                return file.with_values(model={"path": record.models[stage]})
             waited = clock.monotonic() - begin
             if waited >= file.sync.timeout:
                 raise _timed_out(file, stage, directory)

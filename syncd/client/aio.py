@@ -92,7 +92,12 @@ class AsyncClient:
         method = None if name.startswith("_") else getattr(type(self.client), name, None)
         if not inspect.isfunction(method):
             raise AttributeError(f"{type(self).__name__} has no method {name!r}")
-        return _coroutine(functools.partial(method, self.client), method)
+
+        @functools.wraps(method)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            return await run(method, self.client, *args, **kwargs)
+
+        return coroutine
 
     @property
     def confirmed(self) -> Pair | None:
@@ -119,13 +124,3 @@ class AsyncClient:
             yield await run(stack.enter_context, self.client.lease(version))
         finally:
             await run(stack.close)
-
-
-def _coroutine(call: Callable[..., T], method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return a blocking call as a coroutine function with the name and documentation of a method."""
-
-    @functools.wraps(method)
-    async def coroutine(*args: Any, **kwargs: Any) -> T:
-        return await run(call, *args, **kwargs)
-
-    return coroutine

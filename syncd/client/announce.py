@@ -78,7 +78,7 @@ class StepAnnouncer:
             # A missing step is no answer yet: the daemon may still put back a step that it removes.
             self._poller.until(lambda: not self._is_open(request) or None, what, timeout)
             cached = _CACHED * self._poller.pace.seconds
-            self._poller.until(lambda: self._has_gone(request) or None, what, cached)
+            self._poller.until(lambda: self._digest_in_the_way(step) != digest or None, what, cached)
         except TimedOutError:
             if self._is_open(request):
                 raise
@@ -103,9 +103,6 @@ class StepAnnouncer:
 
     def _is_open(self, request: Request) -> bool:
         return any(other.identity == request.identity for other in read_requests(self._job))
-
-    def _has_gone(self, request: Request) -> bool:
-        return self._digest_in_the_way(request.step) != request.digest
 
     def _digest_in_the_way(self, step: int) -> str | None:
         """Return the digest of a step's manifest, "" for an unreadable one, None if no manifest is there."""

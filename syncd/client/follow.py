@@ -14,7 +14,7 @@ from syncd.protocol.disk import MISSING, exists, list_if_there
 from syncd.protocol.layout import ACTOR, Job, step_name
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.presence import Presence
-from syncd.protocol.round import AHEAD, UnpublishedStep, is_overtaken, is_same
+from syncd.protocol.round import AHEAD, UnpublishedStep
 from syncd.protocol.version import Pair, Version, read_version, read_version_or_none
 
 T = TypeVar("T")
@@ -197,7 +197,8 @@ class VersionFollower:
     ) -> None:
         self._versions, self._trainers, self._own, self._poller = versions, trainers, own, poller
         self._offered: RecentSteps[Pair] = RecentSteps()
-        self._ahead: UnpublishedStep | None = None
+        self.ahead: UnpublishedStep | None = None
+        """The step that runs before it is published, None if what runs is published."""
         self._trainers_read_at = float("-inf")
 
     def wait(
@@ -232,7 +233,7 @@ class VersionFollower:
         if version is None or self._is_ahead_of(version):
             return None
         # If other weights than those that run are published under the same step, they are news.
-        replaced = self._ahead is not None and version.step == self._ahead.step
+        replaced = self.ahead is not None and version.step == self.ahead.step
         if not replaced and not is_new(current, self._known(current), version.pair):
             return None
         self._offered.keep(version.step, version.pair)
@@ -245,29 +246,24 @@ class VersionFollower:
             self._offered.keep(pair[1], pair)
         self._publish_applied(pair, version.digest if isinstance(version, Version) else self._digest_of(pair))
 
-    @property
-    def ahead(self) -> UnpublishedStep | None:
-        """Return the step that runs before it is published, None if what runs is published."""
-        return self._ahead
-
     def set_ahead(self, ahead: UnpublishedStep) -> None:
         """Publish that a step runs before it is published."""
         own = self._require_own()
-        self._ahead = ahead
+        self.ahead = ahead
         # The step runs whether or not this can be written now: a heartbeat repeats a write that fails.
         own.try_change(info={**own.info, AHEAD: asdict(ahead)})
 
     def confirm_published(self) -> bool:
         """Confirm the step that runs ahead if it is published by now; return whether nothing runs ahead."""
-        if self._ahead is not None:
+        if self.ahead is not None:
             version = self._versions.latest_or_none()
             if version is not None:
                 self._is_ahead_of(version)
-        return self._ahead is None
+        return self.ahead is None
 
     def is_overruled(self) -> bool:
         """Return whether another version than the step that runs ahead must be loaded."""
-        ahead = self._ahead
+        ahead = self.ahead
         return ahead is not None and self.news(ahead.step, self._versions.latest_or_none()) is not None
 
     def _poll(self, current: int, asked: int) -> int | None:
@@ -281,21 +277,21 @@ class VersionFollower:
 
     def _is_ahead_of(self, version: Version) -> bool:
         """Return whether a published version is the step that runs ahead, which this confirms, or an older one."""
-        ahead = self._ahead
+        ahead = self.ahead
         if ahead is None:
             return False
-        if version.step == ahead.step and is_same(ahead, version, self._versions.attempt_of(version)):
+        if version.step == ahead.step and self._versions.attempt_of(version) == ahead.attempt != "":
             self._offered.keep(version.step, version.pair)
             self._publish_applied(version.pair, version.digest)
             return True
-        return is_overtaken(ahead, version.pair)
+        return version.generation == max(ahead.generation, 1) and version.step < ahead.step
 
     def _publish_applied(self, pair: Pair | None, digest: str) -> None:
         own = self._require_own()
         info = {key: value for key, value in own.info.items() if key != AHEAD}
         loading = None if own.presence.loading == pair else own.presence.loading
         own.change(applied=pair, applied_digest=digest, info=info, loading=loading)
-        self._ahead = None
+        self.ahead = None
 
     def _digest_of(self, pair: Pair | None) -> str:
         known = self._versions.known(pair[1]) if pair else None

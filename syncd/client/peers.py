@@ -7,9 +7,8 @@ has ended is noticed at once.
 import threading
 from dataclasses import replace
 
-from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock
-from syncd.protocol.documents import Fields, record_from
+from syncd.protocol.documents import record_in
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus, read_presences
 from syncd.protocol.process import Process
@@ -61,10 +60,8 @@ class Peers:
 
     def counts(self) -> dict[RunningStatus, int]:
         """Read the presences and return the number of peers of each status."""
-        counts = dict.fromkeys(RunningStatus, 0)
-        for one in self.read().values():
-            counts[one.status] += 1
-        return counts
+        statuses = [one.status for one in self.read().values()]
+        return {status: statuses.count(status) for status in RunningStatus}
 
     def last(self) -> dict[str, Presence]:
         """Return the presences that the last read found, as they were written."""
@@ -101,10 +98,7 @@ class Peers:
 
 def process_of(presence: Presence) -> Process | None:
     """Return the process that a presence names, None if it names none."""
-    try:
-        return record_from(Process, Fields(presence.info, "").record("process"))
-    except CorruptDataError:
-        return None
+    return record_in(Process, presence.info, "process")
 
 
 def has_ended(presence: Presence) -> bool:

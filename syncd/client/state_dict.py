@@ -90,7 +90,11 @@ def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, Tens
     headers = []
     for record in manifest.shards:
         path = f"{step_path}/{record.name}"
-        data = _verified(disk, path, record)
+        whole, end = bytearray(record.size), 0
+        for piece in _pieces(disk, path, record):
+            whole[end : end + len(piece)] = piece
+            end += len(piece)
+        data = memoryview(whole).toreadonly()
         header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
         headers.append(header)
         for name, tensor in header.tensors.items():
@@ -123,14 +127,6 @@ def list_tensors(headers: Sequence[Header]) -> list[TensorInfo]:
     """Return name, dtype and shape of each tensor, in the order of the files."""
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
     return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
-
-
-def _verified(disk: Disk, path: str, record: FileRecord) -> memoryview:
-    data, place = bytearray(record.size), 0
-    for piece in _pieces(disk, path, record):
-        data[place : place + len(piece)] = piece
-        place += len(piece)
-    return memoryview(data).toreadonly()
 
 
 def _pieces(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:

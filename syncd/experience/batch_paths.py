@@ -9,7 +9,7 @@ import re
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, list_if_there
-from syncd.protocol.documents import encode, read_document
+from syncd.protocol.documents import read_document, write_document
 from syncd.protocol.layout import Job, is_identity
 
 SUFFIX = ".parquet"
@@ -75,8 +75,7 @@ def consumed_through(job: Job, explorer: str) -> int:
 
 def mark_consumed(job: Job, explorer: str, through: int) -> None:
     """Record how far batches are removed, before the first of them is removed, so that no number is used again."""
-    job.disk.make_directory(f"{root(job)}/.consumed")
-    job.disk.replace(_consumed(job, explorer), encode({"through": through}))
+    write_document(job.disk, _consumed(job, explorer), {"through": through})
 
 
 def _consumed(job: Job, explorer: str) -> str:

@@ -1,16 +1,18 @@
-"""The formats of a batch: a number independent of the protocol's, and one schema for each.
+"""The formats of a batch: a number independent of the protocol's, one schema for each, and values as Arrow columns.
 
 A change of the schema is a new number. Readers keep the schemas of all earlier numbers; writers write the newest.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain, groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
-from syncd.experience.model import Span
+from syncd.experience.model import Experience, Span, TurnReward
 
 FORMAT = 2
 """The format that writers write, and the newest that readers read."""
@@ -136,3 +138,107 @@ def spans_of(steps: Sequence[int], generation: int) -> tuple[Span, ...]:
     """Return the spans of response tokens whose steps are known one by one."""
     runs = groupby(enumerate(steps), key=lambda numbered: numbered[1])
     return tuple(Span(next(run)[0], generation, step) for step, run in runs)
+
+
+MAX_ITEMS = 1 << 20
+"""The most spans, and rewards of turns, of one batch: in memory they are several times as large as in the file."""
+
+_CODES = {"int32": "i", "int64": "q", "float": "f", "double": "d"}
+_STRUCTS: dict[str, Callable[..., Any]] = {"spans": Span._make, "turn_rewards": TurnReward._make}
+
+
+def check_items(name: str, count: int) -> None:
+    """Refuse more spans or rewards of turns than a batch may have.
+
+    Raises:
+        UsageError: There are more.
+    """
+    if count > MAX_ITEMS:
+        raise UsageError(f"{name}: {count} in one batch where at most {MAX_ITEMS} are taken")
+
+
+def column(name: str, kind: Any, experiences: Sequence[Experience]) -> Any:
+    """Return a field of all experiences as a column."""
+    if name == "info":
+        return pa.array([experience.info_text for experience in experiences], kind)
+    values = [getattr(experience, name) for experience in experiences]
+    if not pa.types.is_list(kind):
+        return pa.array(values, kind)
+    told = [value for value in values if value is not None]
+    if not told:
+        return pa.nulls(len(values), kind)
+    items = _structs(name, told, kind.value_type) if name in _STRUCTS else _plain(told, kind.value_type)
+    return _lists(values, items, kind)
+
+
+def values(name: str, kind: Any, stored: Any) -> list[Any]:
+    """Return a field of each experience from its column, which has nulls only where the field is optional."""
+    return list(chain.from_iterable(_values(name, kind, chunk) for chunk in stored.chunks))
+
+
+def _values(name: str, kind: Any, chunk: Any) -> Sequence[Any]:
+    if not pa.types.is_list(kind):
+        return _scalars(chunk)
+    if chunk.null_count == len(chunk):
+        return [None] * len(chunk)
+    if name in _STRUCTS:
+        check_items(name, len(chunk.values))
+        items = list(map(_STRUCTS[name], zip(*map(_scalars, chunk.values.flatten()), strict=True)))
+        return [None if ends is None else tuple(items[ends[0] : ends[1]]) for ends in _ends(chunk, 1)]
+    if pa.types.is_boolean(kind.value_type):
+        flat = _bytes(chunk.values.cast(pa.uint8()))
+        return [None if ends is None else bytes(flat[ends[0] : ends[1]]) for ends in _ends(chunk, 1)]
+    code, flat = _CODES[str(kind.value_type)], _bytes(chunk.values)
+    width = array(code).itemsize
+    return [
+        None if ends is None else array(code, bytes(flat[ends[0] : ends[1]])) for ends in _ends(chunk, width)
+    ]
+
+
+def _ends(chunk: Any, width: int) -> Sequence[tuple[int, int] | None]:
+    """Return where the items of each list begin and end, in units of `width`."""
+    places = [offset * width for offset in _scalars(chunk.offsets)]
+    pairs = list(pairwise(places))
+    if not chunk.null_count:
+        return pairs
+    return [ends if valid else None for ends, valid in zip(pairs, chunk.is_valid().to_pylist(), strict=True)]
+
+
+def _scalars(column: Any) -> Sequence[Any]:
+    """Return the values of a column without nulls; numbers from its memory, which takes a tenth of the time."""
+    code = _CODES.get(str(column.type))
+    if code is None:
+        texts: list[Any] = column.to_pylist()
+        return texts
+    return array(code, bytes(_bytes(column))).tolist()
+
+
+def _bytes(column: Any) -> memoryview:
+    """Return the memory of a column's values."""
+    width = column.type.bit_width // 8
+    whole = memoryview(column.buffers()[1] or b"").cast("B")
+    return whole[column.offset * width : (column.offset + len(column)) * width]
+
+
+def _lists(values: Sequence[Any], items: Any, kind: Any) -> Any:
+    lengths = [0 if value is None else len(value) for value in values]
+    offsets = array("i", accumulate(lengths, initial=0))
+    missing = pa.array([value is None for value in values], pa.bool_()) if None in values else None
+    starts = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
+    return pa.ListArray.from_arrays(starts, items, type=kind, mask=missing)
+
+
+def _plain(told: Sequence[Any], kind: Any) -> Any:
+    flat = b"".join([memoryview(value).cast("B") for value in told])
+    # Arrow packs booleans into bits; here they are bytes.
+    stored = pa.uint8() if pa.types.is_boolean(kind) else kind
+    items = pa.Array.from_buffers(stored, sum(map(len, told)), [None, pa.py_buffer(flat)])
+    return items.cast(kind) if stored is not kind else items
+
+
+def _structs(name: str, told: Sequence[Any], kind: Any) -> Any:
+    items = list(chain.from_iterable(told))
+    check_items(name, len(items))
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    columns = [pa.array(map(itemgetter(at), items), field.type) for at, field in enumerate(fields)]
+    return pa.StructArray.from_arrays(columns, fields=fields)

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from syncd.errors import CorruptDataError, UsageError
-from syncd.experience.columns import check_items, column, values
-from syncd.experience.formats import FORMAT, SCHEMAS, format_of, from_format_1
+from syncd.experience.formats import FORMAT, SCHEMAS, check_items, column, format_of, from_format_1, values
 from syncd.experience.model import Experience, check_total
 from syncd.protocol.digest import DEFAULT, hasher
 

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 
 from syncd.context import Closing
-from syncd.errors import FencedError, storage_error, storage_errors
+from syncd.errors import FencedError, StorageError, storage_error, storage_errors
 from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.table import encode_batch
@@ -36,12 +36,8 @@ class ExperienceWriter(Closing):
             job.disk.make_directory(self._place)
             self._fence_others()
             job.disk.make_directory(batch_paths.batches(job, explorer))
-            self._next = self._first_free()
-
-    @property
-    def upcoming(self) -> int:
-        """Return the number of the next batch: above all that this identity's writers ever made visible."""
-        return self._next
+            self.upcoming = self._first_free()
+            """The number of the next batch: above all that this identity's writers ever made visible."""
 
     def replace(self, path: str, data: bytes) -> None:
         """Replace a file that belongs to this explorer, durably; fenced as its batches are.
@@ -54,9 +50,7 @@ class ExperienceWriter(Closing):
             self.job.disk.make_directory(os.path.dirname(path))
             self.job.disk.replace(path, data, via=self._place)
         except OSError as error:
-            if isinstance(error, MISSING) and not exists(self.job.disk, self._place):
-                raise self._fenced() from error
-            raise storage_error(error, path) from error
+            raise self._failure(error, path) from error
 
     def write(self, experiences: Sequence[Experience]) -> str:
         """Write one batch durably and return its path.
@@ -67,12 +61,12 @@ class ExperienceWriter(Closing):
             StorageError: It could not be written; nothing of it is visible unless the message says so.
         """
         data = encode_batch(experiences)
-        path = batch_paths.batch(self.job, self.explorer, self._next)
+        path = batch_paths.batch(self.job, self.explorer, self.upcoming)
         try:
             self.job.disk.replace(path, data, via=self._place)
         except OSError as error:
             self._explain(error, path)
-        self._next += 1
+        self.upcoming += 1
         return path
 
     def close(self) -> None:
@@ -97,16 +91,17 @@ class ExperienceWriter(Closing):
             try:
                 self.job.disk.sync_directory(path.rpartition("/")[0])
             except OSError as again:
-                self._next += 1
+                self.upcoming += 1
                 failed = storage_error(again, path)
                 failed.message = f"the batch is visible, but may not outlast a power cut: {failed.message}"
                 raise failed from error
             return
-        if isinstance(error, MISSING) and not exists(self.job.disk, self._place):
-            raise self._fenced() from error
-        raise storage_error(error, path) from error
+        raise self._failure(error, path) from error
 
-    def _fenced(self) -> FencedError:
+    def _failure(self, error: OSError, path: str) -> FencedError | StorageError:
+        """Return the error of a write that failed: a fence if the directory of this process is gone."""
+        if not isinstance(error, MISSING) or exists(self.job.disk, self._place):
+            return storage_error(error, path)
         return FencedError(
             f"a later process writes as explorer {self.explorer}",
             path=self._place,

@@ -41,6 +41,13 @@ class Layer:
     where: str
     directory: str
 
+    def of_stage(self, entry: Mapping[str, Any]) -> "tuple[Layer, Layer]":
+        """Return the keys of a file that all its stages share, and those that one stage gives."""
+        common = {name: part for name, part in self.table.items() if name != "stages"}
+        own = {name: part for name, part in entry.items() if name != "name"}
+        where = f"{self.where}, stage {entry['name']!r}"
+        return replace(self, table=common), replace(self, table=own, where=where)
+
 
 class Loader(Generic[Model]):
     """Reads the job's file as one program needs it.

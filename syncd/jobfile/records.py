@@ -8,11 +8,11 @@ newest full checkpoint shows the end. Presence files do not show it: a killed tr
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error
 from syncd.protocol.disk import MISSING
-from syncd.protocol.documents import encode, read_document
+from syncd.protocol.documents import encode, read_document, record_from
 from syncd.protocol.layout import CONFIG, Job, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import parse_config
@@ -41,8 +41,7 @@ def mark_finished(job: Job, end: JobEnd) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    document = {"protocol": 1, "step": end.step, "reason": end.reason}
-    job.disk.replace(f"{job.root}/{FINISHED}", encode(document))
+    job.disk.replace(f"{job.root}/{FINISHED}", encode(asdict(end)))
 
 
 def clear_finished(job: Job) -> None:
@@ -62,8 +61,7 @@ def read_end(job: Job) -> JobEnd | None:
 
 def _marked_end(job: Job) -> JobEnd | None:
     try:
-        fields = read_document(job.disk, f"{job.root}/{FINISHED}")
-        return JobEnd(fields.integer("step"), fields.text("reason"))
+        return record_from(JobEnd, read_document(job.disk, f"{job.root}/{FINISHED}"))
     except (OSError, SyncdError):
         return None
 

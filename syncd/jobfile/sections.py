@@ -5,6 +5,7 @@ Keys marked `FIXED` are what a run is: a later start in the same job directory m
 """
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
 
@@ -196,5 +197,14 @@ class JobFile(Section):
 
     def with_source(self, path: str) -> Self:
         """Return the file with the path that it was read from."""
-        job = self.job.model_copy(update={"source": os.path.abspath(path)})
-        return self.model_copy(update={"job": job})
+        return self.with_values(job={"source": os.path.abspath(path)})
+
+    def in_stage(self, name: str) -> Self:
+        """Return the file with the directories of a stage, below those of all stages."""
+        state_dir = f"{self.job.state_dir}/{name}" if self.job.state_dir else ""
+        return self.with_values(job={"dir": f"{self.job.dir}/{name}", "state_dir": state_dir})
+
+    def with_values(self, **tables: Mapping[str, Any]) -> Self:
+        """Return the file with other values of some keys: `model={"path": ...}`, unchecked."""
+        changed = {name: getattr(self, name).model_copy(update=values) for name, values in tables.items()}
+        return self.model_copy(update=changed)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from syncd.protocol.documents import record_in
+
 GLOO, NCCL = "gloo", "nccl"
 
 KEY = "broadcast_gpu"
@@ -41,13 +43,8 @@ class BackendChoice:
 
 def gpu_in(info: Mapping[str, Any]) -> Gpu | None:
     """Return the GPU in a member's `info`, None if it names none that can be read."""
-    found = info.get(KEY)
-    if not isinstance(found, Mapping):
-        return None
-    uuid, nccl = found.get("uuid"), found.get("nccl")
-    if not (isinstance(uuid, str) and isinstance(nccl, str) and uuid and nccl):
-        return None
-    return Gpu(uuid, nccl)
+    gpu = record_in(Gpu, info, KEY)
+    return gpu if gpu and gpu.uuid and gpu.nccl else None
 
 
 def choose_backend(

@@ -11,7 +11,7 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.documents import encode
 from syncd.protocol.rendezvous import TensorInfo
-from syncd.protocol.safetensors import DTYPE_BITS
+from syncd.protocol.safetensors import DTYPE_BITS, Tensor
 
 ALIGNMENT = 16
 """Each tensor starts at a multiple of this, so that it can be viewed in its dtype."""
@@ -20,36 +20,17 @@ _LARGEST = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSlot:
-    """The bytes of one tensor in a broadcast.
-
-    Args:
-        name: Its name.
-        dtype: Its dtype as safetensors names it.
-        shape: Its shape.
-        start: Its first byte.
-        end: The byte after its last.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
 class BucketPlan:
     """The layout of one broadcast.
 
     Args:
-        slots: The tensors, in the order of sending.
+        slots: The tensors with their places among all bytes, in the order of sending.
         total: Bytes of all tensors, gaps included.
         bucket: Bytes of each bucket, except the last.
         digest: Of names, dtypes, shapes and bucket size.
     """
 
-    slots: tuple[TensorSlot, ...]
+    slots: tuple[Tensor, ...]
     total: int
     bucket: int
     digest: str
@@ -73,7 +54,7 @@ def plan_buckets(tensors: Sequence[TensorInfo], bucket: int) -> BucketPlan:
         seen.add(name)
         start = -(-end // ALIGNMENT) * ALIGNMENT
         end = start + math.prod(shape) * DTYPE_BITS[dtype] // 8
-        slots.append(TensorSlot(name, dtype, shape, start, end))
+        slots.append(Tensor(name, dtype, shape, start, end))
     if not 0 < end <= _LARGEST or bucket < 1:
         raise CorruptDataError(f"{end} bytes in buckets of {bucket} cannot be broadcast")
     return BucketPlan(tuple(slots), end, bucket, _digest(tensors, bucket))

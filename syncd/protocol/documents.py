@@ -79,18 +79,6 @@ class Fields:
         """Return a nested object, or None where the field is missing or null."""
         return None if self.document.get(key) is None else self.record(key)
 
-    def optional_text(self, key: str) -> str | None:
-        """Return a string, or None where the field is missing or null."""
-        return None if self.document.get(key) is None else self.text(key)
-
-    def optional_integer(self, key: str) -> int | None:
-        """Return an integer, or None where the field is missing or null."""
-        return None if self.document.get(key) is None else self.integer(key)
-
-    def optional_number(self, key: str) -> float | None:
-        """Return a number, or None where the field is missing or null."""
-        return None if self.document.get(key) is None else self.number(key)
-
     def items(self, key: str) -> Sequence[Any]:
         """Return a list, empty where the field is missing."""
         value = self.document.get(key, [])
@@ -125,14 +113,18 @@ class Fields:
         return {name: record.integer(name) for name in record.document}
 
 
+def _optional(read: Callable[[Fields, str], T]) -> Callable[[Fields, str], T | None]:
+    return lambda fields, key: None if fields.document.get(key) is None else read(fields, key)
+
+
 _READERS: Mapping[Any, Callable[[Fields, str], Any]] = {
     int: Fields.integer,
     float: Fields.number,
     str: Fields.text,
     bool: Fields.flag,
-    int | None: Fields.optional_integer,
-    float | None: Fields.optional_number,
-    str | None: Fields.optional_text,
+    int | None: _optional(Fields.integer),
+    float | None: _optional(Fields.number),
+    str | None: _optional(Fields.text),
     tuple[int, ...]: Fields.integers,
     tuple[str, ...]: Fields.texts,
     dict[str, int]: Fields.counts,
@@ -160,6 +152,14 @@ def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **kno
     return kind(**known)
 
 
+def record_in(kind: Callable[..., T], info: Mapping[str, Any], key: str, /, *required: str) -> T | None:
+    """Return the dataclass that a field of a presence's `info` holds, None if it holds none that can be read."""
+    try:
+        return record_from(kind, Fields(info, key).record(key), *required)
+    except CorruptDataError:
+        return None
+
+
 @functools.cache
 def _readers(kind: Any) -> list[tuple[str, Callable[[Fields, str], Any], bool]]:
     """Return the name of each field of a dataclass, how it is read, and whether it has a default."""
@@ -170,7 +170,8 @@ def _readers(kind: Any) -> list[tuple[str, Callable[[Fields, str], Any], bool]]:
 
 
 def _nested(kind: Any, fields: Fields, key: str) -> Any:
-    return record_from(kind, fields.record(key))
+    # A nested object was never written without one of its fields.
+    return record_from(kind, fields.record(key), *(field.name for field in dataclasses.fields(kind)))
 
 
 def _has_default(field: "dataclasses.Field[Any]") -> bool:
@@ -239,6 +240,12 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 def read_document(disk: Disk, path: str, limit: int = DOCUMENT_LIMIT) -> Fields:
     """Read and parse one document of at most `limit` bytes; a missing file stays `FileNotFoundError`."""
     return decode(disk.read(path, limit), path)
+
+
+def write_document(disk: Disk, path: str, document: Mapping[str, Any], *, private: bool = False) -> None:
+    """Write a document durably, in a directory that is made where it is missing."""
+    disk.make_directory(path.rpartition("/")[0])
+    disk.replace(path, encode(document), private=private)
 
 
 def list_documents(disk: Disk, directory: str) -> Iterator[tuple[str, str]]:

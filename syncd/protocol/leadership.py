@@ -97,18 +97,9 @@ def read_leader(job: Job, token: int) -> Leader:
     return record_from(Leader, fields, "host", "process", "beat", floor=floor)
 
 
-def latest_token(job: Job) -> int:
-    """Return the highest token of a term that is there, 0 where there is none."""
-    return _highest(job, job.lock)
-
-
-def latest_trash(job: Job) -> int:
-    """Return the highest token that has a place in the trash, 0 where there is none."""
-    return _highest(job, job.trash)
-
-
-def _highest(job: Job, place: str) -> int:
-    tokens = (parse_token(entry.name) for entry in list_if_there(job.disk, place))
+def latest_token(job: Job, place: str = "") -> int:
+    """Return the highest token of a term that has a directory in the lock, or in another place; 0 if none has."""
+    tokens = (parse_token(entry.name) for entry in list_if_there(job.disk, place or job.lock))
     return max((token for token in tokens if token), default=0)
 
 

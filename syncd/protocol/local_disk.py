@@ -285,13 +285,10 @@ def _write(path: str, data: Data, modes: Modes) -> None:
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, modes.file) as descriptor:
         apply_to_file(descriptor, modes)
         for part in (data,) if isinstance(data, bytes) else data:
-            _write_all(descriptor, memoryview(part))
+            view = memoryview(part)
+            while view:
+                view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _is_at(path: str, held: int) -> bool:

@@ -263,14 +263,12 @@ def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:
         CorruptDataError: A link is missing, points forward, or the chain is too long.
     """
     links = [step]
-    while (parent := _parent(links[-1], parents)) is not None:
+    while True:
+        if links[-1] not in parents:
+            raise CorruptDataError(f"a chain needs step {links[-1]}, which is not there")
+        parent = parents[links[-1]]
+        if parent is None:
+            return tuple(links)
         if parent >= links[-1] or len(links) >= MAX_CHAIN:
             raise CorruptDataError(f"the chain of step {step} does not end in a keyframe")
         links.append(parent)
-    return tuple(links)
-
-
-def _parent(step: int, parents: dict[int, int | None]) -> int | None:
-    if step not in parents:
-        raise CorruptDataError(f"a chain needs step {step}, which is not there")
-    return parents[step]

@@ -13,12 +13,13 @@ import hashlib
 import os
 import re
 import stat as stat_module
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError
 from syncd.protocol.disk import remove_tree
+from syncd.protocol.documents import record_in
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.layout import is_identity
 from syncd.protocol.local_disk import LocalDisk
@@ -62,15 +63,14 @@ class MemoryDirectory:
 
 def memory_directory_of(info: Mapping[str, Any]) -> MemoryDirectory | None:
     """Return the place that a presence's `info` names, None where it names none on this host and boot."""
-    found = info.get(MEMORY_KEY)
-    if not isinstance(found, Mapping):
-        return None
-    directory, boot = found.get("directory"), found.get("boot")
-    if not isinstance(directory, str) or not boot or boot != Process.current().boot:
+    found = record_in(MemoryDirectory, info, MEMORY_KEY)
+    if found is None or not found.boot or found.boot != Process.current().boot:
         return None
     # A presence, which others may write, must not make this process read or delete other directories of this user.
-    is_one = os.path.isabs(directory) and _PLACE.fullmatch(os.path.basename(directory)) is not None
-    return MemoryDirectory(directory, boot) if is_one else None
+    is_one = (
+        os.path.isabs(found.directory) and _PLACE.fullmatch(os.path.basename(found.directory)) is not None
+    )
+    return found if is_one else None
 
 
 class HeldCopy:
@@ -179,14 +179,12 @@ def clear_all(root: str) -> None:
 
 def size_of(path: str) -> int:
     """Return the bytes of all files below a directory."""
-    return sum(_sizes(path))
-
-
-def _sizes(path: str) -> Iterator[int]:
+    size = 0
     for directory, _, names in os.walk(path):
         for name in names:
             with contextlib.suppress(OSError):
-                yield os.lstat(f"{directory}/{name}").st_size
+                size += os.lstat(f"{directory}/{name}").st_size
+    return size
 
 
 def _is_held(directory: str, name: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from syncd.errors import ConfigError, CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk, is_below
-from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document
+from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document, record_from
 from syncd.protocol.layout import OWNER, STATE, Job
 from syncd.protocol.leadership import Term
 from syncd.protocol.process import host_name
@@ -108,7 +108,7 @@ def read_owner(disk: Disk, path: str) -> Owner | None:
     except MISSING:
         return None
     place = fields.optional_record("place")
-    return Owner(fields.optional_text("identity"), JobPlace.from_fields(place) if place else None)
+    return record_from(Owner, fields, place=JobPlace.from_fields(place) if place else None)
 
 
 def check_owner(job: Job) -> None:

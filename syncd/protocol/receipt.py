@@ -18,10 +18,10 @@ from syncd.protocol.documents import (
     Document,
     Fields,
     as_document,
-    encode,
     list_documents,
     read_document,
     record_from,
+    write_document,
 )
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
 
@@ -89,10 +89,8 @@ def file_documents(shards: Iterable[FileRecord], files: Iterable[FileRecord]) ->
 
 def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     """Leave a receipt, durably. Its files must be durable already."""
-    directory = receipts_directory(step_path)
-    disk.make_directory(directory)
-    document = as_document(receipt, **file_documents(receipt.shards, receipt.files))
-    disk.replace(f"{directory}/{receipt_name(receipt.writer, receipt.world_size)}", encode(document))
+    path = f"{receipts_directory(step_path)}/{receipt_name(receipt.writer, receipt.world_size)}"
+    write_document(disk, path, as_document(receipt, **file_documents(receipt.shards, receipt.files)))
 
 
 def read_receipt(disk: Disk, path: str) -> Receipt:

@@ -15,10 +15,10 @@ from syncd.protocol.documents import (
     SMALL_LIMIT,
     Fields,
     as_document,
-    encode,
     list_documents,
     read_document,
     record_from,
+    write_document,
 )
 from syncd.protocol.layout import Job, check_identity, is_identity
 
@@ -91,9 +91,8 @@ def latest_epoch(job: Job, group: str) -> int | None:
 
 def write_offer(job: Job, offer: Offer) -> None:
     """Post an offer, durably."""
-    directory = epoch_path(job, offer.group, offer.epoch)
-    job.disk.make_directory(directory)
-    job.disk.replace(f"{directory}/{_OFFER}", encode(as_document(offer)), private=True)
+    path = f"{epoch_path(job, offer.group, offer.epoch)}/{_OFFER}"
+    write_document(job.disk, path, as_document(offer), private=True)
 
 
 def clear_offers(job: Job, group: str, keep: int | None = None) -> None:
@@ -132,10 +131,8 @@ def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
 
 def write_acknowledgement(job: Job, group: str, epoch: int, acknowledgement: Acknowledgement) -> None:
     """Post a member's state, durably."""
-    directory = f"{epoch_path(job, group, epoch)}/members"
-    job.disk.make_directory(directory)
-    path = f"{directory}/{check_identity(acknowledgement.member)}.json"
-    job.disk.replace(path, encode(as_document(acknowledgement)))
+    path = f"{epoch_path(job, group, epoch)}/members/{check_identity(acknowledgement.member)}.json"
+    write_document(job.disk, path, as_document(acknowledgement))
 
 
 def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowledgement]:
@@ -145,14 +142,11 @@ def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowl
     for member, path in list_documents(job.disk, directory):
         if is_identity(member):
             with contextlib.suppress(*MISSING, CorruptDataError):
-                found[member] = _acknowledgement(read_document(job.disk, path, SMALL_LIMIT), member)
+                fields = read_document(job.disk, path, SMALL_LIMIT)
+                if fields.text("state") not in STATES:
+                    raise fields.wrong("state", f"one of {', '.join(STATES)}")
+                found[member] = record_from(Acknowledgement, fields, member=member)
     return found
-
-
-def _acknowledgement(fields: Fields, member: str) -> Acknowledgement:
-    if fields.text("state") not in STATES:
-        raise fields.wrong("state", f"one of {', '.join(STATES)}")
-    return record_from(Acknowledgement, fields, member=member)
 
 
 def _tensor(fields: Fields, item: Any) -> TensorInfo:

@@ -12,8 +12,8 @@ import uuid
 from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import SMALL_LIMIT, encode, list_documents, read_document, record_from
+from syncd.protocol.disk import MISSING
+from syncd.protocol.documents import SMALL_LIMIT, list_documents, read_document, record_from, write_document
 from syncd.protocol.layout import Job, is_identity, parse_step_name, step_name
 from syncd.protocol.obstacle import required_obstacle
 
@@ -49,8 +49,7 @@ def request_path(job: Job, identity: str) -> str:
 
 def write_request(job: Job, request: Request) -> None:
     """Write a request, durably."""
-    job.disk.make_directory(job.requests)
-    job.disk.replace(request_path(job, request.identity), encode(asdict(request)))
+    write_document(job.disk, request_path(job, request.identity), asdict(request))
 
 
 def read_requests(job: Job) -> tuple[Request, ...]:
@@ -78,7 +77,10 @@ def read_requests_and_problems(
     for identity, path in list_documents(job.disk, job.requests):
         if is_identity(identity):
             try:
-                found.append(_read_request(job.disk, path, identity))
+                fields = read_document(job.disk, path, SMALL_LIMIT)
+                if fields.text("kind") not in KINDS or fields.text("identity") != identity:
+                    raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
+                found.append(record_from(Request, fields, "asked_at"))
             except MISSING:
                 continue
             except CorruptDataError as error:
@@ -93,13 +95,6 @@ def remove_request(job: Job, identity: str) -> None:
     """Remove a request that is carried out, refused or withdrawn."""
     with contextlib.suppress(*MISSING):
         job.disk.unlink(request_path(job, identity))
-
-
-def _read_request(disk: Disk, path: str, identity: str) -> Request:
-    fields = read_document(disk, path, SMALL_LIMIT)
-    if fields.text("kind") not in KINDS or fields.text("identity") != identity:
-        raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
-    return record_from(Request, fields, "asked_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +113,7 @@ def pin_path(job: Job, step: int) -> str:
 
 def write_pin(job: Job, pin: Pin) -> None:
     """Pin a step, durably."""
-    job.disk.make_directory(job.pins)
-    job.disk.replace(pin_path(job, pin.step), encode(asdict(pin)))
+    write_document(job.disk, pin_path(job, pin.step), asdict(pin))
 
 
 def remove_pin(job: Job, step: int) -> bool:

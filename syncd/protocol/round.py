@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Fields, record_from
-from syncd.protocol.version import Pair, Version
+from syncd.protocol.documents import record_in
+from syncd.protocol.version import Pair
 
 OPEN, COMMITTED, FAILED = "open", "committed", "failed"
 AGREED, GROUP, KEY, AHEAD = "agreed", "group", "round", "ahead"
@@ -72,13 +71,7 @@ class UnpublishedStep:
 
 def round_of(info: Mapping[str, Any]) -> Round | None:
     """Return the round in a trainer's `info`, None if there is none that can be read."""
-    found = info.get(KEY)
-    if not isinstance(found, Mapping):
-        return None
-    try:
-        return record_from(Round, Fields(found, KEY), "state", "checksum")
-    except CorruptDataError:
-        return None
+    return record_in(Round, info, KEY, "state", "checksum")
 
 
 def agreed_asks(info: Mapping[str, Any]) -> dict[str, int]:
@@ -101,22 +94,6 @@ def offered_epoch(info: Mapping[str, Any], group: str) -> int | None:
     epoch = record.get("epoch")
     is_open = record.get("name") == group and not record.get("closing")
     return epoch if is_open and type(epoch) is int else None
-
-
-def is_overtaken(ahead: UnpublishedStep, offered: Pair) -> bool:
-    """Return whether a published pair is an older step of the generation that an explorer runs ahead of."""
-    return offered[0] == max(ahead.generation, 1) and offered[1] < ahead.step
-
-
-def is_same(ahead: UnpublishedStep, offered: Version, attempt: str) -> bool:
-    """Return whether a published version has the very weights that an explorer runs.
-
-    Args:
-        ahead: What the explorer runs.
-        offered: The published version.
-        attempt: The attempt in the manifest of that version.
-    """
-    return offered.step == ahead.step and attempt == ahead.attempt != ""
 
 
 def _record(info: Mapping[str, Any], key: str) -> Mapping[str, Any]:

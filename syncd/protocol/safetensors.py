@@ -69,7 +69,7 @@ _NEXT = re.compile(r'[ \t\n\r]*+(?:,[ \t\n\r]*+(?=")|(\}))')
 
 
 class Tensor(NamedTuple):
-    """One tensor of a file; `start` and `end` are bytes from the beginning of the data."""
+    """One tensor of a file or of a broadcast; `start` and `end` are bytes from the beginning of the data."""
 
     name: str
     dtype: str

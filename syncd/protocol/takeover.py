@@ -6,7 +6,7 @@
 import contextlib
 import shlex
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from syncd.errors import (
@@ -29,7 +29,6 @@ from syncd.protocol.leadership import (
     encode_leader,
     is_private,
     latest_token,
-    latest_trash,
     parse_token,
     read_leader,
     token_name,
@@ -69,7 +68,8 @@ class Candidate:
         self._liveness = Liveness(timeout)
         self._process = process
         self._gone = gone
-        self._seen = self._highest = 0
+        self.free_after = self._highest = 0
+        """The highest term as last read; where `holder` found none, its place and all before are free."""
         self._floor: Pair | None = None
         self._own: set[str] = set()
         self._last: tuple[int, Leader] | None = None
@@ -81,14 +81,9 @@ class Candidate:
         """Return whether the leader was seen to live when it was last read; a silent one may be dead."""
         return self._last is not None and (self._beats or self._last[1].process.is_here())
 
-    @property
-    def free_after(self) -> int:
-        """Return the highest term as last read; where `holder` found none, its place and all before are free."""
-        return self._seen
-
     def holder(self) -> Leader | None:
         """Read the terms once and return the leader, None where its place is free."""
-        token = self._seen = latest_token(self._job)
+        token = self.free_after = latest_token(self._job)
         self.found_removed |= token < self._highest
         self._highest = max(self._highest, token)
         if token == 0:
@@ -128,8 +123,8 @@ class Candidate:
             StorageError: Earlier terms could not be fenced, or a foreign term leaves no number for the next.
         """
         job = self._job
-        if self._seen:
-            self._read(self._seen)
+        if self.free_after:
+            self._read(self.free_after)
         known = [pair for pair in (self._floor, floor) if pair is not None]
         leader = Leader(
             uuid.uuid4().hex, process=self._process or Process.current(), floor=max(known, default=None)
@@ -150,7 +145,7 @@ class Candidate:
         return term
 
     def _next_token(self) -> int:
-        token = 1 + max(self._seen, self._highest, latest_trash(self._job))
+        token = 1 + max(self.free_after, self._highest, latest_token(self._job, self._job.trash))
         if token > MAX_TOKEN:
             places = " ".join(shlex.quote(place) for place in (self._job.lock, self._job.trash))
             raise StorageError(
@@ -167,7 +162,7 @@ class Candidate:
             # A look that comes after the directory was prepared: whoever leads a later term either shows in
             # it, or finds the prepared directory and removes it. So no token that was fenced is ever taken
             # again.
-            self._check_highest(self._seen)
+            self._check_highest(self.free_after)
             disk.replace(f"{prepared}/{LEADER}", encode_leader(leader))
             self._rename_claim(prepared, term.token)
         except MISSING as error:
@@ -261,26 +256,32 @@ class _Fence:
 
     def concerns(self, name: str) -> bool:
         """Return whether a name in the lock is of an earlier term, and not left already."""
-        return _is_below(name, self._highest) and f"{self._job.lock}/{name}" not in self.left
+        token = parse_token(name)
+        is_below = token < self._highest if token else name.startswith((CLAIM, _WITHDRAWN))
+        return is_below and f"{self._job.lock}/{name}" not in self.left
 
     def remove_term(self, name: str) -> None:
         """Remove the directory of a term, or of a claim."""
         token, path = parse_token(name), f"{self._job.lock}/{_withdrawn(self._job, name)}"
         if token:
             self._ended[token] = self._has_ended(token)
-        try:
+        with self._leaving(token, path):
             remove_surely(self._job.disk, path)
-        except StorageError as error:
-            self._leave(token, path, error)
 
     def empty_trash(self, token: int, path: str, heir: str) -> None:
         """Empty the trash of a term into another one."""
-        try:
+        with self._leaving(token, path):
             _empty_surely(self._job.disk, path, heir)
-        except StorageError as error:
-            self._leave(token, path, error)
 
-    def _leave(self, token: int | None, path: str, error: StorageError) -> None:
+    @contextlib.contextmanager
+    def _leaving(self, token: int | None, path: str) -> Iterator[None]:
+        """Leave a directory of an ended leader that cannot be removed; raise any other error of the block."""
+        try:
+            yield
+        except StorageError as error:
+            self.left[path] = self._obstacle(token, path, error)
+
+    def _obstacle(self, token: int | None, path: str, error: StorageError) -> Obstacle:
         cause = error.__cause__
         # Any other error than a lack of permission means that somebody still writes there, or passes.
         denied = PermissionError(cause.errno, cause.strerror) if isinstance(cause, PermissionError) else None
@@ -292,7 +293,7 @@ class _Fence:
             raise StorageError(
                 f"{error.message}: {obstacle.message} ({obstacle.owner})", path=path, hint=obstacle.hint
             )
-        self.left[path] = obstacle
+        return obstacle
 
     def _has_ended(self, token: int) -> bool:
         try:
@@ -300,11 +301,6 @@ class _Fence:
         except (OSError, SyncdError):
             return False
         return leader.released or self._gone(leader.process)
-
-
-def _is_below(name: str, highest: int) -> bool:
-    token = parse_token(name)
-    return token < highest if token else name.startswith((CLAIM, _WITHDRAWN))
 
 
 def _withdrawn(job: Job, name: str) -> str:

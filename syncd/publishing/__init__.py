@@ -84,14 +84,12 @@ def _unannounced(job: Job, step: int, disk: Disk, export: Export) -> Manifest | 
     records = {record.name: record for record in (*sealed.shards, *sealed.files)}
     if records.keys() != {f"{ACTOR}/{name}" for name in export.stats}:
         return None
-    same = all(
-        _is_same(disk, f"{export.directory}/{name}", records[f"{ACTOR}/{name}"]) for name in export.stats
-    )
-    return sealed if same else None
-
-
-def _is_same(disk: Disk, path: str, record: FileRecord) -> bool:
-    return digest_file(disk, path, name_of(record.digest)) == (record.digest, record.size)
+    for path, record in records.items():
+        name = path.removeprefix(f"{ACTOR}/")
+        found = digest_file(disk, f"{export.directory}/{name}", name_of(record.digest))
+        if found != (record.digest, record.size):
+            return None
+    return sealed
 
 
 def _check(job: Job, step: int, *, rewind: bool) -> None:

@@ -18,7 +18,7 @@ def main():
         written = 0
         while written < int(count):
             # The number that is next is the writer's own: a killed process leaves no other trace of how far it was.
-            written = writer._next
+            written = writer.upcoming
             name = f"{explorer}-{written}"
             writer.write(whole_group(name, tag=name, length=int(length[0]) if length else 3))
 

@@ -15,6 +15,7 @@ from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import MemoryDirectory, is_copy_of
 from syncd.transports.ranks import Ranks
 from trainer.engines.base import make_engine
+from trainer.engines.verl.rows import rollout_rows
 
 SHM = "/dev/shm"
 
@@ -74,7 +75,7 @@ def contract(bench):
         for name in os.listdir(bench.place("straight"))
     }
     found |= {"tied": sorted(engine.tied), "companions": dict(engine.companions())}
-    found["log_probs"] = engine.log_probs(samples.batch_of(9))
+    found["log_probs"] = log_probs(engine, samples.batch_of(9))
     found["limits"] = engine.limits
     engine.shutdown()
     return found
@@ -143,6 +144,17 @@ def remembered(bench):
     return found
 
 
+def log_probs(engine, batch):
+    """Return the log-probs of each experience's response tokens at the job's temperature, on all ranks."""
+    if hasattr(engine, "log_probs"):
+        return engine.log_probs(batch)
+    rollouts, found = rollout_rows(batch), {}
+    own, _ = engine._forward(engine.model, rollouts, engine._deal(rollouts, range(len(rollouts))))
+    for part in engine.context.ranks.gather(own):
+        found |= part
+    return [found[number] for number in range(len(rollouts))]
+
+
 def refusal(call):
     """Return what a call was refused with: kind, message, hint."""
     try:
@@ -156,7 +168,7 @@ def refusal(call):
 def gradients(engine):
     """Keep the whole gradients that the optimizer is given, by name."""
     kept = {}
-    model = engine._learner.model
+    model = engine.model
 
     def keep(*_):
         for name, parameter in model.module.named_parameters():
@@ -178,6 +190,9 @@ def published(bench):
         engine = bench.engine_of("untied", **tables)
         engine.train_step(samples.batch_of(1))
         engine.save_checkpoint({}, block_until_saved=True, save_as_hf=True)
-        found[dtype] = f"{bench.directory}/{dtype}/global_step_1/actor", engine.log_probs(samples.batch_of(9))
+        found[dtype] = (
+            f"{bench.directory}/{dtype}/global_step_1/actor",
+            log_probs(engine, samples.batch_of(9)),
+        )
         engine.shutdown()
     return found

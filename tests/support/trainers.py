@@ -84,7 +84,7 @@ def make_trainer(config, sync, *, clock=None, engine=None):
     if INSTALLED not in sys.path:
         sys.path.insert(0, INSTALLED)
     job, shown = sync.job, Shown()
-    context = EngineContext(config, job, Alone(), torch.device("cpu"), sync.lease, sync)
+    context = EngineContext(config, job, Alone(), torch.device("cpu"), sync)
     rank0 = Rank0(config, sync, make_strategy(config, job), shown, clock)
     made = (engine or make_engine)(context)
     return Trainer(made, context, StopSignals(), find_state(job), rank0), shown

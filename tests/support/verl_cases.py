@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import save_file
 
 from support import samples
-from support.engine_cases import gradients, refusal, weights_of
+from support.engine_cases import gradients, log_probs, refusal, weights_of
 from trainer.config.algorithms import ALGORITHMS
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import resolve
@@ -34,7 +34,7 @@ def same_gradients(bench):
     for name, algorithm in GRADIENTS.items():
         learn(engine, algorithm)
         for budget, (rows, tokens) in BUDGETS.items():
-            settings = engine._learner.model.engine_config
+            settings = engine.model.engine_config
             settings.micro_batch_size_per_gpu, settings.infer_micro_batch_size_per_gpu = rows, rows - 1
             settings.use_dynamic_bsz, settings.max_token_len_per_gpu = tokens is not None, tokens
             batch = samples.batch_of(5, weight=0.5, examples=5 if name in ("sft", "mixed") else 0)
@@ -46,9 +46,8 @@ def same_gradients(bench):
 
 def learn(engine, algorithm):
     """Make a built engine learn something else; nothing of its model depends on it."""
-    learner = engine._learner
     section = AlgorithmSection.model_validate(algorithm | STILL)
-    learner._algorithm = learner._updates._algorithm = resolve(section)
+    engine._algorithm = engine._updates._algorithm = resolve(section)
 
 
 def expected_gradients(bench):
@@ -109,7 +108,7 @@ def segments(bench):
     engine, found = bench.engine_of(algorithm=STILL), {}
     for mode in SEGMENTS:
         learn(engine, {"loss_agg_mode": mode})
-        engine._learner.model.engine_config.micro_batch_size_per_gpu = 4
+        engine.model.engine_config.micro_batch_size_per_gpu = 4
         with gradients(engine) as kept:
             metrics = engine.train_step(samples.segmented_batch(7))
         found[mode] = kept, metrics
@@ -158,7 +157,7 @@ def plain_log_probs(bench):
         engine.train_step(samples.batch_of(1))
         found[model, "trained"] = _both(engine, _written(bench, engine, model), batch)
         names = {name for name, _ in engine.export()}
-        found[model, "names"] = (names, set(engine._learner.model.module.state_dict()), sorted(engine.tied))
+        found[model, "names"] = (names, set(engine.model.module.state_dict()), sorted(engine.tied))
         found[model, "files"] = {name: bytes(content) for name, content in engine.companions().items()}
     tokenizer = transformers.AutoTokenizer.from_pretrained(f"{bench.directory}/untied")
     return found | {"tokenizer": tokenizer("w3 w9")["input_ids"]}
@@ -171,7 +170,7 @@ def _both(engine, path, batch):
             _chosen(_distribution(model, row.tokens, row.prompt_length), row.tokens, row.prompt_length)
             for row in batch.experiences
         ]
-    return engine.log_probs(batch), plain, str(model.dtype)
+    return log_probs(engine, batch), plain, str(model.dtype)
 
 
 def _written(bench, engine, name):
@@ -203,10 +202,10 @@ def learns(bench):
     examples = [sft.train_step(batch)["sft/loss"] for _ in range(8)]
     policy = bench.engine_of("tied", algorithm={"optimizer": {"lr": 3e-3}})
     rollouts = samples.batch_of(4, sizes=(4, 2))
-    before = policy.log_probs(rollouts)
+    before = log_probs(policy, rollouts)
     for _ in range(5):
         policy.train_step(rollouts)
-    gained = [float((b - a).sum()) for a, b in zip(before, policy.log_probs(rollouts), strict=True)]
+    gained = [float((b - a).sum()) for a, b in zip(before, log_probs(policy, rollouts), strict=True)]
     return {"examples": examples, "gained": gained, "rewards": [row.reward for row in rollouts.experiences]}
 
 

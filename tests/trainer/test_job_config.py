@@ -137,7 +137,7 @@ def test_a_fresh_start_takes_the_first_unused_directory(file, tmp_path):
     config = load_config(file, ANEW)
     taken = [enter_job_dir(config).job.dir for _ in range(3)]
     assert taken == [f"{tmp_path}/job", f"{tmp_path}/job-2", f"{tmp_path}/job-3"]
-    assert next_job_dir(config) == f"{tmp_path}/job-4"
+    assert next_job_dir(config).job.dir == f"{tmp_path}/job-4"
 
 
 def test_a_fresh_start_takes_an_empty_directory_and_skips_files(file, tmp_path):
@@ -247,7 +247,7 @@ def test_a_job_directory_that_was_removed_is_a_storage_error(file):
 
 def test_looking_up_the_next_job_directory_creates_nothing(file, tmp_path):
     config = load_config(file, ANEW)
-    assert next_job_dir(config) == f"{tmp_path}/job"
+    assert next_job_dir(config).job.dir == f"{tmp_path}/job"
     assert contradictions(config) == ()
     assert sorted(os.listdir(tmp_path)) == ["file.toml"]
 

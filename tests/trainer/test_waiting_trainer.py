@@ -13,7 +13,7 @@ from syncd.cli.main import run as syncd
 from syncd.errors import TimedOutError
 from syncd.protocol.local_disk import SystemClock
 from syncd.synchronizer import Synchronizer
-from trainer.waiting import EVERY, QUIET, Wait, Waiting
+from trainer.waiting import EVERY, QUIET, Waiting, wait_text
 
 
 class Clock(SystemClock):
@@ -74,11 +74,10 @@ def test_a_wait_report_says_what_is_present_and_what_to_run(fields, end):
         "path": "/job/experiences",
         "since": at,
         "seconds": 125.0,
-        "whole": 2,
-        "needed": 8,
+        "groups": (2, 8),
         "rejected": 0,
     }
-    text = Wait(**known | {"file": "/a/grpo.toml"} | fields).text()
+    text = wait_text(**known | {"file": "/a/grpo.toml"} | fields)
     assert text.startswith("waiting for experiences in /job/experiences since 14:05:09 (2:05): ")
     assert text.endswith(end)
 

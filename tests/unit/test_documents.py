@@ -1,6 +1,7 @@
 """Documents: encoding, checks of fields, seals, and what every reader does with bytes that anybody wrote."""
 
 import json
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from syncd.protocol.documents import (
     decode,
     encode,
     read_document,
+    record_from,
+    record_in,
     seal,
 )
 from syncd.protocol.leadership import read_leader
@@ -258,7 +261,6 @@ def test_the_seal_of_a_too_deep_document_is_refused():
         (Fields.flag, [True, False], [0, 1, None, "true"]),
         (Fields.record, [{}], [None, [], "x"]),
         (Fields.optional_record, [{}, None], [[], 0, "", False]),
-        (Fields.optional_integer, [0, None], [-1, "", False]),
         (Fields.items, [[], [1]], [None, {}, "x", 0]),
         (Fields.records, [[], [{}]], [[1], [None], {}]),
         (Fields.integers, [[], [0, MAX_INTEGER]], [[-1], [True], [1.0], ["1"], 1, [MAX_INTEGER + 1]]),
@@ -277,11 +279,57 @@ def test_missing_fields_take_their_default_or_are_refused():
     assert fields.text("key", "default") == "default"
     assert fields.flag("key") is False
     assert fields.flag("key", default=True) is True
-    assert (fields.optional_record("key"), fields.optional_integer("key")) == (None, None)
+    assert fields.optional_record("key") is None
     assert (fields.items("key"), fields.records("key"), fields.integers("key")) == ([], [], ())
     for getter in (fields.integer, fields.number, fields.text, fields.record):
         with pytest.raises(CorruptDataError):
             getter("key")
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    ratio: float | None
+    inner: Inner = Inner(7)
+    names: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def test_a_record_is_read_by_the_types_and_defaults_of_its_class():
+    whole = {"name": "n", "ratio": 0.5, "inner": {"count": 1}, "names": ["a"], "counts": {"b": 2}, "other": 3}
+    assert record_from(Outer, Fields(whole, "/a")) == Outer("n", 0.5, Inner(1), ("a",), {"b": 2})
+    assert record_from(Outer, Fields({"name": "n", "names": None}, "/a")) == Outer("n", None)
+    assert record_from(Outer, Fields({}, "/a"), name="known") == Outer("known", None)
+    assert record_in(Outer, {"key": whole}, "key", "inner") == record_from(Outer, Fields(whole, "/a"))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"name": 1},
+        {"name": None},
+        {"name": "n", "ratio": "x"},
+        {"name": "n", "inner": {}},
+        {"name": "n", "names": [1]},
+        {"name": "n", "counts": {"a": -1}},
+        {"name": "n", "inner": []},
+    ],
+)
+def test_a_record_with_a_missing_or_wrong_field_is_refused(document):
+    with pytest.raises(CorruptDataError):
+        record_from(Outer, Fields(document, "/a"))
+    assert record_in(Outer, {"key": document}, "key") is None
+
+
+def test_a_field_with_a_default_may_be_required():
+    with pytest.raises(CorruptDataError, match="'counts'"):
+        record_from(Outer, Fields({"name": "n"}, "/a"), "counts")
 
 
 def test_a_missing_document_raises_file_not_found_and_a_huge_one_corrupt():

@@ -12,7 +12,7 @@ from support.experiences import fifo, make, segmented, whole_group, write
 from support.jobs import ManualClock
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
-from syncd.experience import batch_paths, columns
+from syncd.experience import batch_paths, formats
 from syncd.experience.table import decode_batch, encode_batch
 from syncd.protocol import documents
 from syncd.protocol.layout import Job
@@ -215,7 +215,7 @@ def test_the_number_of_spans_in_a_batch_is_limited(monkeypatch):
     long = [make("g", 0, spans=[(place, 1, place) for place in range(3)])]
     data = encode_batch(long)
     row = pq.read_table(RELEASED).slice(2, 1).to_pylist()[0] | {"token_steps": [3, 4, 5]}
-    monkeypatch.setattr(columns, "MAX_ITEMS", 2)
+    monkeypatch.setattr(formats, "MAX_ITEMS", 2)
     with pytest.raises(UsageError, match="spans: 3 in one batch where at most 2"):
         encode_batch(long)
     for hostile in (data, write_format_1([row])):

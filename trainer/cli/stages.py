@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from syncd.errors import UsageError
-from trainer.cli.train import (
-    TAKES_KEYS,
-    allow_change_option,
-    config_argument,
-    dry_run_option,
-    nproc_option,
-    show,
-)
+from trainer.cli.train import job_command, show
 
 if TYPE_CHECKING:
     from trainer.config.model import JobConfig
@@ -21,12 +14,7 @@ if TYPE_CHECKING:
 _LAUNCHED = ("RANK", "SLURM_PROCID")
 
 
-@click.command(context_settings=TAKES_KEYS)
-@config_argument
-@dry_run_option
-@nproc_option
-@allow_change_option
-@click.pass_context
+@job_command
 def stages(
     ctx: click.Context,
     config: str,

@@ -1,7 +1,7 @@
 """`trainer train`, and the options that `trainer stages` shares with it."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,34 +11,22 @@ if TYPE_CHECKING:
     from trainer.config.changes import Contradiction
     from trainer.config.model import JobConfig
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-TAKES_KEYS = {"ignore_unknown_options": True}
-"""Click's settings of a command whose further options are keys of the file."""
-
-
-def config_argument(command: F) -> F:
-    """Add CONFIG and everything after it that is an option of the file."""
-    rest = click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
-    return click.argument("config", metavar="CONFIG", callback=_file)(rest(command))
-
-
-def nproc_option(command: F) -> F:
-    """Add `--nproc`."""
-    text = "Ranks to start on this machine, whatever trainer.nproc says."
-    return click.option("--nproc", type=click.IntRange(min=1), metavar="N", help=text)(command)
-
-
-def dry_run_option(command: F) -> F:
-    """Add `--dry-run`."""
-    text = "Print the resolved file, check the model's files and change nothing."
-    return click.option("--dry-run", is_flag=True, help=text)(command)
-
-
-def allow_change_option(command: F) -> F:
-    """Add `--allow-change`."""
-    text = "Let a key differ from what the job was started with, and record it. May be given several times."
-    return click.option("--allow-change", "allowed", multiple=True, metavar="KEY", help=text)(command)
+def job_command(work: Callable[..., None]) -> click.Command:
+    """Return the command that takes CONFIG, options of the file after it, and those that train and stages share."""
+    dry_run = "Print the resolved file, check the model's files and change nothing."
+    nproc = "Ranks to start on this machine, whatever trainer.nproc says."
+    change = "Let a key differ from what the job was started with, and record it. May be given several times."
+    for add in (
+        click.pass_context,
+        click.option("--allow-change", "allowed", multiple=True, metavar="KEY", help=change),
+        click.option("--nproc", type=click.IntRange(min=1), metavar="N", help=nproc),
+        click.option("--dry-run", is_flag=True, help=dry_run),
+        click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]..."),
+        click.argument("config", metavar="CONFIG", callback=_file),
+    ):
+        work = add(work)
+    return click.command(context_settings={"ignore_unknown_options": True})(work)
 
 
 def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
@@ -58,12 +46,7 @@ def _file(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
-@click.command(context_settings=TAKES_KEYS)
-@config_argument
-@dry_run_option
-@nproc_option
-@allow_change_option
-@click.pass_context
+@job_command
 def train(
     ctx: click.Context,
     config: str,
@@ -93,9 +76,9 @@ def train(
 
     check_allowed(allowed)
     if dry_run:
-        from trainer.config.job_config import contradictions, moved_to, next_job_dir  # noqa: PLC0415
+        from trainer.config.job_config import contradictions, next_job_dir  # noqa: PLC0415
 
-        settled = moved_to(job, next_job_dir(job))
+        settled = next_job_dir(job)
         show(settled, contradictions(settled), allowed)
         check_model(settled)
         return

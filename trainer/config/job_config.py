@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -64,35 +65,29 @@ def make_job_dir(config: JobConfig) -> JobConfig:
         if config.trainer.continue_from_checkpoint:
             disk.make_directory(config.job.dir)
             return config
-        for suffix in _suffixes():
-            if _claim(disk, f"{config.job.dir}{suffix}", config.job.source):
-                break
-    return moved_to(config, f"{config.job.dir}{suffix}")
+        moved = map(partial(_moved, config), _suffixes())
+        return next(one for one in moved if _claim(disk, one.job.dir, config.job.source))
 
 
-def next_job_dir(config: JobConfig) -> str:
-    """Return the directory that `make_job_dir` would use now; nothing is made.
+def next_job_dir(config: JobConfig) -> JobConfig:
+    """Return the configuration as `make_job_dir` would return it now; nothing is made.
 
     Raises:
         StorageError: A directory cannot be read.
     """
     if config.trainer.continue_from_checkpoint:
-        return config.job.dir
-    candidates = (f"{config.job.dir}{suffix}" for suffix in _suffixes())
+        return config
+    moved = map(partial(_moved, config), _suffixes())
     with storage_errors(config.job.dir):
-        return next(place for place in candidates if _is_free(place, config.job.source))
+        return next(one for one in moved if _is_free(one.job.dir, config.job.source))
 
 
-def moved_to(config: JobConfig, directory: str) -> JobConfig:
-    """Return the configuration for the directory that the job uses: `job.dir`, or that with a suffix."""
-    job, trainer = config.job, config.trainer
-    suffix = directory.removeprefix(job.dir)
-    state_dir = f"{job.state_dir}{suffix}" if job.state_dir else ""
-    return config.model_copy(
-        update={
-            "job": job.model_copy(update={"dir": directory, "state_dir": state_dir}),
-            "trainer": trainer.model_copy(update={"continue_from_checkpoint": True}),
-        }
+def _moved(config: JobConfig, suffix: str) -> JobConfig:
+    """Return the configuration for `job.dir` with a suffix."""
+    state_dir = f"{config.job.state_dir}{suffix}" if config.job.state_dir else ""
+    return config.with_values(
+        job={"dir": f"{config.job.dir}{suffix}", "state_dir": state_dir},
+        trainer={"continue_from_checkpoint": True},
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks the model directory before ranks are started: no torch, a few small reads."""
+"""Reads the model directory, and checks it before ranks are started: no torch, a few small reads."""
 
 import json
 import os
@@ -154,3 +154,34 @@ def _cached(name: str) -> str | None:
         return max(found, key=os.path.getmtime, default=None)
     except OSError:
         return None
+
+
+_COMPANIONS = frozenset({
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json",
+    "preprocessor_config.json",
+})  # fmt: skip
+_COMPANION_SUFFIXES = (".model", ".tiktoken", ".jinja")
+
+
+def companions(path: str, dtype: str, *, code: bool) -> dict[str, bytes]:
+    """Return files of a model directory by name, all but the weights.
+
+    Args:
+        path: The model directory.
+        dtype: Of the weights beside them; config.json names it.
+        code: Whether to include the model's own code.
+
+    Raises:
+        ConfigError: It is not a model directory.
+        StorageError: A file cannot be read.
+    """
+    config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype}
+    found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
+    suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
+    with storage_errors(path):
+        for name in sorted(os.listdir(path)):
+            if name in _COMPANIONS or name.endswith(suffixes):
+                with open(os.path.join(path, name), "rb") as file:
+                    found[name] = file.read()
+    return found

@@ -5,15 +5,15 @@ All ranks make the same calls in the same order.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from syncd.client.client import Client
-from syncd.errors import ConfigError, UsageError
+from syncd.errors import ConfigError
 from syncd.protocol.layout import Job
 from syncd.transports.base import Sent, WeightSender
 from syncd.transports.ranks import Ranks
@@ -35,7 +35,6 @@ class EngineContext:
         job: The job.
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
-        lease: Keeps a step from being removed while files are added to it.
         sync: The trainer's connection to the job; None on all ranks but the first.
         fence: The directory through which this trainer seals and announces; it is removed when another takes over.
     """
@@ -44,7 +43,6 @@ class EngineContext:
     job: Job
     ranks: Ranks
     device: torch.device
-    lease: Callable[[int], AbstractContextManager[object]] = nullcontext
     sync: Client | None = None
     fence: str = ""
 
@@ -54,6 +52,12 @@ class TrainEngineWrapper(ABC):
 
     Most engines derive from `trainer.engines.files.FileEngine`, which saves what `export` walks over.
     """
+
+    train_step_num: int
+    """Steps trained so far, over all starts."""
+
+    senders: Mapping[str, WeightSender] = MappingProxyType({})
+    """The senders of this run by the names of their transports; the same names on all ranks."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -67,11 +71,6 @@ class TrainEngineWrapper(ABC):
     def limits(self) -> Limits:
         """Return what of a row the model can take, once it is built: the loop sets other batches aside."""
         return UNLIMITED
-
-    @property
-    @abstractmethod
-    def train_step_num(self) -> int:
-        """Return the number of steps trained so far, over all starts."""
 
     @abstractmethod
     def train_step(self, batch: Batch) -> Metrics:
@@ -142,22 +141,9 @@ class TrainEngineWrapper(ABC):
         return False
 
     @property
-    def senders(self) -> Mapping[str, WeightSender]:
-        """Return the senders of this run by the names of their transports; the same names on all ranks."""
-        return {}
-
-    @property
     def sent(self) -> Sent | None:
         """Return the result of the last sync, None while it is unknown; rank 0's counts."""
         return None
-
-    def log_probs(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the log-probs of each experience's response tokens, float32, one tensor a row, on all ranks."""
-        raise _without(self, "log-probs")
-
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Walk over the whole weights by their Hugging Face names; every rank walks all of it."""
-        raise _without(self, "an export")
 
     def shutdown(self) -> None:
         """Finish the save in flight, then give threads and memory back."""
@@ -174,7 +160,3 @@ def make_engine(context: EngineContext) -> TrainEngineWrapper:
     if not isinstance(engine, TrainEngineWrapper):
         raise ConfigError(f"entry point {name!r} of {ENGINES.group} makes no TrainEngineWrapper")
     return engine
-
-
-def _without(engine: TrainEngineWrapper, what: str) -> UsageError:
-    return UsageError(f"{type(engine).__name__} does not support {what}")

@@ -4,6 +4,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -34,9 +35,8 @@ class FileEngine(TrainEngineWrapper):
 
     def __init__(self, context: EngineContext) -> None:
         self.context = context
-        self._step = self._saved = 0
+        self.train_step_num = self._saved = 0
         self._handed: int | None = None  # the step whose weights a sender has, or that is whole
-        self._senders: dict[str, WeightSender] = {}
         self._sender: WeightSender | None = None  # of the last sync
         self._finishing: tuple[int, Future[None]] | None = None
         self._files: Mapping[str, bytes] | None = None
@@ -82,14 +82,9 @@ class FileEngine(TrainEngineWrapper):
         self.build()
         context, settings = self.context, self.context.config.sync
         opened = SendContext(context.job, context.ranks, settings, context.sync, self.tied, context.fence)
-        self._senders = open_senders(senders_of(settings.method), opened)
-        for sender in self._senders.values():
+        self.senders = open_senders(senders_of(settings.method), opened)
+        for sender in self.senders.values():
             sender.prepare(self.export)
-
-    @property
-    def train_step_num(self) -> int:
-        """Return the number of steps trained so far, over all starts."""
-        return self._step
 
     @property
     def saved_step(self) -> int:
@@ -107,34 +102,29 @@ class FileEngine(TrainEngineWrapper):
         return self._sender is not None and self._sender.has_failed
 
     @property
-    def senders(self) -> Mapping[str, WeightSender]:
-        """Return the opened senders by the names of their transports."""
-        return self._senders
-
-    @property
     def sent(self) -> Sent | None:
         """Return the result of the last sync, None while this rank does not know it."""
         return self._sender.sent if self._sender is not None else None
 
     def train_step(self, batch: Batch) -> Metrics:
         """Train on the whole batch."""
-        metrics = self.train(batch, self._step + 1)
-        self._step += 1
+        metrics = self.train(batch, self.train_step_num + 1)
+        self.train_step_num += 1
         return metrics
 
     def sync_weight(self, method: str) -> None:
         """Publish the weights by a transport, unless those of this step are published or on their way."""
         self.wait_for_save()
-        if self._handed == self._step:
+        if self._handed == self.train_step_num:
             return
-        if method not in self._senders:
-            known = ", ".join(self._senders) or "none: call prepare first"
+        if method not in self.senders:
+            known = ", ".join(self.senders) or "none: call prepare first"
             raise UsageError(f"this run opened no transport {method!r}", hint=f"opened: {known}")
-        self._sender = self._senders[method]
+        self._sender = self.senders[method]
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
-        self._sender.send(self._step, self._new_attempt(), self.export, self._files)
-        self._handed = self._step
+        self._sender.send(self.train_step_num, self._new_attempt(), self.export, self._files)
+        self._handed = self.train_step_num
 
     def save_checkpoint(
         self, state: Mapping[str, Any], *, block_until_saved: bool = False, save_as_hf: bool = False
@@ -142,13 +132,9 @@ class FileEngine(TrainEngineWrapper):
         """Publish the weights, and save all that a resume needs beside them."""
         self.sync_weight(FILES)
         self._wait_for_weights()  # files are added to a step only after its seal
-        save = self._save_training() if self._saved != self._step else ""
-        future: Future[None] = Future()
-        if self.context.ranks.rank == 0:
-            future = _in_thread(partial(self._complete, self._step, save, state, as_hf=save_as_hf))
-        else:
-            future.set_result(None)
-        self._finishing = self._step, future
+        save = self._save_training() if self._saved != self.train_step_num else ""
+        step = self.train_step_num
+        self._finishing = step, _in_thread(partial(self._complete, step, save, state, as_hf=save_as_hf))
         if block_until_saved:
             self.wait_for_save()
 
@@ -156,7 +142,7 @@ class FileEngine(TrainEngineWrapper):
         """Resume from the full checkpoint of a step."""
         directory = training_directory(self.context.job, step)
         all_or_error(self.context.ranks, self.load_training_state, directory)
-        self._step = self._saved = self._handed = step
+        self.train_step_num = self._saved = self._handed = step
         self._sender = None
 
     def wait_for_save(self) -> None:
@@ -170,7 +156,7 @@ class FileEngine(TrainEngineWrapper):
 
     def shutdown(self) -> None:
         """Finish the save in flight, then give threads and memory back."""
-        close_senders(self._senders.values())
+        close_senders(list(self.senders.values()))
 
     def _wait_for_weights(self) -> None:
         if self._sender is None:
@@ -186,7 +172,8 @@ class FileEngine(TrainEngineWrapper):
 
     def _save_training(self) -> str:
         """Write the training state into a directory of this save, and return the save's name."""
-        job, ranks, step, save = self.context.job, self.context.ranks, self._step, self._new_attempt()
+        job, ranks = self.context.job, self.context.ranks
+        step, save = self.train_step_num, self._new_attempt()
         rank0_or_error(ranks, begin_training, job, step, save)
         directory = staged_directory(job, step, save)
         all_or_error(ranks, self.save_training_state, directory)
@@ -195,7 +182,10 @@ class FileEngine(TrainEngineWrapper):
         return save
 
     def _complete(self, step: int, save: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
-        with self.context.lease(step):
+        if self.context.ranks.rank:
+            return
+        sync = self.context.sync
+        with sync.lease(step) if sync else nullcontext():
             complete(self.context.job, step, state, save=save, as_hf=as_hf, fence=self.context.fence)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import Fields, record_from
 
 STATE = "trainer_meta.json: sample strategy"
 """What errors about a state name as their place."""
@@ -53,8 +53,7 @@ class BatchCursor:
 
 def cursor_from(fields: Fields) -> BatchCursor:
     """Return the cursor of its document."""
-    through = fields.record("through")
-    return BatchCursor({name: through.integer(name) for name in through.document}, fields.text("last"))
+    return record_from(BatchCursor, fields, "through", "last")
 
 
 def fields_of(state: Mapping[str, Any], kind: str) -> Fields:

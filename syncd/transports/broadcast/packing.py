@@ -12,8 +12,9 @@ from typing import Protocol
 import torch
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.buckets import BucketPlan, TensorSlot
+from syncd.protocol.buckets import BucketPlan
 from syncd.protocol.digest import DEFAULT, hasher
+from syncd.protocol.safetensors import Tensor
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
 from syncd.transports.torch_tensors import DeviceFiniteCheck
 
@@ -74,7 +75,7 @@ def bytes_of(exported: ExportedTensor, device: torch.device) -> torch.Tensor:
     return whole.reshape(-1).view(torch.uint8)
 
 
-def _as_planned(plan: BucketPlan, walk: ExportWalk) -> Iterator[tuple[TensorSlot, ExportedTensor]]:
+def _as_planned(plan: BucketPlan, walk: ExportWalk) -> Iterator[tuple[Tensor, ExportedTensor]]:
     for slot, exported in zip_longest(plan.slots, walk):
         if slot is None or exported is None or (slot.name, slot.dtype, slot.shape) != exported.spec[:3]:
             name = slot.name if exported is None else exported.spec.name

@@ -14,10 +14,9 @@ from support import samples  # noqa: E402
 from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
-from trainer.config.model_files import read_model_config  # noqa: E402
+from trainer.config.model_files import companions, read_model_config  # noqa: E402
 from trainer.engines.verl import figures, rows  # noqa: E402
 from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
-from trainer.engines.verl.engine import companions  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics  # noqa: E402
 from trainer.engines.verl.rows import prepare_step  # noqa: E402
 

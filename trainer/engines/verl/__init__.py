@@ -1,1 +1,38 @@
 """verl's FSDP engines as a training engine: no Ray, ranks from torchrun or `trainer train`."""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+
+from trainer.engines.base import EngineContext, TrainEngineWrapper
+from trainer.engines.verl.checks import check
+
+
+def open_engine(context: EngineContext) -> TrainEngineWrapper:
+    """Return verl's engine of this rank. verl is imported here: it asks for its platform while it is imported.
+
+    Raises:
+        ConfigError: The configuration asks for what verl cannot do here.
+    """
+    check(context.config, context.device.type)
+    with _quiet():
+        if context.device.type == "cpu":
+            from trainer.engines.verl import platform  # noqa: PLC0415 -- verl is imported here, not before
+
+            platform.install()
+        from trainer.engines.verl.engine import VerlEngine  # noqa: PLC0415 -- after the platform
+    return VerlEngine(context)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress verl's messages at import about engines that are not used, and its log below warnings."""
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # each of its modules reads it when it is imported
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(
+        logging.ERROR
+    )  # to authors of models, in each process
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* engine is not available", UserWarning)
+        yield

@@ -1,53 +1,69 @@
-"""verl's FSDP engines behind the trainer's interface. `build` imports verl, once the device is known."""
+"""verl's FSDP engines behind the trainer's interface: the model, and how it learns."""
 
-import contextlib
-import logging
-import os
-import warnings
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
+from trainer.config.algorithms import SFT
+from trainer.config.model_files import companions
+from trainer.config.options import correction
 from trainer.engines.base import Metrics
 from trainer.engines.files import FileEngine
-from trainer.engines.verl.checks import check
+from trainer.engines.verl import figures
+from trainer.engines.verl.advantages import advantages
+from trainer.engines.verl.batches import Found, MicroBatch, forward
+from trainer.engines.verl.checks import resolve
+from trainer.engines.verl.losses import correction_weights, measure_difference, register_own_loss
+from trainer.engines.verl.models import Model, build_model
+from trainer.engines.verl.rows import (
+    Columns,
+    Slots,
+    TokenRow,
+    TrainingStep,
+    check_vocabulary,
+    deal,
+    limits_of,
+    prepare_step,
+)
+from trainer.engines.verl.settings import actor_config, entropy_in_updates
+from trainer.engines.verl.state import apply_settings, load_state, save_state
+from trainer.engines.verl.updates import Updates
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
-
-if TYPE_CHECKING:
-    from trainer.engines.verl.learner import Learner
-import json
-
-from syncd.errors import storage_errors
-from trainer.config.model_files import read_model_config
 
 
 class VerlEngine(FileEngine):
     """FSDP2 or FSDP by verl, without Ray: ranks are processes of torchrun, srun, or `trainer train`."""
 
-    _learner: "Learner"
-
     def build(self) -> None:
         """Build model, optimizer and schedule; with `kl_coef`, a reference model too.
 
         Raises:
-            ConfigError: The configuration asks for what verl cannot do here.
+            ConfigError: verl cannot do what is configured.
         """
-        context = self.context
-        check(context.config, context.device.type)
-        with _quiet():
-            if context.device.type == "cpu":
-                from trainer.engines.verl import platform  # noqa: PLC0415 -- verl is imported here, not before
-
-                platform.install()
-            from trainer.engines.verl.learner import Learner  # noqa: PLC0415 -- after the platform
-        self._learner = Learner(context.config, context.ranks, context.device)
+        config, ranks, device = self.context.config, self.context.ranks, self.context.device.type
+        self._algorithm = resolve(config.algorithm)
+        policy = self._algorithm.name != SFT
+        if policy:
+            register_own_loss(self._algorithm.loss)
+            actor_config(config, self._algorithm, 1)
+        _seed(config.job.seed)
+        self.model = build_model(config, device)
+        has_reference = policy and self._algorithm.kl_coef > 0
+        self._reference = build_model(config, device, forward_only=True) if has_reference else None
+        _seed(config.job.seed + 1 + ranks.rank)
+        self._updates = Updates(config, self._algorithm, ranks, self.model)
 
     @property
     def limits(self) -> Limits:
         """Return what of a row the model can take."""
-        return self._learner.limits
+        budgets = [
+            make(self.model.engine_config).tokens for make in (MicroBatch.training, MicroBatch.inference)
+        ]
+        return limits_of(self.model.module, self._text_config, budgets)
 
     def train(self, batch: Batch, step: int) -> Metrics:
         """Train on the whole batch, the same on all ranks.
@@ -56,17 +72,24 @@ class VerlEngine(FileEngine):
             CorruptDataError: It has tokens outside the vocabulary, or too many updates in a row were not finite.
             ConfigError: The algorithm cannot take it.
         """
-        return self._learner.train(batch, step)
+        prepared = prepare_step(self._algorithm, batch, mixed=self.context.config.data.sft_ratio > 0)
+        self._check(prepared.rows)
+        columns = self._columns(prepared) if prepared.rollouts else {}
+        done = self._updates.run(prepared, columns, step)
+        done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
+        described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
+        return prepared.figures.over(self.context.ranks) | done | described
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk over the whole weights by their Hugging Face names, in the dtype that they have."""
-        tensors, _ = self._learner.model.get_per_tensor_param()
+        tensors, _ = self.model.get_per_tensor_param()
         yield from tensors
 
     @property
     def tied(self) -> Collection[str]:
         """Return names in the export that repeat another tensor."""
-        return self._learner.tied
+        module = getattr(self.model.module, "_fsdp_wrapped_module", self.model.module)
+        return tuple(module.all_tied_weights_keys)
 
     def companions(self) -> Mapping[str, bytes]:
         """Return config and tokenizer as they are at `model.path`, the config with the dtype of the steps."""
@@ -80,7 +103,7 @@ class VerlEngine(FileEngine):
         Raises:
             StorageError: They cannot be written.
         """
-        self._learner.save(directory)
+        save_state(self.model, directory, self.context.ranks)
 
     def load_training_state(self, directory: str) -> None:
         """Resume exactly where it was written.
@@ -89,52 +112,61 @@ class VerlEngine(FileEngine):
             ConfigError: It was written by another number of ranks.
             CorruptDataError: It is not whole; on all ranks.
         """
-        self._learner.load(directory)
+        load_state(self.model, directory, self.context.ranks)
+        optimizer = self.context.config.algorithm.optimizer
+        apply_settings(self.model.optimizer, optimizer, self.model.lr_scheduler)
 
-    def log_probs(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the log-probs of each experience's response tokens at the job's temperature, on all ranks."""
-        return self._learner.log_probs(batch)
+    @property
+    def _text_config(self) -> Any:
+        return self.model.model_config.hf_config.get_text_config()
+
+    def _check(self, found: Sequence[TokenRow]) -> None:
+        check_vocabulary(found, self._text_config.vocab_size)
+        MicroBatch.training(self.model.engine_config).check(found)
+
+    def _columns(self, step: TrainingStep) -> Columns:
+        """Return what the policy loss needs of each token of this rank's rows."""
+        columns: dict[str, Found] = {"advantages": dict(enumerate(advantages(self._algorithm, step.batch)))}
+        slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
+        recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
+        if not slots:
+            return columns
+        if self._algorithm.old_logprobs == "rollout":
+            columns["old_log_probs"] = recorded
+        else:
+            columns["old_log_probs"] = self._recomputed(step, slots, recorded)
+        settings = correction(self._algorithm.options)
+        if settings is not None:
+            own = columns["old_log_probs"]
+            columns["rollout_is_weights"] = correction_weights(
+                settings, step.rollouts, own, recorded, step.figures
+            )
+        if self._reference is not None:
+            columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
+        return columns
+
+    def _recomputed(self, step: TrainingStep, slots: Slots, recorded: Found) -> Found:
+        """Return this model's log-probs before the updates, and record how far those of explorers are from them."""
+        wanted = not entropy_in_updates(self._algorithm)
+        found, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
+        for number, values in found.items():
+            mask = step.rollouts[number].mask.bool()
+            measure_difference(step.figures, values, recorded[number], mask)
+            if wanted and mask.any():
+                entropy = float(entropies[number][mask].mean())
+                step.figures.mean("actor/entropy", entropy, float(mask.sum()))
+        return found
+
+    def _forward(
+        self, model: Model, rollouts: Sequence[TokenRow], slots: Slots, *, entropy: bool = False
+    ) -> tuple[Found, Found]:
+        return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
+
+    def _deal(self, rollouts: Sequence[TokenRow], numbers: Sequence[int]) -> Slots:
+        return deal(rollouts, numbers, self.context.ranks.rank, self.context.ranks.world_size)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress verl's messages at import about engines that are not used, and its log below warnings."""
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # each of its modules reads it when it is imported
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(
-        logging.ERROR
-    )  # to authors of models, in each process
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* engine is not available", UserWarning)
-        yield
-
-
-_NAMES = frozenset({
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json",
-    "preprocessor_config.json",
-})  # fmt: skip
-_SUFFIXES = (".model", ".tiktoken", ".jinja")
-_CODE = ".py"
-
-
-def companions(path: str, dtype: str, *, code: bool) -> dict[str, bytes]:
-    """Return files of a model directory by name, all but the weights.
-
-    Args:
-        path: The model directory.
-        dtype: Of the weights beside them; config.json names it.
-        code: Whether to include the model's own code.
-
-    Raises:
-        ConfigError: It is not a model directory.
-        StorageError: A file cannot be read.
-    """
-    config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype}
-    found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
-    suffixes = (*_SUFFIXES, _CODE) if code else _SUFFIXES
-    with storage_errors(path):
-        for name in sorted(os.listdir(path)):
-            if name in _NAMES or name.endswith(suffixes):
-                with open(os.path.join(path, name), "rb") as file:
-                    found[name] = file.read()
-    return found
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 -- the state that verl saves and restores
+    torch.manual_seed(seed)

@@ -40,17 +40,14 @@ class StepMetrics:
         """Return the metrics over all ranks, the same on all of them."""
         whole = StepMetrics()
         for one in ranks.gather(self):
-            whole._add_all(one)
+            for name, value in one.sums.items():
+                whole.add(name, value)
+            for name, weight in one.weights.items():
+                whole.weights[name] = whole.weights.get(name, 0.0) + weight
+            for name, value in one.tops.items():
+                whole.top(name, value)
         means = {name: value / (whole.weights.get(name) or 1.0) for name, value in whole.sums.items()}
         return means | whole.tops
-
-    def _add_all(self, other: "StepMetrics") -> None:
-        for name, value in other.sums.items():
-            self.add(name, value)
-        for name, weight in other.weights.items():
-            self.weights[name] = self.weights.get(name, 0.0) + weight
-        for name, value in other.tops.items():
-            self.top(name, value)
 
 
 def batch_metrics(batch: Batch) -> Metrics:

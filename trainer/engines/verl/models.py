@@ -8,11 +8,15 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 from transformers.utils import logging as transformers_logging
+from verl.trainer.config import CheckpointConfig
 from verl.workers.engine import EngineRegistry
 
 from syncd.errors import ConfigError
 from trainer.config.model import JobConfig
 from trainer.engines.verl import settings
+
+_SAVED = ["model", "optimizer", "extra"]
+"""What a full checkpoint has; weights for explorers are written elsewhere."""
 
 
 class Model(Protocol):
@@ -51,7 +55,7 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
                 model_config=settings.model_config(config),
                 engine_config=engine_config,
                 optimizer_config=settings.optimizer_config(config),
-                checkpoint_config=settings.checkpoint_config(),
+                checkpoint_config=CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED),
             )
             model.initialize()  # type: ignore[attr-defined]
     except (ValueError, AssertionError, ImportError, NotImplementedError, OSError) as error:

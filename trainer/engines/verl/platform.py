@@ -6,7 +6,7 @@ while it is imported. On GPUs verl finds its own, and nothing of this is used.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -23,82 +23,33 @@ class _AnyIndex(str):
         return "0"
 
 
-class ProcessorPlatform(PlatformBase):  # type: ignore[misc]  # verl is Any to mypy: setup.cfg
-    """What verl asks of a device, answered for processors: there is one, with nothing behind the caller's back."""
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_args, **_kwargs: answer
 
-    device_name = "cpu"
-    vendor_name = "cpu"
 
-    def __init__(self) -> None:
-        self._module = _device_module()
+_ANSWERS: dict[str, Any] = {
+    "is_available": True, "current_device": _AnyIndex("cpu"), "device_count": 1, "set_device": None,
+    "synchronize": None, "set_allocator_settings": None, "empty_cache": None, "cudart": None,
+    "get_device_capability": (None, None), "communication_backend_name": "gloo",
+    "visible_devices_envvar": "CPU_VISIBLE_DEVICES", "nvtx_range": contextlib.nullcontext(),
+    "profiler_start": None, "profiler_stop": None, "ray_resource_name": "CPU", "ray_noset_envvars": [],
+    "is_ipc_supported": False,
+}  # fmt: skip
+"""What methods of a platform return, whatever they are given: there is one device, and nothing is pending on it."""
 
-    @property
-    def device_module(self) -> ModuleType:
-        return self._module
 
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> str:
-        return _AnyIndex("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index: int) -> None:
-        """There is one."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing is pending."""
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """The allocator is the C library's."""
-
-    def empty_cache(self) -> None:
-        """There is no cache."""
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:  # noqa: ARG002
-        return (None, None)
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CPU_VISIBLE_DEVICES"
-
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: ARG002
-        yield
-
-    def profiler_start(self) -> None:
-        """There is none."""
-
-    def profiler_stop(self) -> None:
-        """There is none."""
-
-    def ray_resource_name(self) -> str:
-        return "CPU"
-
-    def ray_noset_envvars(self) -> list[str]:
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        return False
-
-    def cudart(self) -> Any:
-        return None
+def processor_platform() -> PlatformBase:
+    """Return what verl asks of a device, answered for processors."""
+    seed = {name: staticmethod(torch.manual_seed) for name in ("manual_seed", "manual_seed_all")}
+    names = {"device_name": "cpu", "vendor_name": "cpu", "device_module": _device_module()}
+    answers = {name: _always(answer) for name, answer in _ANSWERS.items()}
+    return type("ProcessorPlatform", (PlatformBase,), {**names, **seed, **answers})()
 
 
 @functools.cache
 def install() -> None:
     """Make verl compute on processors in this process, with its FSDP2 engine; once is enough."""
-    set_platform(ProcessorPlatform())
+    set_platform(processor_platform())
     from verl.workers.engine import EngineRegistry  # noqa: PLC0415 -- asks for the platform when imported
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead  # noqa: PLC0415 -- the same
 
@@ -116,7 +67,3 @@ def _device_module() -> ModuleType:
         max_memory_reserved=_always(0), reset_peak_memory_stats=_always(None),
     )  # fmt: skip
     return module
-
-
-def _always(answer: Any) -> Callable[..., Any]:
-    return lambda *_args, **_kwargs: answer

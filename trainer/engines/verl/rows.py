@@ -71,7 +71,11 @@ def rollout_rows(batch: Batch) -> list[TokenRow]:
 def example_rows(examples: Iterable[Example]) -> list[TokenRow]:
     """Return examples as rows; the whole response is learnt."""
     return [
-        _row(one.tokens, one.prompt_length, torch.ones(len(one.tokens) - one.prompt_length))
+        TokenRow(
+            torch.tensor(list(one.tokens)),
+            one.prompt_length,
+            torch.ones(len(one.tokens) - one.prompt_length, dtype=torch.long),
+        )
         for one in examples
     ]
 
@@ -137,10 +141,6 @@ def _pieces(count: int, parts: int) -> Iterator[list[int]]:
         piece = range(count * part // parts, count * (part + 1) // parts)
         if piece:
             yield list(piece)
-
-
-def _row(tokens: Sequence[int], prompt: int, mask: torch.Tensor) -> TokenRow:
-    return TokenRow(torch.tensor(list(tokens)), prompt, mask.long())
 
 
 _POLICY_METRICS = ("actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "rollout/logprob_diff_mean")

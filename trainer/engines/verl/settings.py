@@ -1,9 +1,7 @@
 """The job's keys as verl's configurations. docs/engines.md has the table."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from verl.trainer.config import CheckpointConfig
 from verl.workers.config import (
     FSDPActorConfig,
     FSDPEngineConfig,
@@ -66,12 +64,6 @@ def optimizer_config(config: JobConfig) -> FSDPOptimizerConfig:
     )
 
 
-def checkpoint_config() -> CheckpointConfig:
-    """Return what a full checkpoint has; weights for explorers are written elsewhere."""
-    contents = ["model", "optimizer", "extra"]
-    return CheckpointConfig(save_contents=contents, load_contents=contents)
-
-
 def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -> FSDPActorConfig:
     """Return the policy loss.
 
@@ -85,11 +77,13 @@ def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -
     """
     mode = algorithm.loss_agg_mode or (find_loss(algorithm.loss) or OWN_LOSS).mode
     options = dict(algorithm.options)
+    policy_loss = dict(options.pop("policy_loss", {}))
+    policy_loss.pop("rollout_correction", None)  # the weights of a correction come with the batch
     settings: dict[str, Any] = {
         "strategy": config.engine.strategy,
         "rollout_n": config.data.group_size,
         "ppo_micro_batch_size_per_gpu": config.engine.micro_batch_size,
-        "policy_loss": _policy_loss(algorithm.loss, options.pop("policy_loss", {})),
+        "policy_loss": PolicyLossConfig(loss_mode=algorithm.loss, **policy_loss),
         "loss_agg_mode": mode,
         "loss_scale_factor": horizon,
         "entropy_coeff": algorithm.entropy_coeff,
@@ -108,9 +102,3 @@ def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -
 def entropy_in_updates(algorithm: AlgorithmSection) -> bool:
     """Return whether updates compute the entropy with its gradient, which needs memory for each token and word."""
     return algorithm.entropy_coeff != 0 or bool(algorithm.options.get("calculate_entropy"))
-
-
-def _policy_loss(loss: str, options: Mapping[str, Any]) -> PolicyLossConfig:
-    """Return verl's table; the weights of a rollout correction come with the batch ."""
-    own = {name: value for name, value in options.items() if name != "rollout_correction"}
-    return PolicyLossConfig(loss_mode=loss, **own)

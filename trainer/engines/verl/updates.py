@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
-from tensordict import TensorDict
 
 from syncd.errors import CorruptDataError
 from syncd.transports.ranks import Ranks
@@ -15,6 +15,8 @@ from trainer.engines.verl.losses import ExampleLoss, PolicyLoss
 from trainer.engines.verl.models import Model
 from trainer.engines.verl.rows import Columns, TokenRow, TrainingStep, UpdateRows, count_samples, deal
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
+
+Losses = tuple[PolicyLoss | None, ExampleLoss]
 
 MOST_SKIPPED = 10
 """Updates in a row that may be skipped before the run ends."""
@@ -46,18 +48,18 @@ class Updates:
             CorruptDataError: Too many updates in a row were skipped.
         """
         parts = step.parts * self._algorithm.epochs
-        policy, examples = self._losses(step, 1 / max(len(parts), 1))
+        losses = self._losses(step, 1 / max(len(parts), 1))
         norms, rate = [], self._rate()
         for part in parts:
             rate = self._rate()
-            norms.append(self._update(step, part, columns, policy, examples))
+            norms.append(self._update(step, part, columns, losses))
             self._finish_update(norms[-1], number)
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
         skipped = float(len(norms) - len(done))
         return {"actor/grad_norm": norm, "actor/lr": rate, "actor/updates_skipped": skipped}
 
-    def _losses(self, step: TrainingStep, share: float) -> tuple[PolicyLoss | None, ExampleLoss]:
+    def _losses(self, step: TrainingStep, share: float) -> Losses:
         examples = ExampleLoss(step.figures, share)
         if not step.rollouts:
             return None, examples
@@ -65,48 +67,34 @@ class Updates:
         measure = self._algorithm.old_logprobs == "rollout"
         return PolicyLoss(config, step.figures, share, measure), examples
 
-    def _update(
-        self,
-        step: TrainingStep,
-        part: UpdateRows,
-        columns: Columns,
-        policy: PolicyLoss | None,
-        examples: ExampleLoss,
-    ) -> float:
+    def _update(self, step: TrainingStep, part: UpdateRows, columns: Columns, losses: Losses) -> float:
         """Make one update; return the norm of its gradient before clipping."""
+        algorithm, (policy, examples) = self._algorithm, losses
         with self._model.train_mode():
             self._model.optimizer_zero_grad()
-            if part.rollouts:
-                entropy = entropy_in_updates(self._algorithm)
-                data = self._data(
-                    step.rollouts, part.rollouts, columns, self._algorithm.temperature, entropy=entropy
-                )
-                self._model.forward_backward_batch(data, policy)
-            if part.examples:
-                self._model.forward_backward_batch(
-                    self._data(step.examples, part.examples, {}, 1.0), examples
-                )
+            self._add_gradients(
+                policy, step.rollouts, part.rollouts, columns,
+                temperature=algorithm.temperature, calculate_entropy=entropy_in_updates(algorithm),
+            )  # fmt: skip
+            self._add_gradients(
+                examples, step.examples, part.examples, {}, temperature=1.0, calculate_entropy=False
+            )
             return self._model.optimizer_step()
 
-    def _data(
+    def _add_gradients(
         self,
+        loss: object,
         rows: Sequence[TokenRow],
         numbers: Sequence[int],
         columns: Columns,
-        temperature: float,
-        *,
-        entropy: bool = False,
-    ) -> TensorDict:
-        """Return this rank's share of rows; what is divided by is of all ranks."""
-        return tensors(
-            rows,
-            deal(rows, numbers, self._ranks.rank, self._ranks.world_size),
-            columns,
-            MicroBatch.training(self._model.engine_config),
-            temperature=temperature,
-            calculate_entropy=entropy,
-            global_batch_size=count_samples(rows, numbers),
-        )
+        **settings: Any,
+    ) -> None:
+        """Add the gradients of this rank's share of rows; what is divided by is of all ranks."""
+        if numbers:
+            slots = deal(rows, numbers, self._ranks.rank, self._ranks.world_size)
+            budget = MicroBatch.training(self._model.engine_config)
+            settings["global_batch_size"] = count_samples(rows, numbers)
+            self._model.forward_backward_batch(tensors(rows, slots, columns, budget, **settings), loss)
 
     def _rate(self) -> float:
         return float(self._model.lr_scheduler.get_last_lr()[0])
