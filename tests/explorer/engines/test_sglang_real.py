@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 from support.engine_process import EngineProcess, python_of
-from support.probe_contract import AnswersProbes
+from support.probe_contract import RealAnswersProbes
 from support.real_bed import RealBed, asked, told
 from support.real_contract import RealEngineContract, TakesWeights
 
@@ -82,7 +82,7 @@ class SglangRealBed(RealBed):
         told(self.process.address, "/pause_generation", {"mode": "retract"})
 
 
-class TestSglang(TakesWeights, AnswersProbes, RealEngineContract):
+class TestSglang(TakesWeights, RealAnswersProbes, RealEngineContract):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")

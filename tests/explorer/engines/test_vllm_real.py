@@ -3,7 +3,7 @@
 import pytest
 from support import small_qwen
 from support.engine_process import python_of
-from support.probe_contract import AnswersProbes
+from support.probe_contract import RealAnswersProbes
 from support.real_bed import told
 from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
 from support.targets import target_of
@@ -31,7 +31,7 @@ class Bed(VllmRealBed):
         assert hook.current_version() == Running(job.label(1), paused=True)
 
 
-class TestVllm(TakesWeights, AnswersProbes, RealEngineContract):
+class TestVllm(TakesWeights, RealAnswersProbes, RealEngineContract):
     """It has the back end of this package throughout, so that files are seen to come as ever beside it."""
 
     bed_type = Bed
