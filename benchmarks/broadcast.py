@@ -7,7 +7,7 @@ The trainer and the receivers are processes of this host, all over gloo on loopb
 run; each round begins with another one, and ratios are taken within a round. What counts is the time from the
 trainer's call until the last receiver has the new weights in its parameters:
 
-    broadcast         Broadcaster, BroadcastReceiver: agreement, buckets, checksum, confirmation, copy into parameters
+    broadcast         BroadcastSender, BroadcastReceiver: agreement, buckets, checksum, confirmation, copy
     files             StepSaver without an arena, `syncd watch`, followers that read through the page cache
     tensor by tensor  torch.distributed.broadcast of each parameter, in place: no agreement, checksum or way back
     one buffer        torch.distributed.broadcast of one buffer, until as many bytes went: what the link carries
@@ -35,11 +35,13 @@ import torch.distributed as dist
 from broadcast_receiver import BROADCAST, FILES, LINK, LONG, TENSORS, Case, carry, join, receive_forever
 from sync import make_weights
 
+from syncd.jobfile.sections import SyncSection
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
-from syncd.transports.filesystem.save import StepSaver
-from syncd.transports.ranks import Alone
+from syncd.transports.base import SendContext
+from syncd.transports.broadcast.send import BroadcastSender
+from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.ranks import Ranks
 
 WAYS = (BROADCAST, FILES, TENSORS, LINK)
 _MARKS = 251
@@ -91,24 +93,27 @@ class Sender:
     Args:
         case: What is measured.
         weights: What is sent; one element says which step it is, so that receivers can be checked.
-        bucket: Bytes of a bucket.
+        bucket_mib: MiB of a bucket.
         opened: What is closed with it.
     """
 
-    def __init__(self, case: Case, weights: dict[str, torch.Tensor], bucket: int, opened: ExitStack) -> None:
+    def __init__(
+        self, case: Case, weights: dict[str, torch.Tensor], bucket_mib: int, opened: ExitStack
+    ) -> None:
         self._weights, self.step = weights, 0
         self._buffer, self._size = join(case, 0), case.bytes
         job = Job.at(f"{case.place}/job")
         sync = opened.enter_context(Synchronizer.open(job.root, "trainer", timeout=LONG))
-        options = BroadcastOptions(bucket=bucket, ready_timeout=LONG, timeout=LONG)
-        self._broadcaster = opened.enter_context(closing(Broadcaster(Alone(), sync, options)))
+        settings = SyncSection(bucket_mib=bucket_mib, ready_timeout=LONG, broadcast_timeout=LONG)
+        sender = BroadcastSender(SendContext(job, Ranks(), settings, sync), ExitStack())  # no files
+        self._sender = opened.enter_context(closing(sender))
         self._saver = opened.enter_context(closing(StepSaver(job, 0, 1, mode="stream")))
 
     def send(self, way: str) -> None:
         """Hand the weights of the next step out by one way."""
         attempt = f"bench-{self.step}"
         if way == BROADCAST:
-            assert self._broadcaster.send(self.step, attempt, self._weights.items), "a broadcast has failed"
+            assert self._sender.broadcast(self.step, attempt, self._weights.items), "a broadcast has failed"
         elif way == FILES:
             self._saver.save(self.step, attempt, self._weights.items())
             self._saver.wait()
@@ -160,7 +165,7 @@ def _measure(place: Path, options: argparse.Namespace, gib: float, count: int) -
     case = Case(str(place), {name: tuple(tensor.shape) for name, tensor in weights.items()}, count + 1)
     rounds: Rounds = {way: [] for way in WAYS}
     with _daemon(place / "job"), _receivers(case) as pipes, ExitStack() as opened:
-        sender = Sender(case, weights, options.bucket_mib << 20, opened)
+        sender = Sender(case, weights, options.bucket_mib, opened)
         for pipe in pipes:
             _answer(pipe)
         for number in range(options.rounds + 1):

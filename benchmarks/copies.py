@@ -28,9 +28,10 @@ from syncd.protocol.memory import hold_copy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
-from syncd.transports.filesystem.load import check_fit, load
-from syncd.transports.filesystem.save import StepSaver
-from syncd.transports.memory.save import MemoryCopies, StepCopy
+from syncd.transports.filesystem.fill_tensors import check_fit, load
+from syncd.transports.filesystem.shard import StepCopy
+from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.memory.send import MemoryCopies
 from syncd.transports.torch_tensors import target_tensors
 
 FILES, MEMORY = "files", "memory"

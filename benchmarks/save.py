@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.transports.filesystem.pinned_buffer import PinnedBuffer
-from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.torch_tensors import view
 
 Weights = dict[str, torch.Tensor]

@@ -19,7 +19,7 @@ import torch
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.protocol.layout import Job
-from syncd.transports.ranks import Alone
+from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext
 from trainer.engines.files import FileEngine
@@ -101,7 +101,7 @@ def measure() -> dict[str, object]:
 
 def _measure(place: Path, trace: _Trace) -> dict[str, object]:
     (job := place / "job").mkdir()
-    engine = _Engine(EngineContext(_config(job), Job.at(job), Alone(), torch.device("cpu")))
+    engine = _Engine(EngineContext(_config(job), Job.at(job), Ranks(), torch.device("cpu")))
     engine.prepare()
     engine.train_step(Batch([], [], [], [], []))
     model = torch.nn.Linear(64, 64)

@@ -314,6 +314,19 @@ def _is_positive(text: str) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def restoring(failure: str, hint: str, path: object = None) -> Iterator[None]:
+    """Restore an engine in the block.
+
+    Raises:
+        EngineDeadError: The block raised `LoadFailedError`.
+    """
+    try:
+        yield
+    except LoadFailedError as error:
+        raise EngineDeadError(f"{failure}: {error.message}", path=path, hint=hint) from error
+
+
 class LoadState:
     """Whether an engine's weights may differ from the last version that it served well.
 
@@ -349,11 +362,8 @@ class LoadState:
         Raises:
             EngineDeadError: The block raised `LoadFailedError`.
         """
-        try:
+        with restoring("the engine could not be restored", hint):
             yield
-        except LoadFailedError as error:
-            message = f"the engine could not be restored: {error.message}"
-            raise EngineDeadError(message, hint=hint) from error
         self.restored()
 
     def require_untouched(self, hint: str) -> None:

@@ -7,10 +7,10 @@ are never followed: a token for one host must not be sent to another. The enviro
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import re
 import socket
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -258,10 +258,9 @@ class HttpClient:
         raise EngineUnreachableError(message, path=self.address, hint=hint) from error
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        if self._url.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self.host, self._url.port, timeout=timeout, context=context)
-        return http.client.HTTPConnection(self.host, self._url.port, timeout=timeout)
+        is_secure = self._url.scheme == "https"  # then the default context checks certificate and name
+        kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+        return kind(self.host, self._url.port, timeout=timeout)
 
     def _exchanged(
         self, connection: http.client.HTTPConnection, request: str, body: Mapping[str, Any] | None
@@ -306,6 +305,14 @@ def _whole(response: http.client.HTTPResponse, longest: int) -> bytes:
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
     return whole
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host of an address is this one, by name or number."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _message(document: dict[str, Any] | None) -> str | None:

@@ -5,6 +5,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from syncd.errors import ConfigError
@@ -119,7 +120,7 @@ def load(
         ConfigError: The file cannot be read or parsed, a key is unknown, a value is out of range, or one reaches
             beyond the job in a file that is not trusted.
     """
-    table = _table(path, read_config_file if kept else _read) if path else {}
+    table = _table(path, read_config_file if kept else lambda name: Path(name).read_bytes()) if path else {}
     if not trusted:
         _refuse_reaching(table, path)
     given = {key: value for key, value in overrides.items() if value is not None}
@@ -171,11 +172,6 @@ def parse_size(text: str) -> int:
     if size > _MOST:
         raise ConfigError(f"too large a size: {text[:40]}", hint="write it like 500GiB")
     return int(size)
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _table(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:

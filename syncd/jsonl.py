@@ -15,20 +15,24 @@ LINE_LIMIT = 1 << 20
 def append(
     path: str, documents: Iterable[Mapping[str, Any]], adopt: Callable[[str], None] | None = None
 ) -> None:
-    """Append documents with one write; if a killed process left a torn last line, end that line first.
+    """Append documents as `append_lines` does."""
+    append_lines(path, b"".join(map(_line, documents)), adopt)
+
+
+def append_lines(path: str, data: bytes, adopt: Callable[[str], None] | None = None) -> None:
+    """Append lines with one write; if a killed process left a torn last line, end that line first.
 
     The file is opened each time: a descriptor that is kept open may go stale on a network mount, and closing makes
     the lines visible to other hosts.
 
     Args:
         path: The file.
-        documents: The documents to append.
+        data: The lines to append.
         adopt: Called with the path of a new file: `Disk.adopt` of the job.
 
     Raises:
         OSError: They could not be written; a part of a line may have been.
     """
-    data = b"".join(map(_line, documents))
     descriptor = open_append(path, adopt)
     try:
         data = b"\n" + data if _is_torn(descriptor) else data
@@ -50,7 +54,7 @@ def read(path: str) -> Iterator[dict[str, Any] | None]:
             begins, whole = whole, line.endswith(b"\n")
             # The first part of a line beyond the limit is not a document, and the rest is not a line.
             if begins and line.strip():
-                yield _document(line)
+                yield document_in(line)
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
@@ -62,7 +66,8 @@ def _is_torn(descriptor: int) -> bool:
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
-def _document(line: bytes) -> dict[str, Any] | None:
+def document_in(line: bytes) -> dict[str, Any] | None:
+    """Return the document of a line, None if it is none."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):

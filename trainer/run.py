@@ -11,7 +11,7 @@ from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
-from syncd.transports.ranks import Alone, RankGroup, Ranks, is_agreed, rank0_or_error
+from syncd.transports.ranks import RankGroup, Ranks, is_agreed, rank0_or_error
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, TrainEngineWrapper, make_engine
@@ -85,7 +85,7 @@ def get_trainer_wrapper(config: JobConfig) -> TrainEngineWrapper:
     if not dist.is_initialized():
         ranks = open_ranks(rank_env, device, timeout)
     else:
-        ranks = RankGroup(timeout) if dist.get_world_size() > 1 else Alone()
+        ranks = RankGroup(timeout) if dist.get_world_size() > 1 else Ranks()
     return make_engine(
         EngineContext(config, Job.at(config.job.dir, config.job.state_dir or None), ranks, device)
     )

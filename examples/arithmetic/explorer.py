@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count, islice
 from zlib import crc32
 
@@ -24,8 +23,8 @@ from rollouts import Rollout, mean_reward, roll_out
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from explorer_hooks.explorer.pacing import Allowance, written
 from syncd.errors import SyncdError, TimedOutError, TryAgainError
-from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
@@ -37,27 +36,6 @@ BEFORE_THE_FIRST: Pair = (1, 0)
 
 _BREATH = 0.02
 """Seconds between two waits that ended with an answer of the trainer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """The number of batches that the explorers of a job may write together, counted from one moment.
-
-    Args:
-        step: The version at that moment.
-        written: The batches that there were.
-        batches: Of which the trainer takes this many a step.
-        ahead: Steps for which batches may wait, besides the step that comes next.
-    """
-
-    step: int
-    written: int
-    batches: int
-    ahead: int
-
-    def covers(self, step: int, written: int) -> bool:
-        """Return whether one more batch is allowed now."""
-        return written - self.written < (step - self.step + 1 + self.ahead) * self.batches
 
 
 class Explorer:
@@ -83,7 +61,7 @@ class Explorer:
     def turn(self) -> None:
         """Write one batch, or wait until one is allowed."""
         self.follow()
-        if self._allowance.covers(self.pair[1], self._written()):
+        if self._allowance.covers(self.pair[1], written(self.writer.job)):
             self.writer.write(self._batch())
         else:
             self._wait()
@@ -142,19 +120,7 @@ class Explorer:
         )
 
     def _from_now_on(self) -> Allowance:
-        return Allowance(self.pair[1], self._written(), self.options.batches_per_step, self.options.ahead)
-
-    def _written(self) -> int:
-        """Return how many batches all explorers of the job have written, including those already used."""
-        job = self.writer.job
-        newest = (
-            max(
-                batch_paths.numbers(job, batch_paths.batches(job, name))
-                | {batch_paths.consumed_through(job, name)}
-            )
-            for name in batch_paths.explorers(job)
-        )
-        return sum(newest)
+        return self._allowance.restarted(self.pair[1], written(self.writer.job))
 
     def _evaluate(self) -> None:
         """Append the greedy accuracy on the held-out problems to a file, if one is requested."""

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,13 +11,11 @@ from typing import Any
 
 import structlog
 
-from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate
-from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult, Response
+from explorer_hooks.explorer.generation import GroupRequest, GroupResult, Response, Sampling
 from explorer_hooks.explorer.own_files import TaskLedger
-from explorer_hooks.explorer.rewards import Score, plain_task
-from explorer_hooks.explorer.scoring import Scorer
-from explorer_hooks.explorer.tasks import Task, Tasks, Tokens, epochs
+from explorer_hooks.explorer.rewards import Score
+from explorer_hooks.explorer.tasks import Task, Tasks, epochs
 from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
 from syncd.protocol.version import Pair, label_of
@@ -86,28 +84,13 @@ class BatchMaker:
     Args:
         tasks: The tasks.
         ledger: Knows which tasks are done, and the seed of their order.
-        tokens: The tokenizer.
-        generator: Generates groups.
-        scorer: Scores responses.
-        file: The configuration: what a batch consists of.
+        sampling: Generates groups and scores responses; once it stops, an unfinished batch is given up.
         gate: Keeps work waiting until the engine may be given some.
-        stop: Once it returns true, an unfinished batch is given up.
     """
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        ledger: TaskLedger,
-        tokens: Tokens,
-        generator: Generator,
-        scorer: Scorer,
-        file: ExplorerFile,
-        gate: EngineGate,
-        stop: Callable[[], bool],
-    ) -> None:
-        self._tasks, self._ledger, self._tokens = tasks, ledger, tokens
-        self._generator, self._scorer, self._file = generator, scorer, file
-        self._gate, self._stop = gate, stop
+    def __init__(self, tasks: Tasks, ledger: TaskLedger, sampling: Sampling, gate: EngineGate) -> None:
+        self._tasks, self._ledger, self._sampling, self._gate = tasks, ledger, sampling, gate
+        self._file = sampling.file
         self._failures, self._problem = 0, ""
 
     @property
@@ -126,7 +109,7 @@ class BatchMaker:
         coming = self._coming(batch)
         unfinished: list[EpochTask] = []
         fruitless = 0
-        while not self._stop() and self._gate.wait_until_usable(is_suspect=fruitless > 0):
+        while not self._sampling.stop() and self._gate.wait_until_usable(is_suspect=fruitless > 0):
             unfinished += islice(coming, max(self._file.groups - len(batch.groups) - len(unfinished), 0))
             if not unfinished:
                 return batch
@@ -145,7 +128,7 @@ class BatchMaker:
         for epoch, position, task in epochs(self._tasks, seed, cursor.epoch, cursor.position):
             if 0 < self._file.explorer.epochs <= epoch:
                 return
-            prompt = self._tokens.encode(task.prompt)
+            prompt = self._sampling.tokens.encode(task.prompt)
             batch.then = (epoch, position)
             if 0 < len(prompt) <= self._file.explorer.sampling.max_prompt_tokens:
                 yield EpochTask(epoch, position, task, prompt)
@@ -159,7 +142,7 @@ class BatchMaker:
         requests = [
             GroupRequest(one.prompt, file.data.group_size, most, file.temperature) for one in unfinished
         ]
-        with closing(self._generator.generate(requests)) as results:
+        with closing(self._sampling.generator.generate(requests)) as results:
             for result in results:
                 if result is not None and result.retry:
                     self._problem = result.problem
@@ -183,8 +166,7 @@ class BatchMaker:
 
     def _scored(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> list[Experience]:
         """Return the experiences of a group, none if one of its responses has no reward."""
-        task = plain_task(asked.task)
-        scores = self._scorer.score([(asked.task.text, one.text, task) for one in result.responses])
+        scores = self._sampling.scores((asked.task, one) for one in result.responses)
         problem = next((score.problem for score in scores if score.reward is None), "")
         if problem:
             self._drop(batch, "reward", f"task {asked.task.id}: {problem}")

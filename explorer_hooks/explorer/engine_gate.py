@@ -74,8 +74,7 @@ class EngineVersions:
 
     def restart_allowance(self) -> None:
         """Count batches from now on."""
-        written = pacing.written(self.source.sync.job)
-        self._allowance = Allowance(self._step, written, self._allowance.batches, self._allowance.ahead)
+        self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.sync.job))
 
     @property
     def _step(self) -> int:

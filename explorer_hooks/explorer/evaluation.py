@@ -1,17 +1,14 @@
 """Greedy responses to held-out tasks: how good a version is, one line for each version that is evaluated."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 import structlog
 
-from explorer_hooks.explorer.config import ExplorerFile
-from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult
+from explorer_hooks.explorer.generation import GroupRequest, GroupResult, Sampling
 from explorer_hooks.explorer.own_files import Records
-from explorer_hooks.explorer.rewards import plain_task
-from explorer_hooks.explorer.scoring import Scorer
-from explorer_hooks.explorer.tasks import Tasks, Tokens
+from explorer_hooks.explorer.tasks import Tasks
 from syncd.protocol.version import Pair
 
 _ATTEMPTS = 3
@@ -24,28 +21,13 @@ class Evaluation:
     Args:
         tasks: The held-out tasks.
         records: Gets the lines; versions that it names already are not evaluated again.
-        tokens: The tokenizer.
-        generator: Generates responses.
-        scorer: Scores them.
-        file: The configuration: how often, and how long responses are.
-        stop: Once it returns true, the evaluation is given up.
+        sampling: Generates responses and scores them; once it stops, the evaluation is given up.
     """
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        records: Records,
-        tokens: Tokens,
-        generator: Generator,
-        scorer: Scorer,
-        file: ExplorerFile,
-        stop: Callable[[], bool],
-    ) -> None:
-        self._tasks, self._records, self._file = tasks, records, file
-        self._tokens, self._generator, self._scorer = tokens, generator, scorer
-        self._stop = stop
+    def __init__(self, tasks: Tasks, records: Records, sampling: Sampling) -> None:
+        self._tasks, self._records, self._sampling = tasks, records, sampling
         self._visited = {(line.get("generation"), line.get("step")) for line in records.all()}
-        self._since = self._every = file.explorer.evaluation.every
+        self._since = self._every = sampling.file.explorer.evaluation.every
 
     def applied(self, pair: Pair) -> None:
         """Evaluate a version that was just applied, if it is due.
@@ -81,17 +63,17 @@ class Evaluation:
         return None
 
     def _groups(self) -> list[GroupResult] | None:
-        prompts = [self._tokens.encode(task.prompt) for task in self._tasks.all]
-        most = self._file.explorer.sampling.max_tokens
+        prompts = [self._sampling.tokens.encode(task.prompt) for task in self._tasks.all]
+        most = self._sampling.file.explorer.sampling.max_tokens
         requests = [GroupRequest(prompt, 1, most, 0.0) for prompt in prompts]
-        with closing(self._generator.generate(requests)) as coming:
+        with closing(self._sampling.generator.generate(requests)) as coming:
             groups = [one for one in coming if one is not None]
-        return None if self._stop() else sorted(groups, key=lambda one: one.index)
+        return None if self._sampling.stop() else sorted(groups, key=lambda one: one.index)
 
     def _line(self, pair: Pair, groups: Sequence[GroupResult], begin: float) -> dict[str, object]:
         answered = [(self._tasks.all[one.index], one.responses[0]) for one in groups if one.responses]
-        calls = [(task.text, response.text, plain_task(task)) for task, response in answered]
-        rewards = [score.reward for score in self._scorer.score(calls) if score.reward is not None]
+        scores = self._sampling.scores(answered)
+        rewards = [score.reward for score in scores if score.reward is not None]
         return {
             "generation": pair[0],
             "step": pair[1],

@@ -76,14 +76,14 @@ class Explorer:
         while True:
             reason = self._reason_to_end()
             doing = self._next(is_over=bool(reason))
-            if doing is Next.END:
+            if doing == "end":
                 break
-            if doing is Next.WORK:
+            if doing == "work":
                 self._work()
-            elif doing is Next.ENGINE:
+            elif doing == "engine":
                 self._gate.wait_until_usable()
             else:
-                self._wait(is_due=doing is Next.SYNC)
+                self._wait(is_due=doing == "sync")
         self._finish()
         return reason
 

@@ -1,11 +1,14 @@
 """The seam between the explorer and what generates: prompts in, groups of responses with their versions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 
-from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.rewards import Score, plain_task
+from explorer_hooks.explorer.scoring import Scorer
+from explorer_hooks.explorer.tasks import Task, Tokens
 from explorer_hooks.hook import Hook, Running
 from syncd.protocol.version import Pair
 
@@ -83,8 +86,50 @@ class Generator(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What makes scored responses to tasks.
+
+    Args:
+        file: The configuration: how many, and how long they are.
+        tokens: The tokenizer.
+        generator: Generates groups.
+        scorer: Scores responses.
+        stop: Once it returns true, unfinished work is given up.
+    """
+
+    file: ExplorerFile
+    tokens: Tokens
+    generator: Generator
+    scorer: Scorer
+    stop: Callable[[], bool]
+
+    def scores(self, answered: Iterable[tuple[Task, Response]]) -> list[Score]:
+        """Return the score of each response to a task."""
+        return self.scorer.score([(task.text, one.text, plain_task(task)) for task, one in answered])
+
+
 PermittedVersion = Callable[[], Pair | None]
 """Returns the version with which work may be done now: the applied one, or `BEFORE_THE_FIRST`; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorContext:
+    """What a generator is opened with.
+
+    Args:
+        tokens: The model's tokenizer.
+        running: Asks the engine what it runs; several threads call it.
+        permitted: The version with which work may be done.
+        seed: Seeds the draws of a model in this process.
+        stop: Once it returns true, pending groups are given up.
+    """
+
+    tokens: Tokens
+    running: Callable[[], Running]
+    permitted: PermittedVersion
+    seed: str
+    stop: Callable[[], bool]
 
 
 class InferenceEngine(ABC):
@@ -96,22 +141,8 @@ class InferenceEngine(ABC):
     """Loads versions into it."""
 
     @abstractmethod
-    def generator(
-        self,
-        tokens: Tokens,
-        running: Callable[[], Running],
-        permitted: PermittedVersion,
-        seed: str,
-        stop: Callable[[], bool],
-    ) -> Generator:
+    def generator(self, context: GeneratorContext) -> Generator:
         """Return what generates groups with it.
-
-        Args:
-            tokens: The model's tokenizer.
-            running: Asks the engine what it runs; several threads call it.
-            permitted: The version with which work may be done.
-            seed: Seeds the draws of a model in this process.
-            stop: Once it returns true, pending groups are given up.
 
         Raises:
             ConfigError: The server names no model.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import BUILT_IN
@@ -66,12 +67,8 @@ def _checks(file: ExplorerFile) -> Iterator[Problem]:
 
 
 def _names(file: ExplorerFile) -> Iterator[Problem]:
-    for key, value in (
-        ("job.dir", file.job.dir),
-        ("model.path", file.model.path),
-        ("explorer.tasks", file.explorer.tasks),
-    ):
-        if not value:
+    for key in ("job.dir", "model.path", "explorer.tasks"):
+        if not attrgetter(key)(file):
             yield Problem(key, f"{key} is empty", "name one; is a shell variable unset?")
     name = file.explorer.name
     if name and not is_identity(name):

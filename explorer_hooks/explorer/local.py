@@ -18,14 +18,12 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
     BEFORE_THE_FIRST,
     Generator,
+    GeneratorContext,
     GroupRequest,
     GroupResult,
     InferenceEngine,
-    PermittedVersion,
     Response,
 )
-from explorer_hooks.explorer.tasks import Tokens
-from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from syncd.errors import ConfigError
 from syncd.protocol.version import pair_of
@@ -51,16 +49,14 @@ class SequenceLimits:
 def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
     """Return what ends sequences of a model, from its generation configuration, its own, and its tokenizer."""
     config = model.config
-    found: set[int] = set()
+    found: set[Any] = set()
     for place in (getattr(model, "generation_config", None), config, tokenizer):
         value = getattr(place, "eos_token_id", None)
-        found |= (
-            set(value) if isinstance(value, list | tuple) else {value} if isinstance(value, int) else set()
-        )
+        found.update(value if isinstance(value, list | tuple) else [value])
     pad, positions = getattr(config, "pad_token_id", None), getattr(config, "max_position_embeddings", None)
     known_pad = isinstance(pad, int) and 0 <= pad < config.vocab_size
     return SequenceLimits(
-        frozenset(found),
+        frozenset(one for one in found if isinstance(one, int)),
         int(pad) if known_pad and pad is not None else 0,
         positions if isinstance(positions, int) else _ENDLESS,
     )
@@ -153,17 +149,14 @@ class LocalGenerator(Generator):
 
     Args:
         hook: Loads versions into the model.
-        tokens: The model's tokenizer.
+        context: The model's tokenizer, the seed of the draws, and when to stop.
         rows: Responses of one forward pass at most.
-        seed: Seeds the draws.
-        stop: Once it returns true, pending groups are given up.
     """
 
-    def __init__(
-        self, hook: TransformersHook, tokens: Tokens, *, rows: int, seed: int, stop: Callable[[], bool]
-    ) -> None:
-        self._hook, self._tokens, self._rows, self._stop = hook, tokens, rows, stop
-        self._ends = sequence_limits(hook.model, getattr(tokens, "tokenizer", None))
+    def __init__(self, hook: TransformersHook, context: GeneratorContext, rows: int) -> None:
+        self._hook, self._tokens, self._stop, self._rows = hook, context.tokens, context.stop, rows
+        self._ends = sequence_limits(hook.model, self._tokens.tokenizer)
+        seed = crc32(context.seed.encode())
         self._draws = torch.Generator(next(hook.model.parameters()).device).manual_seed(seed)
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
@@ -216,16 +209,9 @@ class LocalEngine(InferenceEngine):
         self.name, self._rows = file.explorer.engine.kind, file.explorer.engine.rows
         self.hook: TransformersHook = open_hook(file)
 
-    def generator(
-        self,
-        tokens: Tokens,
-        running: Callable[[], Running],  # noqa: ARG002 - the hook knows it exactly
-        permitted: PermittedVersion,  # noqa: ARG002
-        seed: str,
-        stop: Callable[[], bool],
-    ) -> LocalGenerator:
+    def generator(self, context: GeneratorContext) -> LocalGenerator:
         """Return what generates groups with the model."""
-        return LocalGenerator(self.hook, tokens, rows=self._rows, seed=crc32(seed.encode()), stop=stop)
+        return LocalGenerator(self.hook, context, self._rows)
 
 
 def open_hook(file: ExplorerFile) -> TransformersHook:

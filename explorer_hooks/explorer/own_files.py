@@ -20,20 +20,13 @@ from syncd.protocol.documents import encode, read_document, record_from
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 
-
-def state_path(job: Job, explorer: str) -> str:
-    """Return the path of the file that records how far an explorer's tasks are done."""
-    return f"{job.root}/explorers/{explorer}/state.json"
+STATE, METRICS, EVALUATIONS = "state.json", "metrics.jsonl", "evaluations.jsonl"
+"""How far the tasks are done; a line for each batch; a line for each evaluation."""
 
 
-def metrics_path(job: Job, explorer: str) -> str:
-    """Return the path of the JSONL file with a line for each batch."""
-    return f"{job.root}/explorers/{explorer}/metrics.jsonl"
-
-
-def evaluations_path(job: Job, explorer: str) -> str:
-    """Return the path of the JSONL file with a line for each evaluation."""
-    return f"{job.root}/explorers/{explorer}/evaluations.jsonl"
+def own_path(job: Job, explorer: str, name: str) -> str:
+    """Return the path of an explorer's file of this name."""
+    return f"{job.root}/explorers/{explorer}/{name}"
 
 
 class Records:
@@ -79,9 +72,9 @@ class TaskCursor:
         batches: Batches written before this position.
     """
 
-    epoch: int = 0
-    position: int = 0
-    batches: int = 0
+    epoch: int
+    position: int
+    batches: int
 
     def behind(self, epoch: int, position: int, *, batch: bool) -> "TaskCursor":
         """Return the position behind a task, one batch later if there is one."""
@@ -91,6 +84,9 @@ class TaskCursor:
     def seed_text(self) -> str:
         """Return the part of a seed that is new at each position; any change of this text changes all draws."""
         return f"Cursor(epoch={self.epoch}, position={self.position}, batches={self.batches})"
+
+
+_START = TaskCursor(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +105,9 @@ class LedgerState:
     run: str
     tasks: str
     seed: str
-    cursor: TaskCursor = TaskCursor()
+    cursor: TaskCursor = _START
     pending: int = 0
-    then: TaskCursor = TaskCursor()
+    then: TaskCursor = _START
 
     def resumed(self, upcoming: int) -> "LedgerState":
         """Return the state of a restarted explorer whose next batch would have this number."""
@@ -130,7 +126,7 @@ class TaskLedger:
 
     def __init__(self, writer: ExperienceWriter, state: LedgerState) -> None:
         self.writer, self.state = writer, state
-        self._path = state_path(writer.job, writer.explorer)
+        self._path = own_path(writer.job, writer.explorer, STATE)
 
     @classmethod
     def open(cls, writer: ExperienceWriter, tasks: str, seed: str) -> "TaskLedger":
@@ -140,7 +136,7 @@ class TaskLedger:
             ConfigError: The tasks or their order have changed since.
             CorruptDataError: The file is damaged.
         """
-        path = state_path(writer.job, writer.explorer)
+        path = own_path(writer.job, writer.explorer, STATE)
         try:
             fields = read_document(writer.job.disk, path)
             state = record_from(LedgerState, fields, "cursor", "pending", "then").resumed(writer.upcoming)

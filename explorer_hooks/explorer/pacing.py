@@ -1,7 +1,7 @@
 """How far explorers may run ahead of the trainer, and what an explorer does next. Pure but for counting batches."""
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from explorer_hooks.explorer.config import ExplorerFile
 from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
@@ -29,18 +29,14 @@ class Allowance:
         """Return whether another batch may be written now."""
         return written - self.written < (step - self.step + 1 + self.ahead) * self.batches
 
+    def restarted(self, step: int, written: int) -> "Allowance":
+        """Return the same allowance, counted from another moment."""
+        return replace(self, step=step, written=written)
 
-class Next(StrEnum):
-    """What an explorer does next."""
 
-    END = "end"
-    ENGINE = "engine"
-    """Bring the engine to a version with which work may be done."""
-    SYNC = "sync"
-    """Wait for the version that is due."""
-    WAIT = "wait"
-    """Wait for room; a version that appears meanwhile is loaded."""
-    WORK = "work"
+Next = Literal["end", "engine", "sync", "wait", "work"]
+"""What an explorer does next. engine: bring the engine to a version with which work may be done; sync: wait for the
+version that is due; wait: for room, and load a version that appears meanwhile."""
 
 
 def decide(*, is_over: bool, is_ready: bool, is_due: bool, has_room: bool) -> Next:
@@ -53,12 +49,12 @@ def decide(*, is_over: bool, is_ready: bool, is_due: bool, has_room: bool) -> Ne
         has_room: Whether the trainer needs another batch.
     """
     if is_over:
-        return Next.END
+        return "end"
     if not is_ready:
-        return Next.ENGINE
+        return "engine"
     if is_due:
-        return Next.SYNC
-    return Next.WORK if has_room else Next.WAIT
+        return "sync"
+    return "work" if has_room else "wait"
 
 
 def sync_is_due(style: SyncStyle, batches: int, synced_at: int, interval: int, offset: int) -> bool:

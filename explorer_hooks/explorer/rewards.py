@@ -101,9 +101,11 @@ _BOXED = ("\\boxed{", "\\fbox{")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?", re.ASCII)
 _DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
-_RATIO = re.compile(r"([-+]?\d+)/([-+]?\d+)", re.ASCII)
-_LATEX_RATIO = re.compile(r"([-+]?)\\[dt]?frac\{?([-+]?\d+)\}?\{?([-+]?\d+)\}?", re.ASCII)
-_SHORT_RATIO = re.compile(r"([-+]?)\\[dt]?frac(\d)(\d)", re.ASCII)
+_RATIOS = (
+    re.compile(r"([-+]?)(\d+)/([-+]?\d+)", re.ASCII),
+    re.compile(r"([-+]?)\\[dt]?frac(\d)(\d)", re.ASCII),
+    re.compile(r"([-+]?)\\[dt]?frac\{?([-+]?\d+)\}?\{?([-+]?\d+)\}?", re.ASCII),
+)
 _POWER = re.compile(r"([-+]?\d+(?:\.\d+)?)(?:\\times|\\cdot|\*)10\^\{?([-+]?\d{1,3})\}?", re.ASCII)
 _SCIENTIFIC = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))[eE]([-+]?\d{1,3})", re.ASCII)
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
@@ -170,15 +172,10 @@ def _same_number(left: str, right: str) -> bool:
 
 
 def _ratio(text: str) -> Fraction | None:
-    if match := _RATIO.fullmatch(text):
-        sign, over, under = "", match[1], match[2]
-    elif match := _SHORT_RATIO.fullmatch(text) or _LATEX_RATIO.fullmatch(text):
-        sign, over, under = match[1], match[2], match[3]
-    else:
+    match = next(filter(None, (ratio.fullmatch(text) for ratio in _RATIOS)), None)
+    if match is None or int(match[3]) == 0:
         return None
-    if int(under) == 0:
-        return None
-    return Fraction(int(over), int(under)) * (-1 if sign == "-" else 1)
+    return Fraction(int(match[2]), int(match[3])) * (-1 if match[1] == "-" else 1)
 
 
 def _power(text: str) -> Fraction | None:

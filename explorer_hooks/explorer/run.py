@@ -8,14 +8,13 @@ from pkgutil import resolve_name
 
 import structlog
 
-from explorer_hooks.explorer import own_files
 from explorer_hooks.explorer.batches import BatchMaker
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.explorer import Explorer
-from explorer_hooks.explorer.generation import InferenceEngine
-from explorer_hooks.explorer.own_files import Records, TaskLedger
+from explorer_hooks.explorer.generation import GeneratorContext, InferenceEngine, Sampling
+from explorer_hooks.explorer.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
 from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import Scorer, open_scorer
 from explorer_hooks.explorer.served import ServerEngine
@@ -59,14 +58,15 @@ def run(file: ExplorerFile) -> str:
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         versions = EngineVersions(source, ledger, file.data.groups / file.groups, ahead_of(file))
         draws = f"{seed}/{ledger.cursor.seed_text}"
-        generator = engine.generator(tokens, follower.running, versions.permitted, draws, stop)
+        context = GeneratorContext(tokens, follower.running, versions.permitted, draws, stop)
+        sampling = Sampling(file, tokens, engine.generator(context), scorer, stop)
         evaluation = None
         if held_out is not None:
-            records = Records(own_files.evaluations_path(job, name), job.disk)
-            evaluation = Evaluation(held_out, records, tokens, generator, scorer, file, stop)
+            records = Records(own_path(job, name, EVALUATIONS), job.disk)
+            evaluation = Evaluation(held_out, records, sampling)
         gate = EngineGate(versions, evaluation, file.sync, stop)
-        batches = BatchMaker(tasks, ledger, tokens, generator, scorer, file, gate, stop)
-        metrics = Records(own_files.metrics_path(job, name), job.disk)
+        batches = BatchMaker(tasks, ledger, sampling, gate)
+        metrics = Records(own_path(job, name, METRICS), job.disk)
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
 

@@ -10,25 +10,23 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Iterated
+from collections.abc import Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
     Generator,
+    GeneratorContext,
     GroupRequest,
     GroupResult,
     InferenceEngine,
-    PermittedVersion,
     Response,
     version_after,
     version_of,
 )
-from explorer_hooks.explorer.tasks import Tokens
 from explorer_hooks.finding import open_hook, shown
-from explorer_hooks.hook import Running
 from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
@@ -141,9 +139,7 @@ class ServerGenerator(Generator):
     Args:
         server: The server.
         model: The name of the model in requests.
-        running: Asks the engine what it runs; several threads call it.
-        permitted: The version with which work may be done.
-        stop: Once it returns true, pending groups are given up.
+        context: What the engine runs, with which version work may be done, and when to stop.
         concurrency: Groups that are requested at a time.
         retries: Retries of one request.
         settle: Seconds that a group waits for an engine that loads a version.
@@ -153,16 +149,13 @@ class ServerGenerator(Generator):
         self,
         server: HttpClient,
         model: str,
-        running: Callable[[], Running],
-        permitted: PermittedVersion,
-        stop: Callable[[], bool],
+        context: GeneratorContext,
         *,
         concurrency: int,
         retries: int,
         settle: float,
     ) -> None:
-        self._server, self._model, self._running = server, model, running
-        self._permitted, self._stop = permitted, stop
+        self._server, self._model, self._context = server, model, context
         self._concurrency, self._retries, self._settle = concurrency, retries, settle
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
@@ -184,7 +177,7 @@ class ServerGenerator(Generator):
     def _results(
         self, done: "SimpleQueue[GroupResult | SyncdError]", count: int
     ) -> Iterator[GroupResult | None]:
-        while count and not self._stop():
+        while count and not self._context.stop():
             try:
                 one = done.get(timeout=_TICK)
             except Empty:
@@ -219,7 +212,7 @@ class ServerGenerator(Generator):
             if first is None:
                 return GroupResult(index, problem="the engine runs no applied version", retry=True)
             responses = self._responses(asked, given_up)
-            last = version_after(self._running(), first)
+            last = version_after(self._context.running(), first)
         except EngineUnreachableError as error:
             return GroupResult(index, problem=str(error), retry=True)
         except MalformedError as error:
@@ -232,8 +225,8 @@ class ServerGenerator(Generator):
         """Return the version with which work begins; wait for one that is being loaded."""
         begin = time.monotonic()
         while True:
-            running = self._running()
-            found = version_of(running, self._permitted())
+            running = self._context.running()
+            found = version_of(running, self._context.permitted())
             patience = self._settle if running.paused else min(self._settle, _CONFIRM)
             if found is not None or time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return found
@@ -308,14 +301,7 @@ class ServerEngine(InferenceEngine):
         self.name = shown(address)
         self.hook = open_hook(address, settings=section.options, timeout=section.timeout, token=self._token)
 
-    def generator(
-        self,
-        tokens: Tokens,  # noqa: ARG002 - the server makes the texts
-        running: Callable[[], Running],
-        permitted: PermittedVersion,
-        seed: str,  # noqa: ARG002 - the server has its own
-        stop: Callable[[], bool],
-    ) -> ServerGenerator:
+    def generator(self, context: GeneratorContext) -> ServerGenerator:
         """Return what generates groups by the server's completions API."""
         section = self._file.explorer.engine
         server = HttpClient(
@@ -331,9 +317,7 @@ class ServerEngine(InferenceEngine):
         return ServerGenerator(
             server,
             section.model or served_model(server),
-            running,
-            permitted,
-            stop,
+            context,
             concurrency=section.concurrency,
             retries=section.retries,
             settle=settle,

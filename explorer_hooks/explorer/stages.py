@@ -71,7 +71,11 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Expl
                 return file.with_values(model={"path": record.models[stage]})
             waited = clock.monotonic() - begin
             if waited >= file.sync.timeout:
-                raise _timed_out(file, stage, directory)
+                raise TimedOutError(
+                    f"stage {stage} has not begun within {file.sync.timeout:g} s",
+                    path=f"{directory}/{STAGES}",
+                    hint=f"trainer stages {file.job.source}, or give a longer --sync.timeout",
+                )
             if clock.monotonic() - logged_at >= EVERY:
                 logged_at = clock.monotonic()
                 _log_wait(stage, record, directory, waited)
@@ -94,12 +98,4 @@ def _log_wait(stage: str, record: StagesRecord, directory: str, waited: float) -
         waited=round(waited, 1),
         begun=[name for name in record.models if name not in record.done],
         done=list(record.done),
-    )
-
-
-def _timed_out(file: ExplorerFile, stage: str, directory: str) -> TimedOutError:
-    return TimedOutError(
-        f"stage {stage} has not begun within {file.sync.timeout:g} s",
-        path=f"{directory}/{STAGES}",
-        hint=f"trainer stages {file.job.source}, or give a longer --sync.timeout",
     )

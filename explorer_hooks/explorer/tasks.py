@@ -4,9 +4,10 @@ import contextlib
 import json
 import os
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from syncd.errors import ConfigError, StorageError
 from syncd.experience.model import MAX_NAME
@@ -155,9 +156,17 @@ def epochs(tasks: Tasks, seed: str | None, epoch: int, position: int) -> Iterato
 _FILE = "tokenizer.json"
 
 
-class Tokens(Protocol):
-    """What explorers need of a tokenizer."""
+class Tokens(ABC):
+    """What explorers need of a tokenizer.
 
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @abstractmethod
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, including those that the model expects around it.
 
@@ -167,6 +176,7 @@ class Tokens(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, without special ones."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
 def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
@@ -187,15 +197,8 @@ def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
         raise _unreadable(directory, error) from error
 
 
-class TransformersTokens:
-    """transformers' tokenizer, with chat templates.
-
-    Args:
-        tokenizer: The tokenizer.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+class TransformersTokens(Tokens):
+    """transformers' tokenizer, with chat templates."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt."""
@@ -213,30 +216,15 @@ class TransformersTokens:
         # The template has already added what belongs around a prompt.
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, without special ones."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-
-class PlainTokens:
-    """The tokenizer of `tokenizer.json` alone: for text, not for messages.
-
-    Args:
-        tokenizer: The tokenizer.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+class PlainTokens(Tokens):
+    """The tokenizer of `tokenizer.json` alone: for text, not for messages."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt."""
         if not isinstance(prompt, str):
             raise ConfigError("tasks of messages need transformers", hint="pip install 'syncd[transformers]'")
-        return list(self._tokenizer.encode(prompt).ids)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, without special ones."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return list(self.tokenizer.encode(prompt).ids)
 
 
 def _plain(directory: str) -> Any:

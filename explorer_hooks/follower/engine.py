@@ -53,11 +53,6 @@ class Engine:
         """Return whether it runs a version of the job, or its start model."""
         return self.applied is not None or self.label is None
 
-    @property
-    def can_restore(self) -> bool:
-        """Return whether there is a version to restore, or the engine may need it."""
-        return self.good is not None or self.is_suspect
-
     def running(self) -> Running:
         """Return what the engine says that it runs. Any thread may call this.
 
@@ -171,7 +166,8 @@ class Engine:
         except EngineUnreachableError as error:
             self.lose(error)
         except Exception as error:
-            dead = error if isinstance(error, EngineDeadError) else _dead(error)
+            lost = EngineDeadError(f"it cannot be restored: {error}")
+            dead = error if isinstance(error, EngineDeadError) else lost
             self.die(dead)
             raise dead from error
         else:
@@ -212,7 +208,3 @@ def _load_failure(what: str, error: Exception) -> LoadFailedError:
         return LoadFailedError(error.message, path=error.path, hint=error.hint)
     # A hook may be the user's own code.
     return LoadFailedError(f"{what} failed: {type(error).__name__}: {error}")
-
-
-def _dead(error: Exception) -> EngineDeadError:
-    return EngineDeadError(f"it cannot be restored: {error}", hint="restart the engine")

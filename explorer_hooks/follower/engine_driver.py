@@ -37,13 +37,11 @@ class Reporter:
 
     def __init__(self, sync: Client, listener: EventListener | None, ready: "ReadyFile") -> None:
         self._sync, self._listener, self.ready = sync, listener, ready
-        self.state = ""
         self.applied: Pair | None = None
         """The version that the presence names as running."""
 
     def publish(self, state: str, *, now: bool = True, **fields: Any) -> None:
         """Publish the state and other fields in the presence; None removes a field."""
-        self.state = state
         self._write(lambda: self._sync.describe({"state": state, **fields}, now=now))
 
     def confirm(self, pair: Pair | None) -> None:

@@ -126,11 +126,6 @@ class Follower(Closing):
         return self._engine.applied
 
     @property
-    def state(self) -> str:
-        """Return waiting, loading, serving, unreachable or dead."""
-        return self._reporter.state
-
-    @property
     def met(self) -> int:
         """Return the step that was loaded or given up last, -1 for none."""
         met = [pair for pair in (self._driver.position, *self._driver.failed.given_up) if pair]
@@ -315,7 +310,7 @@ class Follower(Closing):
             skipped=failed.given_up | failed.paused,
             applied=self.applied,
             retries=bool(failed.paused),
-            can_restore=self._engine.can_restore,
+            can_restore=self._engine.good is not None or self._engine.is_suspect,
         )
         return replace(now, steps=self._versions.older_steps()) if needs_steps(self._policy, now) else now
 

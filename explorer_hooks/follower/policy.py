@@ -31,9 +31,6 @@ class FollowPolicy:
     which: Which = "newest"
     step: int = 0
 
-    def __str__(self) -> str:
-        return self.which if self.which in ("newest", "every") else f"{self.which}={self.step}"
-
 
 def parse_policy(text: str) -> FollowPolicy:
     """Return the policy that a text names.

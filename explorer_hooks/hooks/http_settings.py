@@ -4,13 +4,12 @@ import ipaddress
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import ClassVar, Self
 
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, ProbeTime
-from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError, EngineDeadError, LoadFailedError
+from explorer_hooks.hook import Hook, HookOptions, HookSettings, ProbeTime, restoring
+from explorer_hooks.http_client import HttpClient, is_loopback
+from syncd.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
@@ -80,18 +79,9 @@ class ServerHook(Hook):
         """Return a hook for the server at the address."""
         return cls(options)
 
-    @contextmanager
-    def _restoring(self, label: str, hint: str) -> Iterator[None]:
-        """Restore the engine to a version in the block.
-
-        Raises:
-            EngineDeadError: The block raised `LoadFailedError`.
-        """
-        try:
-            yield
-        except LoadFailedError as error:
-            message = f"the engine cannot be restored to {label}: {error.message}"
-            raise EngineDeadError(message, path=self._server.address, hint=hint) from error
+    def _restoring(self, label: str, hint: str) -> AbstractContextManager[None]:
+        """Restore the engine to a version in the block, which raises `EngineDeadError` if it fails."""
+        return restoring(f"the engine cannot be restored to {label}", hint, self._server.address)
 
     @abstractmethod
     def _configure(self, settings: HookSettings) -> None:
@@ -110,7 +100,7 @@ def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:
     if given == "false":
         return None
     if given == "true":
-        return LOOPBACK if server.host in ("localhost", "::1") or server.host.startswith("127.") else None
+        return LOOPBACK if is_loopback(server.host) else None
     try:
         return str(ipaddress.ip_address(given))
     except ValueError:

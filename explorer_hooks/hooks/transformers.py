@@ -30,7 +30,7 @@ from syncd.errors import (
 )
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
-from syncd.transports.filesystem.load import LoadCounts, check_fit, load, offered
+from syncd.transports.filesystem.fill_tensors import LoadCounts, check_fit, load, offered
 from syncd.transports.tensors import TensorMeta
 from syncd.transports.torch_tensors import target_tensors
 

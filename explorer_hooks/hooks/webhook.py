@@ -2,14 +2,13 @@
 
 import hashlib
 import hmac
-import ipaddress
 import time
 import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from explorer_hooks.hook import HookOptions, HookSettings, PhaseHook, Running
-from explorer_hooks.http_client import HttpClient, Reply
+from explorer_hooks.http_client import HttpClient, Reply, is_loopback
 from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
 from syncd.transports.base import WeightDirectory
 
@@ -27,28 +26,28 @@ _HINT = f"a receiver in a few lines: {DOCS}/hooks.md"
 class WebhookHook(PhaseHook):
     """Posts each phase of a load as a JSON document, and reads what runs from the same URL.
 
+    Setting: `ask_timeout`, in seconds. The token signs every request and is never sent.
+
     Args:
-        address: The receiver's URL.
-        token: The key that signs every request; required for http to another host. It is never sent.
-        timeout: Seconds that one phase may take.
-        ask_timeout: Seconds that reading what runs may take.
+        options: The hook's options; the address is the receiver's URL.
 
     Raises:
-        ConfigError: The address is wrong, or unsigned requests would go to another host in the clear.
+        ConfigError: An option is wrong, or unsigned requests would go to another host in the clear.
     """
 
     name: ClassVar[str] = "webhook"
 
-    def __init__(
-        self,
-        address: str,
-        token: str | None = None,
-        *,
-        timeout: float = 300.0,
-        ask_timeout: float = _ASK_TIMEOUT,
-    ) -> None:
+    def __init__(self, options: HookOptions) -> None:
+        address, token = options.address, options.token
+        if not address:
+            raise ConfigError(
+                "the webhook hook needs a URL", hint="--hook webhook=http://127.0.0.1:9000/load"
+            )
+        settings = HookSettings(self.name, options.settings)
+        ask_timeout = settings.seconds("ask_timeout", _ASK_TIMEOUT)
+        settings.done()
         self._server = SigningClient(
-            address, token=token, timeout=timeout, ask_timeout=ask_timeout, missing=_HINT
+            address, token=token, timeout=options.timeout, ask_timeout=ask_timeout, missing=_HINT
         )
         if token is None and not is_private(address):
             raise ConfigError(
@@ -58,15 +57,8 @@ class WebhookHook(PhaseHook):
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for a URL; setting: `ask_timeout`, in seconds."""
-        if not options.address:
-            raise ConfigError(
-                "the webhook hook needs a URL", hint="--hook webhook=http://127.0.0.1:9000/load"
-            )
-        settings = HookSettings(cls.name, options.settings)
-        ask_timeout = settings.seconds("ask_timeout", _ASK_TIMEOUT)
-        settings.done()
-        return cls(options.address, options.token, timeout=options.timeout, ask_timeout=ask_timeout)
+        """Return a hook for a URL."""
+        return cls(options)
 
     def current_version(self) -> Running:
         """Return what the receiver says; if it does not answer GET, what was committed last through this hook."""
@@ -135,9 +127,4 @@ def document_of(target: WeightDirectory, phase: str) -> dict[str, Any]:
 def is_private(address: str) -> bool:
     """Return whether no other host can read or change requests: they use https or stay on this host."""
     url = urlsplit(address)
-    if url.scheme == "https" or url.hostname == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(url.hostname or "").is_loopback
-    except ValueError:
-        return False
+    return url.scheme == "https" or is_loopback(url.hostname or "")

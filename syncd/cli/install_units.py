@@ -30,18 +30,10 @@ _WITNESS = "syncd@.service"
 _FIRST_LINE = re.compile(r"# Written by syncd install-units \S+, digest (\S+)\.\n")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?")
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
-_PLACES = {
-    "syncd@.service": "systemd/system",
-    "syncd-follow@.service": "systemd/system",
-    "sysusers.d/syncd.conf": "sysusers.d",
-    "tmpfiles.d/syncd.conf": "tmpfiles.d",
-    "syncd.env.example": "syncd",
-}
-_USER_PLACES = {
-    "syncd-user@.service": "systemd/user",
-    "syncd-follow-user@.service": "systemd/user",
-    "syncd.env.example": "syncd",
-}
+_FILES = (
+    "syncd@.service", "syncd-follow@.service", "sysusers.d/syncd.conf", "tmpfiles.d/syncd.conf", "syncd.env.example",
+)  # fmt: skip
+_USER_FILES = ("syncd-user@.service", "syncd-follow-user@.service", "syncd.env.example")
 
 
 class FileState(StrEnum):
@@ -116,10 +108,10 @@ def unit_files(request: UnitRequest, base: str) -> list[UnitFile]:
     source = source_directory()
     return [
         UnitFile(
-            f"{base}/{place}/{os.path.basename(target)}",
+            f"{base}/{_place(name, user=request.user)}/{os.path.basename(target)}",
             _signed(rendered(Path(source, name).read_text(encoding="utf-8"), request)),
         )
-        for name, place in (_USER_PLACES if request.user else _PLACES).items()
+        for name in (_USER_FILES if request.user else _FILES)
         if request.owner[0] == OWNER or not name.startswith("sysusers.d")
         for target in _targets(name, request.engines)
     ]
@@ -182,6 +174,13 @@ def next_commands(request: UnitRequest) -> list[str]:
         return [*start, "loginctl enable-linger"]
     users = ["systemd-sysusers"] if request.owner[0] == OWNER else []
     return [*users, "systemd-tmpfiles --create", *start]
+
+
+def _place(name: str, *, user: bool) -> str:
+    """Return the directory of a file below /etc or ~/.config."""
+    if name.endswith(".service"):
+        return "systemd/user" if user else "systemd/system"
+    return os.path.dirname(name) or "syncd"
 
 
 def _targets(name: str, engines: tuple[str, ...]) -> list[str]:

@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -135,39 +136,35 @@ def _show(source: _StatusSource, seconds: float, *, as_json: bool) -> None:
     try:
         document = source.read(seconds)
     except StuckError:
-        _print(source.known(), "known", as_json=as_json)
+        _print(source.known(), as_json=as_json)
         raise
-    _print(document, "status", as_json=as_json)
+    _print(document, as_json=as_json)
 
 
-def _print(document: dict[str, Any], kind: Literal["status", "known"], *, as_json: bool) -> None:
+def _print(document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         options.print_json(document)
     else:
         from syncd.views import table  # noqa: PLC0415
 
-        table.console().print(table.status(document) if kind == "status" else table.known(document))
+        table.console().print(table.known(document) if "known" in document else table.status(document))
 
 
 def _watch(source: _StatusSource, interval: float, *, as_json: bool) -> None:
     options.exit_on_sigterm()
-    view = _json_view(source) if as_json else _table_view(source)
-    with contextlib.suppress(KeyboardInterrupt), view as refresh:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        refresh = partial(_refresh_json, source) if as_json else stack.enter_context(_table_view(source))
         while True:
             refresh()
             source.clock.sleep(interval)
 
 
-@contextlib.contextmanager
-def _json_view(source: _StatusSource) -> Iterator[Callable[[], None]]:
-    def refresh() -> None:
-        try:
-            document = source.read()
-        except StuckError:
-            document = source.known()
-        options.print_json(document)
-
-    yield refresh
+def _refresh_json(source: _StatusSource) -> None:
+    try:
+        document = source.read()
+    except StuckError:
+        document = source.known()
+    options.print_json(document)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """`syncd verify`: checks the files of a step."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -16,15 +15,6 @@ from syncd.stall.verbs import MountVerb
 if TYPE_CHECKING:
     from syncd.daemon.snapshot import Snapshot
     from syncd.protocol.step import Step
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """The result of checking one step."""
-
-    step: "Step"
-    level: str
-    problems: list[str]
 
 
 @click.command(cls=MountVerb)
@@ -44,17 +34,18 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
       syncd verify /ckpt/job
       syncd verify /ckpt/job 120 --deep
     """
-    found = _verify(open_job(job, state_dir), step, deep=deep)
+    found, level, problems = _verify(open_job(job, state_dir), step, deep=deep)
     if as_json:
-        print_json(_document(found))
+        print_json(_document(found, level, problems))
     else:
-        _show(found)
-    if found.problems:
+        _show(found, level, problems)
+    if problems:
         hint = f"syncd ls {job}"
-        raise CorruptDataError(f"step {found.step.step} is damaged", path=found.step.directory, hint=hint)
+        raise CorruptDataError(f"step {found.step} is damaged", path=found.directory, hint=hint)
 
 
-def _verify(job: Job, number: int | None, *, deep: bool) -> _Check:
+def _verify(job: Job, number: int | None, *, deep: bool) -> tuple["Step", str, list[str]]:
+    """Return the step, how closely it was checked, and what is wrong with it."""
     from syncd.daemon.examine import VerifyLevel, problems_of  # noqa: PLC0415
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
@@ -62,7 +53,7 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> _Check:
     step = _chosen(job, snapshot, number)
     level = "content" if deep and step.is_native and step.kind != "remote" else "header"
     if step.state is StepState.FILLING:
-        return _Check(step, level, [_loss(job, step, snapshot.version)])
+        return step, level, [_loss(job, step, snapshot.version)]
     if step.state is StepState.DAMAGED:
         problems = _missing(job, step) or [step.problem]
     else:
@@ -71,7 +62,7 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> _Check:
         problems.append(
             f"{step.directory}: its digest differs from the published one: the step was written again"
         )
-    return _Check(step, level, problems)
+    return step, level, problems
 
 
 def _chosen(job: Job, snapshot: "Snapshot", number: int | None) -> "Step":
@@ -123,24 +114,26 @@ def _missing(job: Job, step: "Step") -> list[str]:
         return []
 
 
-def _document(found: _Check) -> dict[str, object]:
-    step = found.step
+def _document(step: "Step", level: str, problems: list[str]) -> dict[str, object]:
     return {
         "step": step.step,
         "layout": step.layout,
-        "level": found.level,
-        "ok": not found.problems,
+        "level": level,
+        "ok": not problems,
         "bytes": step.size,
         "digest": step.digest,
-        "problems": found.problems,
+        "problems": problems,
     }
 
 
-def _show(found: _Check) -> None:
-    for problem in found.problems:
+def _show(step: "Step", level: str, problems: list[str]) -> None:
+    for problem in problems:
         click.echo(plain(problem))
-    if not found.problems:
-        step, deep = found.step, found.level == "content"
-        what = "every byte matches its digest" if deep else "structure, sizes and headers are correct"
+    if not problems:
+        what = (
+            "every byte matches its digest"
+            if level == "content"
+            else "structure, sizes and headers are correct"
+        )
         counts = f"{step.present} of {step.expected}, {step.size} bytes, {step.layout}"
         click.echo(f"step {step.step}: {what} ({counts})")

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,7 @@ from syncd.cli import options
 from syncd.config import DaemonConfig
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
-from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked, untracked
+from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked
 from syncd.stall.verbs import MountVerb, pending_calls
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
 
     config, calls = options.read_config(job, given), pending_calls()
     job = tracked(options.with_policy(job, config), calls)
-    with _observers(job, config, calls).all as observers:
+    with _observers(job, config, calls)[0] as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
 
 
 def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
-    from syncd.daemon.run import Background, run  # noqa: PLC0415
+    from syncd.daemon.run import Background, DaemonLoop  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
     from syncd.daemon.watchdog import Watchdog  # noqa: PLC0415
     from syncd.observe import names  # noqa: PLC0415
@@ -88,24 +88,20 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
 
     config = bounded(load)
     job = tracked(options.with_policy(place, config), calls)
-    heard = _observers(job, config, calls)
-    with heard.all as observers:
+    heard, aside = _observers(job, config, calls)
+    with heard as observers:
         daemon = Daemon(job, config, clock, observers, background)
         daemon.report(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = hostfile.Writer(job.root, os.path.abspath(name))
-        watchdog = Watchdog(clock, calls, heard.aside, keeper, watchdog_interval())
-        run(daemon, clock, Notifier(), load, watchdog, background)
+        watchdog = Watchdog(clock, calls, aside, keeper, watchdog_interval())
+        DaemonLoop(daemon, clock, Notifier(), load, watchdog, background).run()
 
 
-class _DaemonObservers(NamedTuple):
-    """The observers of the daemon, and those of them that write nothing to the job's mount."""
+def _observers(job: Job, config: DaemonConfig, attend: TrackCall) -> "tuple[Observers, Observers]":
+    """Return the observers of the daemon, and those of them that write nothing to the job's mount.
 
-    all: "Observers"
-    aside: "Observers"
-
-
-def _observers(job: Job, config: DaemonConfig, attend: TrackCall = untracked) -> _DaemonObservers:
-    """Return the observers of the daemon: the log on stderr, the job's journal, and metrics if configured."""
+    They are the log on stderr, the job's journal, and metrics if configured.
+    """
     from syncd.observe import log  # noqa: PLC0415
     from syncd.observe.events import Observer, Observers  # noqa: PLC0415
     from syncd.observe.journal import Journal  # noqa: PLC0415
@@ -124,4 +120,4 @@ def _observers(job: Job, config: DaemonConfig, attend: TrackCall = untracked) ->
         )
     aside = Observers(*heard)
     journal = Journal(job.events, config.events_bytes, adopt=job.disk.adopt, attend=attend)
-    return _DaemonObservers(Observers(aside, journal), aside)
+    return Observers(aside, journal), aside

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from syncd.errors import CorruptDataError, UsageError
-from syncd.protocol.digest import chunks, hasher, name_of
+from syncd.errors import UsageError
 from syncd.protocol.disk import Disk
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.receipt import FileRecord
+from syncd.protocol.receipt import record_chunks
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.protocol.safetensors import (
     DTYPE_BITS,
@@ -91,7 +90,7 @@ def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, Tens
     for record in manifest.shards:
         path = f"{step_path}/{record.name}"
         whole, end = bytearray(record.size), 0
-        for piece in _pieces(disk, path, record):
+        for piece in record_chunks(disk, path, record):
             whole[end : end + len(piece)] = piece
             end += len(piece)
         data = memoryview(whole).toreadonly()
@@ -107,7 +106,7 @@ def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, Tens
 def iterate_state(disk: Disk, step_path: str, manifest: Manifest) -> Iterator[tuple[str, TensorData]]:
     """Yield the tensors of a step one by one, after every byte was checked against the manifest."""
     for record in manifest.shards:
-        for _ in _pieces(disk, f"{step_path}/{record.name}", record):
+        for _ in record_chunks(disk, f"{step_path}/{record.name}", record):
             pass
     for record, header in zip(manifest.shards, read_headers(disk, step_path, manifest), strict=True):
         for name, tensor in header.tensors.items():
@@ -127,20 +126,6 @@ def list_tensors(headers: Sequence[Header]) -> list[TensorInfo]:
     """Return name, dtype and shape of each tensor, in the order of the files."""
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
     return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
-
-
-def _pieces(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
-    """Yield a file in pieces; raise at its end if its content differs from the record."""
-    name = name_of(record.digest, path)
-    state, left = hasher(name), record.size
-    for piece in chunks(disk, path):
-        left -= len(piece)
-        if left < 0:
-            break
-        state.update(piece)
-        yield piece
-    if left != 0 or f"{name}:{state.hexdigest()}" != record.digest:
-        raise CorruptDataError("content does not match its digest", path=path)
 
 
 def _unencoded(name: str, value: Any) -> _Unencoded:

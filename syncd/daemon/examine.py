@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, exists, list_if_there
@@ -40,15 +41,7 @@ def examine_native(disk: Disk, root: str, step: int, before: Step | None = None)
     if RECEIPTS not in payload and (payload or set(names) - {ACTOR}):
         return None
     receipts = list_if_there(disk, receipts_directory(path)) if payload else []
-    present, expected = count_receipts(receipts)
-    return Step(
-        step,
-        directory,
-        present=present,
-        expected=expected,
-        full=full,
-        problem=_progress(present, expected),
-    )
+    return _filling(step, directory, receipts, full=full)
 
 
 def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | None:
@@ -67,19 +60,14 @@ def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | 
         disk.list(path)  # an empty one is there, too: its writer was killed before it wrote anything
     except MISSING:
         return None
-    present, expected = count_receipts(list_if_there(disk, receipts_directory(path)))
-    return Step(
-        step,
-        directory,
-        present=present,
-        expected=expected,
-        size=tree_size(disk, path),
-        problem=_progress(present, expected),
-    )
+    receipts = list_if_there(disk, receipts_directory(path))
+    return _filling(step, directory, receipts, size=tree_size(disk, path))
 
 
-def _progress(present: int, expected: int | None) -> str:
-    return f"{present} of {expected} writers are done" if expected else "no writer is done yet"
+def _filling(step: int, directory: str, receipts: Iterable[DirectoryEntry], **more: Any) -> Step:
+    present, expected = count_receipts(receipts)
+    problem = f"{present} of {expected} writers are done" if expected else "no writer is done yet"
+    return Step(step, directory, present=present, expected=expected, problem=problem, **more)
 
 
 def count_receipts(entries: Iterable[DirectoryEntry]) -> tuple[int, int | None]:
@@ -96,25 +84,35 @@ def count_receipts(entries: Iterable[DirectoryEntry]) -> tuple[int, int | None]:
 
 
 def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool) -> Step | None:
+    found = Step(step, step_name(step), full=full)
     try:
         manifest = decode_manifest(disk.read(f"{path}/{MANIFEST}"), f"{path}/{MANIFEST}")
         wrong = missing_files(disk, path, manifest)
     except MISSING:
-        return Step(step, step_name(step), full=full, problem="the manifest has just gone")
+        return replace(found, problem="the manifest has just gone")
     except CorruptDataError as error:
         later = isinstance(error, ProtocolTooNewError)
-        return Step(
-            step, step_name(step), state=StepState.DAMAGED, full=full, problem=error.message, later=later
-        )
+        return replace(found, state=StepState.DAMAGED, problem=error.message, later=later)
     if manifest.step != step:
         wrong = [f"the manifest is of step {manifest.step}"]
-    found = _of_manifest(replace(manifest, step=step, digest=manifest.digest), wrong, full=full)
-    found = replace(found, shards=_count_shards(disk, path, manifest, wrong))
-    if not full:
-        return found
-    # Its mark comes after its files: from then on it does not change.
-    same = before is not None and before.full and before.digest == found.digest
-    return replace(found, size=before.size if before and same else tree_size(disk, path))
+    shards, size = _count_shards(disk, path, manifest, wrong), manifest.size
+    if full:
+        # Its mark comes after its files: from then on it does not change.
+        same = before is not None and before.full and before.digest == manifest.digest
+        size = before.size if before and same else tree_size(disk, path)
+    return replace(
+        found,
+        state=StepState.DAMAGED if wrong else StepState.COMPLETE,
+        payload=manifest.uri or f"{found.directory}/{manifest.payload}",
+        kind=manifest.kind,
+        digest=manifest.digest,
+        present=manifest.world_size,
+        expected=manifest.world_size,
+        shards=shards,
+        size=size,
+        parent=manifest.parent,
+        problem=wrong[0] if wrong else "",
+    )
 
 
 def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -> tuple[int, int]:
@@ -133,24 +131,6 @@ def tree_size(disk: Disk, path: str) -> int:
         with contextlib.suppress(*MISSING, PermissionError):
             total += tree_size(disk, child) if entry.kind == "directory" else disk.stat(child).size
     return total
-
-
-def _of_manifest(manifest: Manifest, wrong: list[str], *, full: bool) -> Step:
-    directory = step_name(manifest.step)
-    return Step(
-        step=manifest.step,
-        directory=directory,
-        state=StepState.DAMAGED if wrong else StepState.COMPLETE,
-        payload=manifest.uri or f"{directory}/{manifest.payload}",
-        kind=manifest.kind,
-        digest=manifest.digest,
-        present=manifest.world_size,
-        expected=manifest.world_size,
-        size=manifest.size,
-        full=full,
-        parent=manifest.parent,
-        problem=wrong[0] if wrong else "",
-    )
 
 
 class VerifyLevel(StrEnum):

@@ -20,7 +20,6 @@ from syncd.daemon.snapshot import Snapshot
 from syncd.daemon.trash import Trash
 from syncd.errors import SyncdError
 from syncd.observe import names
-from syncd.observe.events import Level
 from syncd.protocol.disk import MISSING, Clock, Disk, exists, is_below, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.layout import MARKER, TRACKER, Job
@@ -40,9 +39,6 @@ _BATCH = 8
 
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")
 """How the names of the markers' temporary files begin."""
-
-_INFO: Level = "info"
-_WARNING: Level = "warning"
 
 
 class Removals:
@@ -108,9 +104,12 @@ class Removals:
         self._unless_obstructed(path, partial(self._term.discard, path))
         if is_known:
             return
-        name, level = (names.REQUEST_COMPLETED, _INFO) if answer.done else (names.REQUEST_REFUSED, _WARNING)
         request = answer.request
-        self._reporter.publish(name, level, kind=request.kind, step=request.step, detail=answer.detail)
+        fields = {"kind": request.kind, "step": request.step, "detail": answer.detail}
+        if answer.done:
+            self._reporter.publish(names.REQUEST_COMPLETED, "info", **fields)
+        else:
+            self._reporter.publish(names.REQUEST_REFUSED, "warning", **fields)
 
     # --- steps and attempts -------------------------------------------------------------------------------------
 
@@ -182,7 +181,7 @@ class Removals:
 
     def _remove_attempt(self, attempt: Step) -> None:
         if self._trash.remove_attempt(attempt):
-            self._reporter.publish(names.ATTEMPT_PRUNED, _INFO, **describe(attempt), path=attempt.directory)
+            self._reporter.publish(names.ATTEMPT_PRUNED, "info", **describe(attempt), path=attempt.directory)
 
     def _path(self, step: Step) -> str:
         return f"{self._job.root}/{step.directory}"

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from syncd.config import DaemonConfig
 from syncd.daemon.snapshot import Snapshot
-from syncd.errors import CorruptDataError
-from syncd.protocol.manifest import chain
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
 
@@ -237,15 +235,8 @@ def _chains(kept: Mapping[int, Decision], steps: Mapping[int, Step]) -> Iterator
                 yield _keep(link, "chain", f"step {number} is stored as changes of it")
 
 
-def _links(step: int, parents: Mapping[int, int | None]) -> tuple[int, ...]:
-    try:
-        return chain(step, dict(parents))[1:]
-    except CorruptDataError:
-        # A broken chain: a person may still repair what is left of it, so its steps are kept.
-        return tuple(_walk(step, parents))
-
-
-def _walk(step: int, parents: Mapping[int, int | None]) -> Iterator[int]:
+def _links(step: int, parents: Mapping[int, int | None]) -> Iterator[int]:
+    """Yield what a delta needs. Of a broken chain too: a person may still repair it from what is left."""
     while (parent := parents.get(step)) is not None and parent < step:
         yield parent
         step = parent

@@ -2,17 +2,17 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable
+from typing import cast
 
 from syncd.config import DaemonConfig
 from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
 from syncd.daemon.watchdog import Watchdog
-from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
+from syncd.errors import LockHeldError, StorageError, SyncdError
 from syncd.observe import names
+from syncd.observe.sd_notify import Notifier
 from syncd.protocol.disk import Clock
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, PATIENT, MountState
@@ -22,29 +22,9 @@ from syncd.stall.worker import WorkerThread
 IDLE_AFTER = 60.0
 """Seconds without news after which polling slows down to twice its interval."""
 
-_MODES: Mapping[str, Mode] = {"events": "events", "polling": "polling"}
 _ONCE_LIMIT = 60.0
 _ROOM_ROUNDS, _ROOM_PAUSE = 3, 0.15
 _JOIN = 10.0
-
-
-class ServiceManager(Protocol):
-    """The service manager, as `observe.sd_notify` talks to it."""
-
-    def ready(self, status: str) -> None:
-        """Report that the daemon has started."""
-
-    def alive(self, status: str) -> None:
-        """Report that a tick was finished."""
-
-    def status(self, status: str) -> None:
-        """Report the status, without a sign of life."""
-
-    def reloading(self) -> None:
-        """Report that the configuration is being read again."""
-
-    def stopping(self) -> None:
-        """Report that the daemon is about to end."""
 
 
 class Background:
@@ -71,17 +51,8 @@ def _unless_disturbed(work: Callable[[], None]) -> None:
         work()
 
 
-def run(
-    daemon: Daemon,
-    clock: Clock,
-    manager: ServiceManager,
-    load: Callable[[], DaemonConfig],
-    watchdog: Watchdog,
-    background: Background | None = None,
-) -> None:
-    """Run until a signal asks to stop, or until all modules have left if the configuration says so.
-
-    One thread works; this one receives signals and reports, whatever the mount does to the other.
+class DaemonLoop:
+    """Runs a daemon: one thread ticks and waits; this one receives signals and reports, whatever the mount does.
 
     Args:
         daemon: What ticks.
@@ -90,43 +61,137 @@ def run(
         load: Reads the configuration again, for SIGHUP.
         watchdog: Reports what does not return, in this thread.
         background: Where the daemon's slow work runs; waited for at the end.
-
-    Raises:
-        StuckError: It was asked to stop while an operation does not return.
     """
-    reported, woken = WakePipe(), WakePipe()
-    signals = Signals(reported, woken)
-    loop = _Loop(daemon, clock, manager, load, watchdog, signals)
-    worker = WorkerThread(lambda: loop.run(woken, background), "daemon", reported.ring)
-    manager.ready("starting")
-    worker.start()
-    _watch_over(daemon, clock, manager, watchdog, worker, signals, reported)
-    worker.result()
-    watchdog.close()
 
+    def __init__(
+        self,
+        daemon: Daemon,
+        clock: Clock,
+        manager: Notifier,
+        load: Callable[[], DaemonConfig],
+        watchdog: Watchdog,
+        background: Background,
+    ) -> None:
+        self._daemon, self._clock, self._manager, self._load = daemon, clock, manager, load
+        self._watchdog, self._background = watchdog, background
+        self._reported, self._woken = WakePipe(), WakePipe()
+        self._signals = Signals(self._reported, self._woken)
+        self._news_at = clock.monotonic()
+        self._mode = ""
 
-def _watch_over(
-    daemon: Daemon,
-    clock: Clock,
-    manager: ServiceManager,
-    watchdog: Watchdog,
-    worker: WorkerThread[None],
-    signals: Signals,
-    reported: WakePipe,
-) -> None:
-    """Report until the work has ended, or must be abandoned."""
-    asked: float | None = None
-    while worker.is_running:
-        reported.wait(watchdog.every)
-        stuck = watchdog.check(daemon, status_line(daemon))
-        if signals.stop and asked is None:
-            asked = clock.monotonic()
-            manager.stopping()
-        if asked is not None:
-            watchdog.check_stop(worker.identity, asked)
-        elif stuck is not None:
-            # It is known and reported: a restarted daemon would know nothing, and be no less stuck.
-            manager.alive(f"stuck: {stuck}; {status_line(daemon)}")
+    def run(self) -> None:
+        """Run until a signal asks to stop, or until all modules have left if the configuration says so.
+
+        Raises:
+            StuckError: It was asked to stop while an operation does not return.
+        """
+        worker = WorkerThread(self._work, "daemon", self._reported.ring)
+        self._manager.ready("starting")
+        worker.start()
+        self._watch_over(worker)
+        worker.result()
+        self._watchdog.close()
+
+    def _watch_over(self, worker: WorkerThread[None]) -> None:
+        """Report until the work has ended, or must be abandoned."""
+        asked: float | None = None
+        while worker.is_running:
+            self._reported.wait(self._watchdog.every)
+            status = status_line(self._daemon)
+            stuck = self._watchdog.check(self._daemon, status)
+            if self._signals.stop and asked is None:
+                asked = self._clock.monotonic()
+                self._manager.stopping()
+            if asked is not None:
+                self._watchdog.check_stop(worker.identity, asked)
+            elif stuck is not None:
+                # It is known and reported: a restarted daemon would know nothing, and be no less stuck.
+                self._manager.alive(f"stuck: {stuck}; {status}")
+
+    # --- in the thread that works ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Work until the end, then release the lead."""
+        daemon = self._daemon
+        watcher = Watcher(
+            daemon.job.root,
+            self._woken,
+            None if daemon.config.watch == "auto" else cast("Mode", daemon.config.watch),
+            lambda: daemon.report(names.EMITTER_REBUILT, "warning"),
+            self._watchdog.in_hand,
+        )
+        try:
+            self._tick_until_stopped(watcher)
+        finally:
+            watcher.close()
+            self._background.join()
+            daemon.close()
+
+    def _tick_until_stopped(self, watcher: Watcher) -> None:
+        daemon, woken = self._daemon, True
+        daemon.on_progress(self._notify)
+        while not self._signals.stop:
+            self._report_mode(watcher)
+            if self._signals.reload:
+                self._signals.reload = False
+                self._reload()
+            seconds = daemon.tick(woken=woken)
+            if daemon.found_news:
+                watcher.found_news()
+                self._news_at = self._clock.monotonic()
+            self._report_past()
+            self._notify()
+            if daemon.config.exit_when_left and daemon.is_left:
+                return
+            woken = watcher.wait(self._pause(watcher, seconds))
+
+    def _pause(self, watcher: Watcher, seconds: float) -> float:
+        if watcher.mode != "polling":
+            return seconds
+        idle = self._clock.monotonic() - self._news_at >= IDLE_AFTER
+        return min(seconds, self._daemon.config.poll * (2 if idle else 1))
+
+    def _report_mode(self, watcher: Watcher) -> None:
+        if watcher.mode != self._mode:
+            changed, self._mode = self._mode != "", watcher.mode
+            self._daemon.report(
+                names.WATCH_MODE_SELECTED,
+                "warning" if changed else "info",
+                mode=watcher.mode,
+                reason=watcher.reason,
+                mount=watcher.mount.point,
+            )
+
+    def _report_past(self) -> None:
+        past = self._watchdog.pop_past()
+        if past is not None:
+            trouble = self._daemon.trouble
+            state = trouble.state if trouble else MountState.OK
+            self._daemon.report(
+                names.MOUNT_STATE_CHANGED,
+                "warning",
+                state=state,
+                detail=f"{past.call} returned after {past.seconds:.0f} s",
+                seconds=round(past.seconds, 1),
+            )
+
+    def _notify(self) -> None:
+        # The daemon waits for what a restart would not repair: it is known and reported.
+        daemon, manager = self._daemon, self._manager
+        if daemon.error is None or (daemon.trouble is not None and daemon.trouble.state in PATIENT):
+            manager.alive(status_line(daemon))
+        else:
+            manager.status(status_line(daemon))
+
+    def _reload(self) -> None:
+        """Read the configuration again; report an invalid one and keep the old one."""
+        daemon = self._daemon
+        self._manager.reloading()
+        try:
+            daemon.reload(self._load())
+        except SyncdError as error:
+            daemon.report(names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint)
+        self._manager.ready(status_line(daemon))
 
 
 def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None:
@@ -199,119 +264,3 @@ def status_line(daemon: Daemon) -> str:
     alive = [module for module in daemon.snapshot.explorers.values() if module.alive]
     published = f"step {version.step} published" if version else "nothing published yet"
     return f"{published}, {len(alive)} explorers, lag {daemon.lag}"
-
-
-class _Loop:
-    """The worker: ticks, waits, and does what the signals ask for.
-
-    Args:
-        daemon: What ticks.
-        clock: This host's clock.
-        manager: The service manager.
-        load: Reads the configuration again.
-        watchdog: Knows what was stuck and has returned.
-        signals: What was asked for.
-    """
-
-    def __init__(
-        self,
-        daemon: Daemon,
-        clock: Clock,
-        manager: ServiceManager,
-        load: Callable[[], DaemonConfig],
-        watchdog: Watchdog,
-        signals: Signals,
-    ) -> None:
-        self._daemon, self._clock, self._manager, self._load = daemon, clock, manager, load
-        self._watchdog, self._signals = watchdog, signals
-        self._news_at = clock.monotonic()
-        self._mode = ""
-
-    def run(self, pipe: WakePipe, background: Background | None) -> None:
-        """Work until the end, then release the lead.
-
-        Args:
-            pipe: What wakes it.
-            background: Where slow work runs.
-        """
-        daemon = self._daemon
-        watcher = Watcher(
-            daemon.job.root,
-            pipe,
-            _MODES.get(daemon.config.watch),
-            lambda: daemon.report(names.EMITTER_REBUILT, "warning"),
-            self._watchdog.in_hand,
-        )
-        try:
-            self._tick_until_stopped(watcher)
-        finally:
-            watcher.close()
-            if background is not None:
-                background.join()
-            daemon.close()
-
-    def _tick_until_stopped(self, watcher: Watcher) -> None:
-        daemon, manager, signals, woken = self._daemon, self._manager, self._signals, True
-        daemon.on_progress(partial(_notify, daemon, manager))
-        while not signals.stop:
-            self._report_mode(watcher)
-            if signals.reload:
-                signals.reload = False
-                _reload(daemon, manager, self._load)
-            seconds = daemon.tick(woken=woken)
-            if daemon.found_news:
-                watcher.found_news()
-                self._news_at = self._clock.monotonic()
-            self._report_past()
-            _notify(daemon, manager)
-            if daemon.config.exit_when_left and daemon.is_left:
-                return
-            woken = watcher.wait(self._pause(watcher, seconds))
-
-    def _pause(self, watcher: Watcher, seconds: float) -> float:
-        if watcher.mode != "polling":
-            return seconds
-        idle = self._clock.monotonic() - self._news_at >= IDLE_AFTER
-        return min(seconds, self._daemon.config.poll * (2 if idle else 1))
-
-    def _report_mode(self, watcher: Watcher) -> None:
-        if watcher.mode != self._mode:
-            changed, self._mode = self._mode != "", watcher.mode
-            self._daemon.report(
-                names.WATCH_MODE_SELECTED,
-                "warning" if changed else "info",
-                mode=watcher.mode,
-                reason=watcher.reason,
-                mount=watcher.mount.point,
-            )
-
-    def _report_past(self) -> None:
-        past = self._watchdog.pop_past()
-        if past is not None:
-            trouble = self._daemon.trouble
-            state = trouble.state if trouble else MountState.OK
-            self._daemon.report(
-                names.MOUNT_STATE_CHANGED,
-                "warning",
-                state=state,
-                detail=str(past),
-                seconds=round(past.seconds, 1),
-            )
-
-
-def _notify(daemon: Daemon, manager: ServiceManager) -> None:
-    # The daemon waits for what a restart would not repair: it is known and reported.
-    if daemon.error is None or (daemon.trouble is not None and daemon.trouble.state in PATIENT):
-        manager.alive(status_line(daemon))
-    else:
-        manager.status(status_line(daemon))
-
-
-def _reload(daemon: Daemon, manager: ServiceManager, load: Callable[[], DaemonConfig]) -> None:
-    """Read the configuration again; report an invalid one and keep the old one."""
-    manager.reloading()
-    try:
-        daemon.reload(load())
-    except (ConfigError, SyncdError) as error:
-        daemon.report(names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint)
-    manager.ready(status_line(daemon))

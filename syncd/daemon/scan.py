@@ -4,7 +4,8 @@ A scan reads the marker, the version, and the steps that may have changed: new o
 names. A reconciliation, each minute and at start, examines every step again and so catches what scans missed.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -75,10 +76,8 @@ class ModuleScanner:
         pins = read_or_note(unlisted, self._job.pins, lambda _: read_pins(self._job, unreadable))
         found = replace(
             before,
-            explorers=before.explorers
-            if explorers is None
-            else _modules(explorers, self._explorers, seen_at),
-            trainers=before.trainers if trainers is None else _modules(trainers, self._trainers, seen_at),
+            explorers=_modules(explorers, self._explorers, seen_at, before.explorers),
+            trainers=_modules(trainers, self._trainers, seen_at, before.trainers),
             pins=before.pins if pins is None else pins,
             unlisted=tuple(unlisted),
             unreadable_pins=unreadable,
@@ -110,10 +109,14 @@ def _highest_applied(snapshot: Snapshot) -> Pair | None:
     return max(believed, default=None)
 
 
-def _modules(presences: dict[str, Presence], liveness: Liveness, now: float) -> dict[str, Module]:
-    liveness.observe(
-        now, [(name, (presence.incarnation, presence.beat)) for name, presence in presences.items()]
-    )
+def _modules(
+    presences: Mapping[str, Presence] | None, liveness: Liveness, now: float, before: Mapping[str, Module]
+) -> Mapping[str, Module]:
+    """Return the modules that were just seen, those of before where they could not be listed."""
+    if presences is None:
+        return before
+    beats = [(name, (presence.incarnation, presence.beat)) for name, presence in presences.items()]
+    liveness.observe(now, beats)
     return {
         name: Module(presence, liveness.is_alive(name, now), liveness.silent_for(name, now))
         for name, presence in presences.items()
@@ -189,15 +192,12 @@ class Scanner:
             JobMissingError: The job directory is missing.
             JobReplacedError: Another directory is in its place.
         """
-        root = self._job.root
-        try:
+        root, found = self._job.root, None
+        with contextlib.suppress(*MISSING):
             found = self._disk.stat(root)
-        except MISSING:
-            raise JobMissingError(
-                "the job directory is not there", path=root, hint=f"ls -ld {root}"
-            ) from None
-        if found.kind != "directory":
-            raise JobMissingError("the job directory is not a directory", path=root, hint=f"ls -ld {root}")
+        if found is None or found.kind != "directory":
+            what = "there" if found is None else "a directory"
+            raise JobMissingError(f"the job directory is not {what}", path=root, hint=f"ls -ld {root}")
         born = self._disk.born(root)
         if self._root is not None and _is_another((found.inode, born), self._root):
             raise JobReplacedError(

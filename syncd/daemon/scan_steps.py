@@ -33,7 +33,6 @@ class _Known:
 
     step: Step
     since: float
-    directory: str
 
 
 class StepScanner:
@@ -65,8 +64,7 @@ class StepScanner:
         Args:
             version: What is published.
         """
-        self._published = version.step if version else None
-        self._retry_rejected()
+        self._begin(version)
         self._scan_listed(everything=True)
 
     def scan(self, version: Version | None, announced: int | None, now: float, *, listing: bool) -> None:
@@ -78,8 +76,7 @@ class StepScanner:
             now: When the scan began, on this host's clock.
             listing: List the job now, although the last listing is recent.
         """
-        self._published = version.step if version else None
-        self._retry_rejected()
+        self._begin(version)
         # A step that the marker names once more may have been written again in its old directory.
         if announced is not None:
             self._doubted.add(announced)
@@ -87,7 +84,7 @@ class StepScanner:
             self._scan_listed(everything=False)
             return
         for number in self._restless():
-            self._examine(number, self._known[number].directory)
+            self._examine(number, self._known[number].step.directory)
             self._progress()
         if not self._scan_attempts(self._attempts):
             self._scan_listed(everything=False)  # an attempt has gone: it has become its step
@@ -161,8 +158,9 @@ class StepScanner:
         self._collected = steps
         return steps
 
-    def _retry_rejected(self) -> None:
-        """Forget the rejections of files that could not be read and can be now."""
+    def _begin(self, version: Version | None) -> None:
+        """Note what is published; forget the rejections of files that could not be read and can be now."""
+        self._published = version.step if version else None
         for key, rejected in list(self._rejected.items()):
             if rejected.unread and self._is_readable(rejected.unread):
                 del self._rejected[key]
@@ -231,7 +229,7 @@ class StepScanner:
             step = _damaged(step, rejected)
         step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
         if known is None or known.step != step:
-            self._known[number] = _Known(step, self._clock.monotonic(), directory)
+            self._known[number] = _Known(step, self._clock.monotonic())
             self._changed = True
 
     def _examined(self, number: int, directory: str, before: Step | None) -> Step | None:
@@ -261,7 +259,7 @@ class StepScanner:
             found, known = self._examined_attempt(name), self._attempts.get(name)
             if found is not None:
                 is_same = known is not None and known.step == found
-                seen[name] = known if known and is_same else _Known(found, self._clock.monotonic(), name)
+                seen[name] = known if known and is_same else _Known(found, self._clock.monotonic())
             self._progress()
         is_whole = len(seen) == len(names)
         self._attempts = seen  # only now: a failure on the way forgets none

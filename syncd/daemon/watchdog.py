@@ -6,7 +6,7 @@ It does no I/O on the job's file system, so no mount can keep it from reporting,
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from syncd.daemon.service import Daemon
 from syncd.errors import StuckError
@@ -16,6 +16,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.mount import MountState, MountTrouble, mount_trouble
 from syncd.protocol.process import host_name
 from syncd.protocol.version import pair_document
+from syncd.stall import hostfile
 from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, DiskCall, PendingCalls
 
 Document = dict[str, Any]
@@ -29,48 +30,20 @@ STOP_GRACE = 2.0
 _EVERY = 1.0
 
 
-class StatusWriter(Protocol):
-    """Writes what is known where a dead mount does not hide it, as `stall.hostfile.Writer` does."""
-
-    def write(self, at: float, document: Mapping[str, Any]) -> None:
-        """Replace the file."""
-
-    def remove(self) -> None:
-        """Remove the file."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stuck:
     """An operation that has not returned for longer than a working mount would take.
 
     Args:
         call: The operation.
-        at: When it began, seconds since the epoch.
         seconds: For how long it has run.
     """
 
     call: DiskCall
-    at: float
     seconds: float
 
     def __str__(self) -> str:
         return f"{self.call} has not returned for {self.seconds:.0f} s"
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A stuck operation that has returned.
-
-    Args:
-        call: The operation that took it.
-        seconds: How long it took, as far as that was seen.
-    """
-
-    call: DiskCall
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.call} returned after {self.seconds:.0f} s"
 
 
 class Watchdog:
@@ -89,7 +62,7 @@ class Watchdog:
         clock: Clock,
         in_hand: PendingCalls,
         aside: Observer,
-        keeper: StatusWriter,
+        keeper: hostfile.Writer,
         interval: float | None = None,
     ) -> None:
         self.in_hand = in_hand
@@ -99,7 +72,7 @@ class Watchdog:
         self.every = min(_EVERY, self.limit / 2)
         self._lock = threading.Lock()
         self._stuck: Stuck | None = None
-        self._past: Past | None = None
+        self._past: Stuck | None = None
         self._state, self._since = MountState.OK, clock.time()
         self._document: Document = {}
         self._written_at = float("-inf")
@@ -113,11 +86,12 @@ class Watchdog:
         """
         stuck = self._find()
         if stuck is not None:
-            self._report_stuck(daemon, stuck)
+            fields = {"seconds": round(stuck.seconds, 1), "detail": str(stuck.call), "job": daemon.job.root}
+            self._publish(names.MOUNT_STUCK, "debug", fields)
         self._write(daemon, status, stuck)
         return stuck
 
-    def pop_past(self) -> Past | None:
+    def pop_past(self) -> Stuck | None:
         """Return what was stuck and has returned, once."""
         with self._lock:
             past, self._past = self._past, None
@@ -154,30 +128,16 @@ class Watchdog:
         seconds = 0.0 if call is None else self.in_hand.age(call)
         stuck = None
         if call is not None and seconds >= self.limit:
-            stuck = Stuck(call, self._clock.time() - seconds, seconds)
+            stuck = Stuck(call, seconds)
         with self._lock:
             if self._stuck is not None and (stuck is None or stuck.call != self._stuck.call):
-                self._past = Past(self._stuck.call, self._stuck.seconds)
+                self._past = self._stuck
             before, self._stuck = self._stuck, stuck
-        if stuck is not None and before is None:
-            self._begin(stuck)
+        if call is not None and stuck is not None and before is None:
+            found = mount_trouble(MountState.STUCK, call.path, str(stuck))
+            fields = {"state": found.state, "detail": found.message, "hint": found.hint}
+            self._publish(names.MOUNT_STATE_CHANGED, "error", fields)
         return stuck
-
-    def _begin(self, stuck: Stuck) -> None:
-        found = mount_trouble(MountState.STUCK, stuck.call.path, str(stuck))
-        self._publish(
-            names.MOUNT_STATE_CHANGED,
-            "error",
-            {"state": found.state, "detail": found.message, "hint": found.hint},
-        )
-
-    def _report_stuck(self, daemon: Daemon, stuck: Stuck) -> None:
-        detail = str(stuck.call)
-        self._publish(
-            names.MOUNT_STUCK,
-            "debug",
-            {"seconds": round(stuck.seconds, 1), "detail": detail, "job": daemon.job.root},
-        )
 
     def _publish(self, name: str, level: Any, fields: Mapping[str, Any]) -> None:
         self._aside.observe(Event(name, level, self._clock.time(), fields))
@@ -186,7 +146,7 @@ class Watchdog:
         now, found = self._clock.monotonic(), _trouble(daemon, stuck)
         state = found.state if found else MountState.OK
         if state is not self._state:
-            self._state, self._since = state, stuck.at if stuck else self._clock.time()
+            self._state, self._since = state, self._clock.time() - (stuck.seconds if stuck else 0.0)
         document = describe(daemon, status, found, self._since)
         if document != self._document or now - self._written_at >= WRITE_EVERY:
             self._document, self._written_at = document, now

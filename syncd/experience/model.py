@@ -97,10 +97,13 @@ class Experience:
         Raises:
             UsageError: A field is out of its range, or lengths disagree; the message names the field.
         """
-        for name, stored in _STORED.items():
-            given = getattr(self, name)
-            if given is not None or name not in _OPTIONAL:
-                object.__setattr__(self, name, _form(name, stored, given))
+        try:
+            for name, stored in _STORED.items():
+                given = getattr(self, name)
+                if given is not None or name not in _OPTIONAL:
+                    object.__setattr__(self, name, stored(given))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _refusal(f"{name} cannot be stored: {error}") from None
         if not self.spans:
             object.__setattr__(self, "spans", (Span(0, self.generation, self.step),))
         _check_lengths(self)
@@ -151,14 +154,6 @@ def check_total(segments: Sequence[Experience]) -> None:
     total, size = math.fsum(parts), math.fsum(map(abs, parts)) + abs(whole)
     if abs(total - whole) > _ROUNDING * size:
         raise _refusal(f"turn_rewards add up to {total:g} where the reward is {whole:g}")
-
-
-def _form(name: str, stored: Callable[[Any], Any], given: object) -> Any:
-    """Return a field in its stored form."""
-    try:
-        return stored(given)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise _refusal(f"{name} cannot be stored: {error}") from None
 
 
 def _packed(code: str, values: Sequence[Any]) -> "array[Any]":

@@ -115,19 +115,19 @@ class Keys:
     def _schema(self) -> Schema:
         return self.model.model_json_schema()
 
-    def _walk(self) -> Iterator[tuple[str, tuple[Key, ...]]]:
-        """Yield each table's dotted name with its own keys; the whole file is the table without a name."""
-        waiting = [""]
-        while waiting:
-            table = waiting.pop(0)
-            place = self._resolved(self._at(table))
-            prefix = f"{table}." if table else ""
-            below = {f"{prefix}{name}": part for name, part in place["properties"].items()}
-            inner = [name for name, part in below.items() if "properties" in self._resolved(part)]
-            waiting[:0] = inner
-            required = {f"{prefix}{name}" for name in place.get("required", ())}
-            keys = (self._key(name, below[name], name in required) for name in below if name not in inner)
-            yield table, tuple(keys)
+    def _walk(self, table: str = "") -> Iterator[tuple[str, tuple[Key, ...]]]:
+        """Yield the dotted name of a table, and of each one in it, with its own keys; the whole file has no name."""
+        place = self._resolved(self._at(table))
+        prefix = f"{table}." if table else ""
+        below = {f"{prefix}{name}": part for name, part in place["properties"].items()}
+        inner = [name for name, part in below.items() if "properties" in self._resolved(part)]
+        required = {f"{prefix}{name}" for name in place.get("required", ())}
+        yield (
+            table,
+            tuple(self._key(name, below[name], name in required) for name in below if name not in inner),
+        )
+        for name in inner:
+            yield from self._walk(name)
 
     def _at(self, name: str) -> Schema:
         place = self._schema

@@ -200,18 +200,18 @@ def _schema_problem(keys: Keys, path: Sequence[str | int], kind: str, layers: Se
         return Problem(whole, f"unknown key {whole}", f"did you mean {near}?" if near else None)
     if kind == "missing" and whole == key:
         return Problem(key, f"{key} is missing")
-    given = next((value for layer in reversed(layers) for value in _given(layer.table, key)), None)
+    given = next((value for layer in reversed(layers) for value in values_at(layer.table, key)), None)
     return Problem(key, f"{key} = {shown(given)} is not {keys.expected(key)}")
 
 
 def _where(key: str, layers: Sequence[Layer]) -> str:
     """Return the last origin that gives a key, the first of all if none does."""
     return next(
-        (layer.where for layer in reversed(layers) for _ in _given(layer.table, key)), layers[0].where
+        (layer.where for layer in reversed(layers) for _ in values_at(layer.table, key)), layers[0].where
     )
 
 
-def _given(table: Mapping[str, Any], key: str) -> list[Any]:
+def values_at(table: Mapping[str, Any], key: str) -> list[Any]:
     """Return the value of a dotted key in a list, an empty list if the table does not give it."""
     place: Any = table
     for part in key.split("."):
@@ -225,7 +225,7 @@ def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:
     """Return a layer's table with its paths made absolute; empty paths and values that are not text stay."""
     table: dict[str, Any] = dict(layer.table)
     for key in keys.paths:
-        for path in _given(table, key):
+        for path in values_at(table, key):
             if isinstance(path, str) and path:
                 expanded = os.path.expandvars(os.path.expanduser(path))
                 place: Any = os.path.normpath(os.path.join(layer.directory, expanded))
@@ -238,7 +238,7 @@ def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:
 def _unset_variables(keys: Keys, layer: Layer) -> list[Problem]:
     found = []
     for key in keys.paths:
-        for path in _given(layer.table, key):
+        for path in values_at(layer.table, key):
             if isinstance(path, str) and (left := _VARIABLE.search(os.path.expandvars(path))):
                 text = f"{key} = {shown(path)} names {left[0]}, which is not set"
                 found.append(Problem(key, text, where=layer.where))

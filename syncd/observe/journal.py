@@ -6,7 +6,6 @@ once writing works again; nothing here raises.
 """
 
 import contextlib
-import errno
 import json
 import os
 import time
@@ -14,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from syncd.jsonl import append_lines, document_in
 from syncd.observe import names
 from syncd.observe.events import Event
-from syncd.safe_open import open_append, open_read
+from syncd.safe_open import open_read
 from syncd.stall.calls import TrackCall, untracked
 
 KEEP = 3
@@ -69,10 +69,12 @@ class Journal:
 
     def _flush(self) -> None:
         while self._waiting:
-            line = self._waiting.popleft()
+            line = self._gap() + self._waiting.popleft()
             try:
                 with self._attend("write", self._path):
-                    self._append(self._gap() + line)
+                    if self._is_full(len(line)):
+                        self._rotate()
+                    append_lines(self._path, line, self._adopt)
             except OSError:
                 self.dropped += 1
             else:
@@ -87,16 +89,6 @@ class Journal:
             Event(names.OPERATION_FAILED, "error", time.time(), {"code": "journal", "detail": detail})
         )
 
-    def _append(self, line: bytes) -> None:
-        if self._is_full(len(line)):
-            self._rotate()
-        # Opened each time: no kept descriptor goes stale, and closing is what shows the line to other hosts.
-        descriptor = open_append(self._path, self._adopt)
-        try:
-            _write_line(descriptor, line)
-        finally:
-            os.close(descriptor)
-
     def _is_full(self, more: int) -> bool:
         try:
             return os.lstat(self._path).st_size + more > self._max_bytes
@@ -109,15 +101,6 @@ class Journal:
             newer = f"{self._path}.{number - 1}" if number > 1 else self._path
             with contextlib.suppress(FileNotFoundError):
                 os.replace(newer, older)
-
-
-def _write_line(descriptor: int, line: bytes) -> None:
-    size = os.fstat(descriptor).st_size
-    # A full disk or a crash may have left half a line: this one must not become part of it.
-    torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    data = b"\n" + line if torn else line
-    if os.write(descriptor, data) != len(data):
-        raise OSError(errno.ENOSPC, "only a part was written")
 
 
 def encode_event(event: Event) -> bytes:
@@ -146,10 +129,9 @@ def read_events(path: str, limit: int) -> list[dict[str, Any]]:
 def _read(path: str, limit: int) -> list[dict[str, Any]]:
     events: deque[dict[str, Any]] = deque(maxlen=max(limit, 0))
     for line in _tail(path, limit):
-        with contextlib.suppress(ValueError, RecursionError):
-            document = json.loads(line)
-            if isinstance(document, dict) and isinstance(document.get("event"), str):
-                events.append(document)
+        document = document_in(line)
+        if document is not None and isinstance(document.get("event"), str):
+            events.append(document)
     return list(events)
 
 

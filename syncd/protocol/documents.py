@@ -145,9 +145,10 @@ def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **kno
     Raises:
         CorruptDataError: A field is missing, or of another type.
     """
+    document = fields.document
     for name, read, has_default in _readers(kind):
-        is_optional = has_default and name not in required
-        if name not in known and not (is_optional and fields.document.get(name) is None):
+        takes_default = has_default and document.get(name) is None and name not in required
+        if name not in known and not takes_default:
             known[name] = read(fields, name)
     return kind(**known)
 

@@ -3,7 +3,7 @@
 Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
 
 A delta is a step stored as the changed elements of an earlier one, its parent. A chain leads from a delta through its
-parents to a keyframe, a step stored whole. Retention and readers keep chains now; the encodings come later.
+parents to a keyframe, a step stored whole. Retention keeps chains now; the encodings come later.
 """
 
 import re
@@ -22,10 +22,6 @@ _URI_LIMIT = 4096
 
 KINDS = ("weights", "delta", "lora", "remote")
 """weights: whole tensors. delta: changes of an earlier step. lora: adapters. remote: the payload is a URI."""
-
-
-MAX_CHAIN = 1024
-"""Links that are followed before a chain is called broken; a writer puts a keyframe long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,25 +246,3 @@ def _directories(manifest: Manifest) -> set[str]:
     parents = {record.name.rpartition("/")[0] for record in (*manifest.shards, *manifest.files)}
     names = [parent.split("/") for parent in parents - {""}]
     return {"/".join(parts[: depth + 1]) for parts in names for depth in range(len(parts))}
-
-
-def chain(step: int, parents: dict[int, int | None]) -> tuple[int, ...]:
-    """Return the steps that loading `step` needs, itself first and its keyframe last.
-
-    Args:
-        step: The step to load.
-        parents: The parent of each step there is; None for a step stored whole.
-
-    Raises:
-        CorruptDataError: A link is missing, points forward, or the chain is too long.
-    """
-    links = [step]
-    while True:
-        if links[-1] not in parents:
-            raise CorruptDataError(f"a chain needs step {links[-1]}, which is not there")
-        parent = parents[links[-1]]
-        if parent is None:
-            return tuple(links)
-        if parent >= links[-1] or len(links) >= MAX_CHAIN:
-            raise CorruptDataError(f"the chain of step {step} does not end in a keyframe")
-        links.append(parent)

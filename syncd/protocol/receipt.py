@@ -6,7 +6,7 @@ the next one.
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +49,24 @@ class FileRecord(NamedTuple):
             raise fields.wrong("name", "a path inside the step")
         digest.name_of(content, fields.path)
         return FileRecord(name, fields.integer("size"), content, fields.integer("tensors"))
+
+
+def record_chunks(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
+    """Yield a file in pieces; raise at its end if its content differs from the record.
+
+    Raises:
+        CorruptDataError: It differs.
+    """
+    name = digest.name_of(record.digest, path)
+    state, left = digest.hasher(name), record.size
+    for chunk in digest.chunks(disk, path):
+        left -= len(chunk)
+        if left < 0:
+            break
+        state.update(chunk)
+        yield chunk
+    if left != 0 or f"{name}:{state.hexdigest()}" != record.digest:
+        raise CorruptDataError("content does not match its digest", path=path)
 
 
 @dataclass(frozen=True, slots=True)

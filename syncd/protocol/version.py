@@ -12,7 +12,7 @@ one state to the next, so that each is logged once.
 import contextlib
 import hashlib
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk
@@ -78,7 +78,9 @@ class Version:
 
 def encode_version(version: Version) -> bytes:
     """Return the bytes of the version file."""
-    return encode({**asdict(version), "previous": pair_document(version.previous)})
+    # `asdict` would copy each value deeply, while explorers wait for the version.
+    document = {field.name: getattr(version, field.name) for field in fields(version)}
+    return encode({**document, "previous": pair_document(version.previous)})
 
 
 def read_version(job: Job) -> Version | None:

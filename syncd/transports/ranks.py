@@ -6,7 +6,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
@@ -21,41 +21,26 @@ PASSING = (StorageError, TimedOutError)
 _AGREED = "on all ranks"
 
 
-class Ranks(Protocol):
-    """Messages between the ranks; all ranks make the same calls in the same order."""
-
-    rank: int
-    world_size: int
-
-    def broadcast(self, value: T) -> T:
-        """Return rank 0's value on all ranks."""
-
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order, on all ranks."""
-
-    def close(self) -> None:
-        """Leave `torch.distributed` altogether."""
-
-
-class Alone:
-    """One rank by itself."""
+class Ranks:
+    """Messages between the ranks; all ranks make the same calls in the same order. Here: one rank by itself."""
 
     rank, world_size = 0, 1
 
     def broadcast(self, value: T) -> T:
-        """Return the value."""
+        """Return rank 0's value on all ranks."""
         return value
 
     def gather(self, value: T) -> list[T]:
-        """Return a list of the value alone."""
+        """Return the values of all ranks, in their order, on all ranks."""
         return [value]
 
     def close(self) -> None:
-        """Leave `torch.distributed`, which engines may use for one rank as well."""
-        _leave()
+        """Leave all groups of `torch.distributed`, which engines may use for one rank as well."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-class RankGroup:
+class RankGroup(Ranks):
     """The ranks of `torch.distributed`, which must be initialised.
 
     A message to a rank that has ended, or does not answer in time, raises TimedOutError.
@@ -81,10 +66,6 @@ class RankGroup:
         with _timeouts():
             dist.all_gather_object(box, value, group=self._group)
         return box
-
-    def close(self) -> None:
-        """Leave all groups of `torch.distributed`."""
-        _leave()
 
 
 class RankError(SyncdError):
@@ -117,10 +98,9 @@ def rank0_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: 
     Raises:
         SyncdError: Rank 0 failed; all ranks raise its error.
     """
-    if ranks.rank == 0:
-        return all_or_error(ranks, work, *args, **kwargs)
-    raise_gravest(ranks.gather(None))
-    return None
+    return (
+        all_or_error(ranks, work, *args, **kwargs) if ranks.rank == 0 else all_or_error(ranks, lambda: None)
+    )
 
 
 def raise_gravest(errors: list[SyncdError | None]) -> None:
@@ -157,8 +137,3 @@ def _timeouts() -> Iterator[None]:
             f"another rank has ended or does not answer: {str(error).splitlines()[0]}",
             hint="read the log of the rank that failed first",
         ) from error
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

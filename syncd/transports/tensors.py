@@ -160,10 +160,14 @@ def compare(
         may_lack: Which of the held tensors the version may lack.
         may_add: Which other tensors the version may have.
     """
+    loaded: dict[str, str] = {}  # by each tensor, the name in the version: its own, else the first other one
+    for name in (*held, *aliases):
+        if name in offered:
+            loaded.setdefault(aliases.get(name, name), name)
     wrong = [
         f"tensor {_shown(name)} is missing"
         for name, meta in held.items()
-        if not _is_offered(name, aliases, offered) and not may_lack(name, meta)
+        if name not in loaded and not may_lack(name, meta)
     ]
     for name, meta in offered.items():
         target = held.get(aliases.get(name, name))
@@ -171,11 +175,7 @@ def compare(
             wrong += [] if may_add(name, meta) else [f"tensor {_shown(name)} is not expected"]
         elif not _accepts(target, meta, cast=cast):
             wrong.append(f"tensor {_shown(name)} is {_described(meta)} instead of {_described(target)}")
-    unused = {
-        name
-        for name, first in aliases.items()
-        if name in offered and _preferred(first, aliases, offered) != name
-    }
+    unused = (name for name, first in aliases.items() if name in offered and loaded[first] != name)
     return Fit(tuple(wrong), frozenset(unused))
 
 
@@ -216,17 +216,6 @@ def _accepts(target: TensorMeta, meta: TensorMeta, *, cast: bool) -> bool:
     if target.shape != meta.shape:
         return False
     return target.dtype == meta.dtype or (cast and is_float(target.dtype) and is_float(meta.dtype))
-
-
-def _is_offered(name: str, aliases: Mapping[str, str], offered: Tensors) -> bool:
-    return name in offered or any(alias in offered for alias, first in aliases.items() if first == name)
-
-
-def _preferred(name: str, aliases: Mapping[str, str], offered: Tensors) -> str:
-    """Return the name under which a tensor is loaded from the version: its own, else the first other one."""
-    if name in offered:
-        return name
-    return next(alias for alias, first in aliases.items() if first == name and alias in offered)
 
 
 def _shown(name: str) -> str:

@@ -6,7 +6,7 @@ A step that holds NaN or infinity would poison every explorer that loads it.
 import ctypes
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -129,7 +129,10 @@ def target_tensors(tensors: Mapping[str, torch.Tensor]) -> TargetTensors:
     """
     metas = {name: meta_of(name, tensor) for name, tensor in tensors.items()}
     first: dict[object, str] = {}
-    one = {name: first.setdefault(_identity(name, tensor), name) for name, tensor in tensors.items()}
+    one = {
+        name: first.setdefault((tensor.numel() and memory_of(tensor)) or name, name)
+        for name, tensor in tensors.items()
+    }
     own = [name for name in tensors if one[name] == name]
     return TargetTensors(
         {name: tensors[name].detach() for name in own},
@@ -138,10 +141,19 @@ def target_tensors(tensors: Mapping[str, torch.Tensor]) -> TargetTensors:
     )
 
 
-def _identity(name: str, tensor: torch.Tensor) -> object:
-    if tensor.numel() == 0:
-        return name
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+def memory_of(tensor: torch.Tensor) -> object:
+    """Return where the elements are, None for a tensor that has no memory.
+
+    Of a sharded tensor it is where this rank's part is, or would be: ranks without a part of it must find the same
+    as the others, and all empty tensors have the same address. FSDP keeps padding for them, in a storage of its own.
+    """
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    storage = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+    if not storage:
+        return None
+    place = tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return str(tensor.device), storage, *place
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
@@ -192,48 +204,23 @@ def put(tensor: torch.Tensor, dtype: str, start: int, content: torch.Tensor) -> 
     if content.data_ptr() % 8:
         content = content.clone()
     elements = content.view(TO_TORCH[dtype])
-    first = start // elements.dtype.itemsize
-    if tensor.is_contiguous():
-        tensor.view(-1)[first : first + elements.numel()].copy_(elements)
+    _fill(tensor, start // elements.dtype.itemsize, elements)
+
+
+def _fill(tensor: torch.Tensor, first: int, elements: torch.Tensor) -> None:
+    """Copy over elements of a tensor from one on, in row-major order; whole rows by one copy."""
+    flat, count = tensor.view(-1) if tensor.is_contiguous() else tensor, elements.numel()
+    if flat.dim() == 1:
+        flat[first : first + count].copy_(elements)
         return
-    for block in blocks(tuple(tensor.shape), first, first + elements.numel()):
-        target = tensor[block.within][block.start : block.stop]
-        target.copy_(elements[: target.numel()].view(target.shape))
-        elements = elements[target.numel() :]
-
-
-class Block(NamedTuple):
-    """Elements that lie side by side in row-major order: `tensor[within][start:stop]`."""
-
-    within: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def blocks(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
-    """Yield the fewest blocks that make up a range of elements of a tensor.
-
-    Args:
-        shape: The tensor's shape; not 0-dim.
-        start: The first element, counted in row-major order.
-        stop: The one behind the last.
-    """
-    inner = math.prod(shape[1:])
-    row_ends = -(-start // inner) * inner
-    if start >= stop:
-        return
-    if start < row_ends:
-        cut = min(stop, row_ends)
-        yield from _within_row(shape, start, cut)
-    elif (cut := stop // inner * inner) > start:
-        yield Block((), start // inner, cut // inner)
-    else:
-        cut = stop
-        yield from _within_row(shape, start, cut)
-    yield from blocks(shape, cut, stop)
-
-
-def _within_row(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Block]:
-    row, first = divmod(start, math.prod(shape[1:]))
-    for block in blocks(shape[1:], first, first + stop - start):
-        yield Block((row, *block.within), block.start, block.stop)
+    inner = math.prod(flat.shape[1:])
+    row, within = divmod(first, inner)
+    head = min(-first % inner, count)
+    rows = (count - head) // inner
+    if head:
+        _fill(flat[row], within, elements[:head])
+        row += 1
+    if rows:
+        flat[row : row + rows].copy_(elements[head : head + rows * inner].view(rows, *flat.shape[1:]))
+    if tail := count - head - rows * inner:
+        _fill(flat[row + rows], 0, elements[count - tail :])

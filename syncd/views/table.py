@@ -33,7 +33,14 @@ def status(document: Document, rows: int = 50) -> RenderableType:
         document: What `data.status` returned.
         rows: Explorers to show at most; those that need attention come first.
     """
-    parts: list[RenderableType] = [_head(document)]
+    head = _grid(
+        job=_plain(document["job"]),
+        version=_version(document["version"]),
+        marker=_marker(document),
+        steps=_counts(document),
+        daemon=_daemon(document["daemon"]),
+    )
+    parts: list[RenderableType] = [head]
     if document["filling"]:
         parts += [Text(), _filling(document["filling"])]
     if document["explorers"]:
@@ -119,16 +126,6 @@ def age(seconds: float) -> str:
         if whole >= unit:
             return f"{whole // unit} {name} {whole % unit // part} {rest}"
     return f"{whole} s"
-
-
-def _head(document: Document) -> Table:
-    return _grid(
-        job=_plain(document["job"]),
-        version=_version(document["version"]),
-        marker=_marker(document),
-        steps=_counts(document),
-        daemon=_daemon(document["daemon"]),
-    )
 
 
 def _grid(**rows: str | Text) -> Table:

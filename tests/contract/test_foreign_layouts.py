@@ -6,9 +6,9 @@ import random
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.foreign_jobs import SAMPLES, Sample, put
+from support.foreign_jobs import SAMPLES, Sample, examine, put
 
-from syncd.daemon.foreign import ForeignLayouts, examine, step_of
+from syncd.daemon.foreign import ForeignLayouts, step_of
 from syncd.daemon.foreign.frameworks import LAYOUTS
 from syncd.protocol.layout import MAX_STEP
 from syncd.protocol.local_disk import LocalDisk

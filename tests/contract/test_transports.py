@@ -35,7 +35,7 @@ from syncd.transports.base import (  # noqa: E402
     find_transport,
     open_senders,
 )
-from syncd.transports.ranks import Alone  # noqa: E402
+from syncd.transports.ranks import Ranks  # noqa: E402
 
 LONG = 60.0
 TRANSPORTS = (FILES, "memory", "nccl")
@@ -120,7 +120,7 @@ class Bed:
         self._stack.callback(self.daemon.close)
         self.trainer = self._stack.enter_context(Synchronizer.open(self.job.root, "trainer"))
         self.explorer = self._stack.enter_context(Synchronizer.open(self.job.root, "explorer", "e0"))
-        self.ranks = ranks or Alone()
+        self.ranks = ranks or Ranks()
         given = {"method": name, "dtype": "keep", "memory_dir": memory, "save_timeout": LONG, "mode": mode}
         self.settings = SyncSection.model_validate(given | settings)
         self.receiver = find_transport(name).open_receiver(

@@ -12,7 +12,6 @@ from explorer_hooks.cli.main import run as command
 from explorer_hooks.explorer.load import KEYS, documentation, load_file
 from explorer_hooks.explorer.pacing import (
     Allowance,
-    Next,
     ahead_of,
     decide,
     sync_is_due,
@@ -157,11 +156,11 @@ def test_the_next_action_follows_from_the_pacing_facts():
     def now(**more):
         return decide(**{"is_over": False, "is_ready": True, "is_due": False, "has_room": True, **more})
 
-    assert now() is Next.WORK
-    assert now(has_room=False) is Next.WAIT
-    assert now(is_due=True) is Next.SYNC
-    assert now(is_due=True, is_ready=False) is Next.ENGINE
-    assert now(is_over=True, is_ready=False) is Next.END
+    assert now() == "work"
+    assert now(has_room=False) == "wait"
+    assert now(is_due=True) == "sync"
+    assert now(is_due=True, is_ready=False) == "engine"
+    assert now(is_over=True, is_ready=False) == "end"
 
 
 @pytest.mark.parametrize(

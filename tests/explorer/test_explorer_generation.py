@@ -1,5 +1,6 @@
 """Generation: log-probs are those of the model, and each group says truthfully which versions made it."""
 
+import dataclasses
 import random
 import sys
 import threading
@@ -10,7 +11,13 @@ import torch
 from support.fake_servers import Answer, FakeServer, VanishError
 
 from explorer_hooks.explorer import served
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, GroupRequest, version_after, version_of
+from explorer_hooks.explorer.generation import (
+    BEFORE_THE_FIRST,
+    GeneratorContext,
+    GroupRequest,
+    version_after,
+    version_of,
+)
 from explorer_hooks.explorer.local import LocalGenerator, draw, sequence_limits
 from explorer_hooks.explorer.served import ServerGenerator, served_model
 from explorer_hooks.explorer.tasks import PlainTokens, _plain, open_tokens
@@ -100,7 +107,7 @@ def test_greedy_decoding_takes_the_most_probable_token_within_max_positions(mode
 def test_generated_groups_carry_the_version_they_were_made_with(model, tokens):
     hook = TransformersHook(model)
     told = []
-    local = LocalGenerator(hook, tokens, rows=4, seed=1, stop=lambda: bool(told))
+    local = LocalGenerator(hook, GeneratorContext(tokens, None, None, "seed", lambda: bool(told)), rows=4)
     asks = [GroupRequest(tokens.encode(text), 2, 4, 1.0) for text in ("1+2=", "3+4=", "5+6=", "7" * 40)]
     coming = local.generate(asks)
     first = [next(coming), next(coming), next(coming)]
@@ -191,8 +198,8 @@ class Engine:
     def generator(self, server, *, retries=2, settle=5.0, timeout=LONG, concurrency=4):
         asked = HttpClient(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
         more = {"concurrency": concurrency, "retries": retries, "settle": settle}
-        states = (lambda: self.running, lambda: self.applied, lambda: self.told)
-        return ServerGenerator(asked, "policy", *states, **more)
+        context = GeneratorContext(None, lambda: self.running, lambda: self.applied, "", lambda: self.told)
+        return ServerGenerator(asked, "policy", context, **more)
 
 
 ASKS = [GroupRequest([1, 2, number], 3, 6, 1.0) for number in range(6)]
@@ -392,7 +399,7 @@ def test_an_unreachable_engine_gets_no_work(server):
         raise EngineUnreachableError("no answer")
 
     generator = engine.generator(server)
-    generator._running = away
+    generator._context = dataclasses.replace(generator._context, running=away)
     (one,) = made(generator, ASKS[:1])
     assert one.retry
     assert server.seen == []

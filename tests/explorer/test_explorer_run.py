@@ -265,10 +265,10 @@ def test_each_published_version_is_evaluated_once(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
     explore(file, "e0", "--explorer.evaluation.every", "1")
     trainer.end()
-    lines = records(own.evaluations_path(world.job, "e0"))
+    lines = records(own.own_path(world.job, "e0", own.EVALUATIONS))
     assert [(line["generation"], line["step"]) for line in lines] == [(1, 0), (1, 2), (1, 4)]
     assert all(line["tasks"] == 5 and 0 <= line["reward"] <= 1 for line in lines)
-    metrics = records(own.metrics_path(world.job, "e0"))
+    metrics = records(own.own_path(world.job, "e0", own.METRICS))
     assert [line["batch"] for line in metrics] == list(range(1, len(metrics) + 1))
     assert all(line["rollouts"] == GROUPS * SIZE for line in metrics)
     shown = world.explorer("e0").info
@@ -314,7 +314,10 @@ def test_groups_whose_reward_fails_are_dropped_and_replaced(world, weights, file
     assert len(made) == 2 * GROUPS * SIZE
     assert {one.reward for one in made} == {0.5}
     assert all(one.info["score"] == {"even": True} for one in made)
-    assert sum(line["dropped"].get("reward", 0) for line in records(own.metrics_path(world.job, "e0"))) > 0
+    assert (
+        sum(line["dropped"].get("reward", 0) for line in records(own.own_path(world.job, "e0", own.METRICS)))
+        > 0
+    )
 
 
 # --- with a server --------------------------------------------------------------------------------------------

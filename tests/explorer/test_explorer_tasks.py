@@ -186,10 +186,10 @@ def test_a_later_process_of_the_same_identity_fences_the_earlier_one(tmp_path):
     early = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
     early.write([experience()], TaskCursor(0, 1, 1))
     late = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
-    before = Path(own.state_path(job, "e0")).read_bytes()
+    before = Path(own.own_path(job, "e0", own.STATE)).read_bytes()
     with pytest.raises(FencedError):
         early.write([experience()], TaskCursor(0, 2, 2))
-    assert Path(own.state_path(job, "e0")).read_bytes() == before
+    assert Path(own.own_path(job, "e0", own.STATE)).read_bytes() == before
     assert late.cursor == TaskCursor(0, 1, 1)
 
 
@@ -204,7 +204,7 @@ def test_changed_tasks_or_a_changed_order_are_refused(tmp_path):
 def test_a_damaged_ledger_is_an_error(tmp_path):
     job = Job.at(tmp_path)
     work(job, 1)
-    Path(own.state_path(job, "e0")).write_bytes(b"{")
+    Path(own.own_path(job, "e0", own.STATE)).write_bytes(b"{")
     with pytest.raises(CorruptDataError):
         TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
 

@@ -19,9 +19,18 @@ from syncd.errors import ConfigError
 N, E = FollowPolicy(), FollowPolicy("every")
 
 
-@pytest.mark.parametrize("text", ["newest", "every", "exact=7", "at-least=0", " newest "])
-def test_a_policy_round_trips_as_text(text):
-    assert str(parse_policy(text)) == text.strip()
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("newest", N),
+        ("every", E),
+        ("exact=7", FollowPolicy("exact", 7)),
+        ("at-least=0", FollowPolicy("at-least", 0)),
+        (" newest ", N),
+    ],
+)
+def test_a_policy_is_read_from_its_text(text, policy):
+    assert parse_policy(text) == policy
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
 from syncd.transports.filesystem.read_file import pieces_of
 from syncd.transports.tensors import TensorMeta, compare
-from syncd.transports.torch_tensors import blocks
+from syncd.transports.torch_tensors import put
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -79,25 +80,29 @@ def test_many_small_tensors_are_read_in_few_vectored_calls():
     assert all(len(piece.parts) <= 1024 for piece in pieces)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), st.data())
-def test_blocks_cover_their_range_in_order(shape, data):
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), st.booleans(), st.data())
+def test_a_range_of_bytes_fills_exactly_its_elements(shape, turned, data):
     count = math.prod(shape)
-    start = data.draw(st.integers(0, count))
-    stop = data.draw(st.integers(start, count))
-    found = []
-    for block in blocks(shape, start, stop):
-        depth = len(block.within)
-        inner = math.prod(shape[depth + 1 :])
-        base = sum(at * math.prod(shape[level + 1 :]) for level, at in enumerate(block.within))
-        assert all(at < length for at, length in zip(block.within, shape, strict=False))
-        assert 0 <= block.start < block.stop <= shape[depth]
-        found += range(base + block.start * inner, base + block.stop * inner)
-    assert found == list(range(start, stop))
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    target = torch.full((2, *shape), -1)[0] if not turned else spread(shape)
+    expected = torch.full((count,), -1)
+    expected[start:stop] = torch.arange(start, stop)
+    put(target, "I64", start * 8, torch.arange(start, stop).view(torch.uint8))
+    assert torch.equal(target.reshape(-1), expected)
 
 
-def test_a_whole_tensor_is_one_block():
-    assert list(blocks((3, 4, 5), 0, 60)) == [((), 0, 3)]
-    assert len(list(blocks((3, 4, 5), 1, 59))) == 5
+def spread(shape):
+    """Return a tensor of a shape whose elements are neither in order nor side by side."""
+    return torch.full((*shape[::-1], 2), -1)[..., 0].permute(*range(len(shape))[::-1])
+
+
+@pytest.mark.parametrize(("start", "stop", "copies"), [(0, 60, 1), (1, 59, 5), (20, 40, 1)])
+def test_whole_rows_are_filled_by_one_copy(monkeypatch, start, stop, copies):
+    target, done, copy = spread((3, 4, 5)), [], torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *args: done.append(args) or copy(*args))
+    put(target, "I64", start * 8, torch.arange(start, stop).view(torch.uint8))
+    assert len(done) == copies
 
 
 F32, BF16 = TensorMeta("F32", (2, 3)), TensorMeta("BF16", (2, 3))

@@ -242,12 +242,10 @@ def test_a_stage_without_space_is_refused_until_there_is_room(job, tmp_path):
 
 
 def test_a_disk_that_fills_up_during_a_copy_is_a_full_stage(job, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     manifest = write_large(job, 1)
     stage = HostStage(str(tmp_path / "stage"), job.root)
-    monkeypatch.setattr("syncd.transports.filesystem.copy_files._write", full)
+    full = lambda _: open("/dev/full", "wb")  # noqa: E731, SIM115
+    monkeypatch.setattr("syncd.transports.filesystem.copy_files._new_file", full)
     with pytest.raises(StageFullError):
         stage.provide(source_of(job, 1, manifest))
     stage.close()

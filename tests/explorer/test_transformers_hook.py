@@ -51,6 +51,7 @@ class ModelBed(Bed):
         **dict.fromkeys(("restart", "reopen"), "model and hook live and die together"),
         "pause": "only the hook itself pauses generations",
     }
+    lists_tensors = True
 
     def __init__(self, directory):
         self.directory, self.model, self.broken = directory, tiny(0), False

@@ -115,9 +115,8 @@ class ReceiverBed(Bed):
         self.receiver.end()
 
     def open(self):
-        return WebhookHook(
-            f"http://127.0.0.1:{self.port}/load", KEY, timeout=self.patience, ask_timeout=self.patience
-        )
+        address, settings = f"http://127.0.0.1:{self.port}/load", {"ask_timeout": str(self.patience)}
+        return WebhookHook(HookOptions(address=address, token=KEY, timeout=self.patience, settings=settings))
 
     def target(self, pair, *, shards=1):
         place = self.directory / f"{pair[0]}.{pair[1]}-{shards}"
@@ -194,7 +193,8 @@ def test_the_key_is_never_sent(bed, target):
 
 
 def test_a_rejected_signature_is_a_config_error(bed, target):
-    hook = WebhookHook(f"http://127.0.0.1:{bed.port}", "another key", timeout=PATIENCE)
+    address = f"http://127.0.0.1:{bed.port}"
+    hook = WebhookHook(HookOptions(address=address, token="another key", timeout=PATIENCE))
     with pytest.raises(ConfigError, match="refuses the token"):
         hook.prepare(target)
     assert bed.runs(None)

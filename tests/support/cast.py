@@ -10,18 +10,19 @@ import json
 import os
 import signal
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import torch
 import xxhash
 
+from syncd.jobfile.sections import SyncSection
 from syncd.synchronizer import Synchronizer
-from syncd.transports.base import WeightTensors
-from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
+from syncd.transports.base import SendContext, WeightTensors
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
 from syncd.transports.broadcast.receive import BroadcastReceiver
-from syncd.transports.ranks import Alone
+from syncd.transports.broadcast.send import BroadcastSender
+from syncd.transports.ranks import Ranks
 
 LONG = 120.0
 BUCKET = 1 << 20
@@ -51,16 +52,18 @@ def works(device):
 
 def send(job, device, steps, timeout):
     ends, backends = [], []
-    options = BroadcastOptions(bucket=BUCKET, ready_timeout=LONG, timeout=float(timeout))
+    settings = SyncSection(
+        dtype="keep", bucket_mib=BUCKET >> 20, ready_timeout=LONG, broadcast_timeout=float(timeout)
+    )
     with (
         Synchronizer.open(job, "trainer", timeout=LONG) as sync,
-        closing(Broadcaster(Alone(), sync, options, dtype=None)) as broadcaster,
+        closing(BroadcastSender(SendContext(sync.job, Ranks(), settings, sync), ExitStack())) as sender,
     ):
         sync.wait_for(lambda: BroadcastControl(sync).members("gloo"))
         for step in range(1, int(steps) + 1):
             state = weights(step, device)
-            ends.append(broadcaster.send(step, f"attempt-{step}", state.items))
-            backends.append(broadcaster._group.offer.backend if broadcaster._group else "")
+            ends.append(sender.broadcast(step, f"attempt-{step}", state.items))
+            backends.append(sender._group.offer.backend if sender._group else "")
         found = {"ends": ends, "backends": backends, "digest": digest(state), "works": works(device)}
     print(json.dumps(found), flush=True)
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from safetensors.numpy import save
 
+from syncd.daemon.foreign import ForeignLayouts, step_of
+from syncd.protocol.disk import Disk
+from syncd.protocol.step import Step
+
 CONFIG = json.dumps({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 8}).encode()
 ADAPTER_CONFIG = json.dumps({"peft_type": "LORA", "r": 8}).encode()
 
@@ -288,3 +292,9 @@ SAMPLES = (
         extras=(("optimizer.pt", archive(5)),),
     ),
 )
+
+
+def examine(disk: Disk, root: str, name: str) -> Step | None:
+    """Return the state of one directory of a job, examined once and not cached."""
+    step = step_of(name)
+    return None if step is None else ForeignLayouts().examine(disk, root, name, step)

@@ -8,7 +8,7 @@ from support.paths import PYTHONPATH, TESTS, TINY_ENGINE
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
-from syncd.transports.ranks import Alone
+from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
 from trainer.loop import Trainer
@@ -84,7 +84,7 @@ def make_trainer(config, sync, *, clock=None, engine=None):
     if INSTALLED not in sys.path:
         sys.path.insert(0, INSTALLED)
     job, shown = sync.job, Shown()
-    context = EngineContext(config, job, Alone(), torch.device("cpu"), sync)
+    context = EngineContext(config, job, Ranks(), torch.device("cpu"), sync)
     rank0 = Rank0(config, sync, make_strategy(config, job), shown, clock)
     made = (engine or make_engine)(context)
     return Trainer(made, context, StopSignals(), find_state(job), rank0), shown

@@ -17,12 +17,12 @@ from syncd.errors import TimedOutError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.protocol.presence import RunningStatus, path_of
-from syncd.transports.filesystem.save import StepSaver
+from syncd.transports.filesystem.step_saver import StepSaver
 
 ARITHMETIC = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "arithmetic")
 sys.path.insert(0, ARITHMETIC)
 
-from explorer import Allowance, _while_trained  # noqa: E402
+from explorer import _while_trained  # noqa: E402
 from problems import Problem  # noqa: E402
 from tiny_model import make_model  # noqa: E402
 
@@ -184,14 +184,6 @@ def test_explorers_together_stop_at_the_bound_and_exit_on_sigterm(world, explore
         process.send_signal(signal.SIGTERM)
     assert [process.wait(LONG) for process in (early, late)] == [0, 0]
     assert world.explorer("e0").status is RunningStatus.STOPPED
-
-
-def test_the_allowance_is_shared_between_explorers():
-    start = Allowance(step=4, written=10, batches=2, ahead=1)
-    assert start.covers(4, 13)
-    assert not start.covers(4, 14)
-    assert start.covers(5, 15)
-    assert not start.covers(5, 16)
 
 
 def test_a_trainer_that_never_comes_times_out(world):

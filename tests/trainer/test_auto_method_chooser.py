@@ -3,15 +3,15 @@
 import pytest
 from support.jobs import explorer
 
+from syncd.jobfile.sections import SyncSection
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
-from syncd.transports.base import Sent
-from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions
+from syncd.transports.base import SendContext, Sent
 from syncd.transports.broadcast.send import BroadcastSender
-from syncd.transports.memory.save import MemorySender
-from syncd.transports.ranks import Alone
+from syncd.transports.memory.send import MemorySender
+from syncd.transports.ranks import Ranks
 from trainer import auto_method
 from trainer.auto_method import ORDER, ExplorerLoad, Measured, MethodChooser, load_of, measured
 
@@ -136,7 +136,7 @@ def test_an_unavailable_method_has_a_reason(sync, made, copies, here, takes_part
     one, given = made
     told(sync, boot=None if here else "another", **({"broadcast": "gloo"} if takes_part else {}))
     memory = MemorySender(Available(), object() if copies else None, sync)
-    broadcast = BroadcastSender(Broadcaster(Alone(), sync, BroadcastOptions()), Available())
+    broadcast = BroadcastSender(SendContext(sync.job, Ranks(), SyncSection(), sync), Available())
     one.next_method({FILES: Available(), MEMORY: memory, BROADCAST: broadcast}, None)
     assert given[-1].lacking == lacking
 

@@ -5,11 +5,14 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from syncd.jobfile.sections import SyncSection
 from syncd.protocol.backend import GLOO, KEY, NCCL, Gpu
+from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence
+from syncd.transports.base import SendContext
 from syncd.transports.broadcast import process_group
-from syncd.transports.broadcast.broadcaster import Broadcaster, BroadcastOptions, _members
-from syncd.transports.ranks import Alone
+from syncd.transports.broadcast.send import BroadcastSender, _members
+from syncd.transports.ranks import Ranks
 
 OWN = Gpu("0a", "2.27")
 
@@ -20,10 +23,11 @@ def presence(name, uuid, start="first"):
 
 
 @pytest.fixture
-def broadcaster(monkeypatch):
+def broadcaster(monkeypatch, tmp_path):
     """One whose weights are on a GPU, as far as it knows."""
     monkeypatch.setattr(process_group, "gpu_of", lambda device: OWN if device.type == "meta" else None)
-    made = Broadcaster(Alone(), None, BroadcastOptions())
+    context = SendContext(Job.at(tmp_path), Ranks(), SyncSection())
+    made = BroadcastSender(context, None)
     export = [("w", torch.zeros(3, device="meta"))]
     made._planned(export)
     return made

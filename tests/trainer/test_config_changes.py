@@ -13,7 +13,7 @@ from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError
 from syncd.synchronizer import Synchronizer
-from syncd.transports.ranks import Alone
+from syncd.transports.ranks import Ranks
 from trainer.cli.main import run as trainer
 from trainer.config.changes import UNSOUND, check_allowed
 from trainer.config.job_config import enter_job_dir
@@ -140,7 +140,7 @@ def test_allow_change_works_on_ranks_that_torchrun_starts(file):
     directory = enter_job_dir(load_config(file)).job.dir
     later = load_config(file, [f"--{LR}", "2e-6"])
     place = RankEnv(0, 0, 1, 1, "127.0.0.1", 1, "torchrun")
-    share_config(later, place, Alone(), [LR])
+    share_config(later, place, Ranks(), [LR])
     assert [one["new"] for one in changes(directory)] == [2e-6]
 
 

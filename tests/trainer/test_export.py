@@ -23,9 +23,9 @@ from syncd.errors import (  # noqa: E402
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
-from syncd.transports.filesystem.save import StepSaver  # noqa: E402
-from trainer.export import export, run, target  # noqa: E402
-from trainer.export.target import split  # noqa: E402
+from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
+from trainer.export import export, run  # noqa: E402
+from trainer.export.run import split  # noqa: E402
 
 TOKENIZER = b'{"model": "characters"}'
 
@@ -90,7 +90,7 @@ class TestStep:
         assert content(f"{out}/tokenizer.json") == TOKENIZER
 
     def test_a_large_export_is_split_into_shards_with_an_index(self, job, out, monkeypatch):
-        monkeypatch.setattr(target, "SHARD_LIMIT", 20_000)
+        monkeypatch.setattr(run, "SHARD_LIMIT", 20_000)
         export(job.root, 7, out, "float32")
         shards = sorted(name for name in os.listdir(out) if name.endswith(".safetensors"))
         assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"

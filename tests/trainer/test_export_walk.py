@@ -8,8 +8,9 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load  # noqa: E402
 
+from syncd.errors import UsageError  # noqa: E402
 from syncd.protocol.safetensors import ALIGN, DTYPE_BITS, METADATA, aligned, parse_header  # noqa: E402
-from syncd.transports.filesystem.export_walk import ExportWalk, ShardLayout, Shares, TensorSpec, tied_names  # noqa: E402
+from syncd.transports.filesystem.export_walk import ExportWalk, ShardLayout, TensorSpec, tied_names  # noqa: E402
 from syncd.transports.filesystem.pinned_buffer import PinnedBuffer  # noqa: E402
 from syncd.transports.torch_tensors import FROM_TORCH, view  # noqa: E402
 
@@ -32,15 +33,6 @@ def specs_of(export):
 
 class TestShares:
     @given(sizes, worlds)
-    def test_loads_of_ranks_differ_by_at_most_the_largest_tensor(self, sizes, world_size):
-        shares = Shares(world_size)
-        owners = [shares.deal(size) for size in sizes]
-        assert max(shares.loads) - min(shares.loads) <= max(sizes, default=0)
-        for rank in range(world_size):
-            own = (size for size, owner in zip(sizes, owners, strict=True) if owner == rank)
-            assert shares.loads[rank] == sum(own)
-
-    @given(sizes, worlds)
     def test_every_tensor_has_one_owner_and_all_ranks_agree(self, sizes, world_size):
         tensors = [(f"w{place}", torch.empty(size, dtype=torch.uint8)) for place, size in enumerate(sizes)]
         walks = [ExportWalk(tensors, rank, world_size, None) for rank in range(world_size)]
@@ -48,6 +40,12 @@ class TestShares:
         assert sorted(owned) == sorted(name for name, _ in tensors)
         assert all(walk.weight_map == walks[0].weight_map for walk in walks)
         assert all(walk.total_size == sum(sizes) for walk in walks)
+        loads = [sum(spec.size for spec in walk.specs) for walk in walks]
+        assert max(loads) - min(loads) <= max(sizes, default=0)
+
+    def test_a_tensor_that_is_named_twice_is_refused_and_not_left_out(self):
+        with pytest.raises(UsageError, match="twice"):
+            list(ExportWalk([("w", weight := torch.ones(4)), ("w", weight)], 0, 1, None))
 
     def test_tensors_with_the_same_storage_and_view_are_tied(self):
         weight = torch.ones(4, 4)

@@ -15,8 +15,7 @@ import pytest
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
-from trainer.reporting import Progress
-from trainer.reporting.display import PlainDisplay
+from trainer.reporting.display import PlainDisplay, Progress
 from trainer.reporting.figures import RunFigures, groups, head, short, span
 
 PROGRAM = str(Path(__file__).parent / "programs" / "show_progress.py")

@@ -8,6 +8,7 @@ from support.foreign_jobs import (
     CONFIG,
     archive,
     distributed_metadata,
+    examine,
     index,
     numbered,
     put,
@@ -17,7 +18,7 @@ from support.foreign_jobs import (
 )
 
 from syncd.config import DaemonConfig
-from syncd.daemon.foreign import ForeignLayouts, examine, weights
+from syncd.daemon.foreign import ForeignLayouts, weights
 from syncd.daemon.plan import plan
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.local_disk import LocalDisk

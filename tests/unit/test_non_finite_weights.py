@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import struct
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -134,15 +133,3 @@ def test_tensors_without_elements_are_skipped():
     content = shard(("none", "F32", b""), ("w", "F32", nan), ("last", "F16", b""))
     with pytest.raises(NonFiniteError, match=r"'w' .* flat index 1:"):
         look(content)
-
-
-def test_the_speed_of_the_finite_check_is_recorded(record_line):
-    weights = torch.randn(4 << 20) / 32
-    for dtype in ("BF16", "F16", "F32", "F8_E4M3"):
-        content = shard(("w", dtype, weights.to(TORCH[dtype]).view(torch.uint8).numpy().tobytes()))
-        size, best = 4 << 20, float("inf")
-        for _ in range(3):
-            started = time.perf_counter()
-            look(content, *range(size, len(content), size))
-            best = min(best, time.perf_counter() - started)
-        record_line(f"check for finite weights: {dtype} {len(content) / best / 1e9:.1f} GB/s")

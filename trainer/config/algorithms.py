@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from syncd.jobfile.loader import merged
 from trainer.config.model import AlgorithmSection
 from trainer.plugins import POLICY_LOSSES
 
@@ -17,55 +18,46 @@ class Algorithm(NamedTuple):
     """The estimator and the loss of a name.
 
     Args:
+        about: One line for people: what it is, and where it is not what its publication says.
         advantage: verl's advantage estimator, empty for sft.
         loss: verl's policy loss, empty for sft.
-        about: One line for people: what it is, and where it is not what its publication says.
     """
 
-    advantage: str
-    loss: str
     about: str
+    advantage: str = "grpo"
+    loss: str = "vanilla"
 
 
 ALGORITHMS: Mapping[str, Algorithm] = {
-    SFT: Algorithm("", "", "likelihood of the responses of data.sft_path"),
+    SFT: Algorithm("likelihood of the responses of data.sft_path", "", ""),
     "grpo": Algorithm(
-        "grpo",
-        "vanilla",
-        "rewards against the mean of their group, clipped; token-mean and no KL loss, unlike DeepSeekMath",
+        "rewards against the mean of their group, clipped; token-mean and no KL loss, unlike DeepSeekMath"
     ),
     "ppo": Algorithm(
-        "reinforce_plus_plus",
-        "vanilla",
-        "PPO's clipped loss; without a critic its advantage is the whitened return",
+        "PPO's clipped loss; without a critic its advantage is the whitened return", "reinforce_plus_plus"
     ),
-    "gspo": Algorithm("grpo", "gspo", "grpo with one ratio for a whole response"),
-    "cispo": Algorithm("grpo", "cispo", "grpo with clipped weights that carry no gradient"),
-    "sapo": Algorithm("grpo", "sapo", "grpo with a soft gate instead of the clip"),
-    "dppo_tv": Algorithm("grpo", "dppo_tv", "grpo bounded by total variation"),
-    "dppo_kl": Algorithm("grpo", "dppo_kl", "grpo bounded by KL divergence"),
-    "clip_cov": Algorithm("grpo", "clip_cov", "grpo that leaves out tokens of high covariance"),
-    "kl_cov": Algorithm("grpo", "kl_cov", "grpo with a KL penalty on tokens of high covariance"),
+    "gspo": Algorithm("grpo with one ratio for a whole response", loss="gspo"),
+    "cispo": Algorithm("grpo with clipped weights that carry no gradient", loss="cispo"),
+    "sapo": Algorithm("grpo with a soft gate instead of the clip", loss="sapo"),
+    "dppo_tv": Algorithm("grpo bounded by total variation", loss="dppo_tv"),
+    "dppo_kl": Algorithm("grpo bounded by KL divergence", loss="dppo_kl"),
+    "clip_cov": Algorithm("grpo that leaves out tokens of high covariance", loss="clip_cov"),
+    "kl_cov": Algorithm("grpo with a KL penalty on tokens of high covariance", loss="kl_cov"),
     "rloo": Algorithm(
-        "rloo",
-        "vanilla",
         "rewards against the mean of the others of their group; PPO's loss, unlike the paper's REINFORCE",
+        "rloo",
     ),
     "reinforce_plus_plus": Algorithm(
-        "reinforce_plus_plus",
-        "vanilla",
-        "returns, whitened over the batch; no KL in rewards, unlike the paper",
+        "returns, whitened over the batch; no KL in rewards, unlike the paper", "reinforce_plus_plus"
     ),
     "reinforce_plus_plus_baseline": Algorithm(
-        "reinforce_plus_plus_baseline", "vanilla", "the same, against the mean of the group"
+        "the same, against the mean of the group", "reinforce_plus_plus_baseline"
     ),
-    "opo": Algorithm(
-        "opo", "vanilla", "rewards against a baseline that weighs by length; exact with one update a step"
-    ),
+    "opo": Algorithm("rewards against a baseline that weighs by length; exact with one update a step", "opo"),
     "gpg": Algorithm(
-        "gpg", "gpg", "plain policy gradient; scaled by rows / rewards that are not 0, as verl has it"
+        "plain policy gradient; scaled by rows / rewards that are not 0, as verl has it", "gpg", "gpg"
     ),
-    "grpo_passk": Algorithm("grpo_passk", "vanilla", "only the best of a group, against the second best"),
+    "grpo_passk": Algorithm("only the best of a group, against the second best", "grpo_passk"),
 }
 """Each name with its pair. Dr. GRPO is a setting of grpo, not a name: see docs/configuration.md."""
 
@@ -169,7 +161,8 @@ KL_TYPES = frozenset(
 
 def estimator_and_loss(section: AlgorithmSection) -> tuple[str, str]:
     """Return verl's advantage estimator and policy loss, empty where there is none (sft) or the name is unknown."""
-    return _pair(section.name, section.advantage, section.loss)
+    known = ALGORITHMS.get(section.name, Algorithm("", "", ""))
+    return section.advantage or known.advantage, section.loss or known.loss
 
 
 def find_loss(name: str) -> Loss | None:
@@ -182,9 +175,9 @@ def loss_names() -> frozenset[str]:
     return frozenset(LOSSES) | frozenset(POLICY_LOSSES.installed)
 
 
-def unread(name: str, advantage: str = "", loss: str = "") -> tuple[str, ...]:
+def unread(section: AlgorithmSection) -> tuple[str, ...]:
     """Return the keys of [algorithm] that the loss and the estimator do not read; none for sft, which has neither."""
-    estimator, policy = _pair(name, advantage, loss)
+    estimator, policy = estimator_and_loss(section)
     known = find_loss(policy)
     if estimator not in ADVANTAGES or known is None:
         return ()
@@ -207,7 +200,7 @@ def with_published(section: AlgorithmSection) -> AlgorithmSection:
         found["loss_agg_mode"] = known.mode
     if advantage in NORMALISED and section.norm_advantage is None:
         found["norm_advantage"] = True
-    found["options"] = _filled(known.options, section.options)
+    found["options"] = merged(known.options, section.options)
     return section.model_copy(update=found)
 
 
@@ -225,17 +218,3 @@ def clip_bounds(section: AlgorithmSection) -> tuple[float, float] | None:
     below = section.clip_ratio if section.clip_ratio_low is None else section.clip_ratio_low
     above = section.clip_ratio if section.clip_ratio_high is None else section.clip_ratio_high
     return None if below is None or above is None else (below, above)
-
-
-def _pair(name: str, advantage: str, loss: str) -> tuple[str, str]:
-    known = ALGORITHMS.get(name, Algorithm("", "", ""))
-    return advantage or known.advantage, loss or known.loss
-
-
-def _filled(published: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with what it lacks of another one, tables in it too."""
-    found = {**published, **own}
-    for name, value in published.items():
-        if isinstance(value, Mapping) and isinstance(own.get(name), Mapping):
-            found[name] = _filled(value, own[name])
-    return found

@@ -68,11 +68,6 @@ def check_allowed(names: Iterable[str]) -> None:
             raise UsageError(f"--allow-change {name}: it cannot change: {UNSOUND[name]}", hint=hint)
 
 
-def flags(found: Iterable[Contradiction]) -> str:
-    """Return the options that allow changes, empty if none can be allowed."""
-    return " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
-
-
 def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
     """Add changes to the record durably; call it before the configuration is replaced, so that none is lost.
 

@@ -11,10 +11,11 @@ import tomli_w
 
 from syncd.errors import DOCS, ConfigError, storage_error, storage_errors
 from syncd.jobfile.keys import Key
+from syncd.jobfile.loader import values_at
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
-from trainer.config.changes import Contradiction, check_allowed, flags, record_changes, split
+from trainer.config.changes import UNSOUND, Contradiction, check_allowed, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
 from trainer.config.model import KEYS, JobConfig, plain
 
@@ -111,6 +112,11 @@ def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple
     return tuple(Contradiction(name, before, after, path) for name, before, after in pairs if before != after)
 
 
+def _value(table: Mapping[str, Any], key: Key) -> Any:
+    default = "none" if key.default is None else key.default
+    return next(iter(values_at(table, key.name)), default)
+
+
 def refuse(found: Sequence[Contradiction]) -> None:
     """Raise an error if there are contradictions.
 
@@ -119,7 +125,8 @@ def refuse(found: Sequence[Contradiction]) -> None:
     """
     if found:
         lines = "".join(f"\n  {contradiction}" for contradiction in found)
-        allowing = f", allow it with {allowing}" if (allowing := flags(found)) else ""
+        names = " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
+        allowing = f", allow it with {names}" if names else ""
         raise ConfigError(
             f"the job in this directory was started with other values:{lines}",
             hint=f"put it back{allowing}, or give --trainer.continue_from_checkpoint false for a new directory"
@@ -224,12 +231,3 @@ def _move_aside(path: str, content: bytes, source: str) -> None:
     aside = next(name for name in names if _read(name) in (None, content))
     LocalDisk().replace(aside, content)
     structlog.get_logger().warning("config_set_aside", path=path, saved=aside)
-
-
-def _value(table: Mapping[str, Any], key: Key) -> Any:
-    place: Any = table
-    for part in key.name.split("."):
-        if not isinstance(place, Mapping) or part not in place:
-            return "none" if key.default is None else key.default
-        place = place[part]
-    return place

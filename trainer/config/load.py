@@ -93,9 +93,10 @@ def _forget_unread(table: dict[str, Any]) -> None:
     section, engine = table.get("algorithm"), table.get("engine", {})
     if not isinstance(section, dict) or engine.get("name", VERL) != VERL:
         return
-    name, *others = (section.get(key, "") for key in ("name", "advantage", "loss"))
+    chosen = {key: section[key] for key in ("name", "advantage", "loss") if section.get(key)}
     former = [key for key, value in _FORMER_DEFAULTS.items() if section.get(key) == value]
-    for key in (*former, "options") if name == SFT else unread(name or "grpo", *others):
+    is_sft = chosen.get("name") == SFT
+    for key in (*former, "options") if is_sft else unread(AlgorithmSection.model_construct(**chosen)):
         section.pop(key, None)
 
 
@@ -191,7 +192,7 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
 def _unread(section: AlgorithmSection) -> Iterator[Problem]:
     """Yield a problem for each key that the algorithm does not read."""
     advantage, loss = estimator_and_loss(section)
-    for name in unread(section.name, section.advantage, section.loss):
+    for name in unread(section):
         field = AlgorithmSection.model_fields[name]
         if getattr(section, name) != field.get_default(call_default_factory=True):
             reader = f"the estimator {advantage}" if name == "norm_advantage" else f"the loss {loss}"

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
@@ -102,18 +102,15 @@ class ExperienceReader:
         job: The job.
         clock: For how long something has been missing.
         consumed: What happens to batches once a saved state covers them.
-        settle: See `SETTLE`.
     """
 
-    def __init__(
-        self, job: Job, clock: Clock | None = None, *, consumed: Consumed = "delete", settle: float = SETTLE
-    ) -> None:
+    def __init__(self, job: Job, clock: Clock | None = None, *, consumed: Consumed = "delete") -> None:
         self.job, self.clock = job, clock or SystemClock()
         self.limits: Limits = UNLIMITED
         self.cursor = BatchCursor()
         self.counts: Counter[str] = Counter()
         self.waiting_files = 0
-        self._consumed, self._settle = consumed, settle
+        self._consumed = consumed
         self._archived: dict[str, set[int]] = {}
         self._stuck: dict[BatchFile, float] = {}
         self._left: set[tuple[str, str]] = set()
@@ -191,17 +188,11 @@ class ExperienceReader:
         except OSError as error:
             self._note("unreachable", explorer=explorer, reason=str(error))
             return set()
-        self._reject_foreign(explorer, (entry.name for entry in entries))
-        return {seq for entry in entries if (seq := batch_paths.parse_batch(entry.name)) is not None}
-
-    def _reject_foreign(self, explorer: str, names: Iterable[str]) -> None:
-        for name in names:
-            if (
-                name.endswith(batch_paths.SUFFIX)
-                and not name.startswith(".")
-                and batch_paths.parse_batch(name) is None
-            ):
+        found = {entry.name: batch_paths.parse_batch(entry.name) for entry in entries}
+        for name, seq in found.items():
+            if seq is None and name.endswith(batch_paths.SUFFIX) and not name.startswith("."):
                 self._reject(explorer, name, "its name is not the number of a batch")
+        return {seq for seq in found.values() if seq is not None}
 
     def _next(self, explorer: str, seqs: set[int]) -> LoadedBatch | None:
         """Read one batch, or skip what is not a batch; empty `seqs` if nothing more can be read now."""
@@ -209,6 +200,7 @@ class ExperienceReader:
         if file.seq not in seqs:
             self._skip_missing(file, seqs)
             return None
+        loaded = None
         try:
             loaded = LoadedBatch(file, self._checked(file))
         except _BAD as error:
@@ -219,11 +211,8 @@ class ExperienceReader:
                 seqs.clear()
                 return None
             self._reject(explorer, f"{file.seq}{batch_paths.SUFFIX}", f"cannot be read: {error}")
-        else:
-            self._advance(file, seqs)
-            return loaded
         self._advance(file, seqs)
-        return None
+        return loaded
 
     def _checked(self, file: BatchFile) -> tuple[Experience, ...]:
         experiences = self._read(file)
@@ -260,7 +249,7 @@ class ExperienceReader:
 
     def _is_settled(self, file: BatchFile) -> bool:
         now = self.clock.monotonic()
-        return now - self._stuck.setdefault(file, now) >= self._settle
+        return now - self._stuck.setdefault(file, now) >= SETTLE
 
     def _reject(self, explorer: str, name: str, reason: str) -> None:
         if (explorer, name) in self._left:

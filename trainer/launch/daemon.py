@@ -8,14 +8,12 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from signal import SIGTERM
 from typing import BinaryIO
 
 import structlog
 
 from syncd.errors import SyncdError
-from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.takeover import Candidate
@@ -41,19 +39,17 @@ _STOPPING = 30.0
 _LOG_BYTES = 8 << 20
 
 
-def start_daemon(config: JobConfig, clock: Clock | None = None) -> "DaemonProcess | None":
+def start_daemon(config: JobConfig) -> "DaemonProcess | None":
     """Return the daemon process of the job, None if the configuration wants none.
 
     Call it, and `check`, in the main thread of rank 0: the daemon ends with the thread that started it.
 
     Args:
         config: The configuration; the job directory exists.
-        clock: This host's clock.
     """
     if not config.trainer.start_daemon:
         return None
-    job = Job.at(config.job.dir, config.job.state_dir or None)
-    daemon = DaemonProcess(job, options(config), clock or SystemClock(), policy_options(config))
+    daemon = DaemonProcess(config)
     daemon.check()
     return daemon
 
@@ -78,17 +74,13 @@ class DaemonProcess:
     """A daemon that this process starts whenever no other process leads the job.
 
     Args:
-        job: The job.
-        options: Options of `syncd watch`.
-        clock: This host's clock.
-        policy: The options that `syncd prune` takes too.
+        config: The configuration.
     """
 
-    def __init__(self, job: Job, options: Sequence[str], clock: Clock, policy: Sequence[str] = ()) -> None:
-        self._job, self._clock = job, clock
-        self._command = [sys.executable, "-m", "syncd", "watch", job.root, *options]
-        self._policy = policy
-        self._candidate = Candidate(job, clock)
+    def __init__(self, config: JobConfig) -> None:
+        self._config, self._clock = config, SystemClock()
+        self._job = Job.at(config.job.dir, config.job.state_dir or None)
+        self._candidate = Candidate(self._job, self._clock)
         self._process: subprocess.Popen[bytes] | None = None
         self._due = self._started = float("-inf")
         self._ended = 0
@@ -133,28 +125,18 @@ class DaemonProcess:
 
     def _prune(self) -> None:
         """Prune once and wait until the trash is empty, at most `TIDYING` seconds."""
-        command = [
-            sys.executable,
-            "-m",
-            "syncd",
-            "prune",
-            self._job.root,
-            "--no-keep-previous",
-            *self._policy,
-        ]
+        command = self._command("prune", "--no-keep-previous", *policy_options(self._config))
         try:
             with self._open_log() as log:
                 code = subprocess.run(  # noqa: S603 - our own command
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, timeout=TIDYING
                 ).returncode
+            reason = f"exit code {code}, see {self._job.state}/daemon.log" if code else ""
         except (OSError, subprocess.TimeoutExpired) as error:
-            self._warn_not_pruned(str(error))
-            return
-        if code:
-            self._warn_not_pruned(f"exit code {code}, see {self._job.state}/daemon.log")
-
-    def _warn_not_pruned(self, reason: str) -> None:
-        self._log.warning("job_cleanup_failed", reason=reason, hint=f"syncd prune {self._job.root}")
+            reason = str(error)
+        if reason:
+            hint = f"syncd prune {self._job.root}"
+            self._log.warning("job_cleanup_failed", reason=reason, hint=hint)
 
     def _start_if_needed(self, now: float) -> None:
         if self.pid is not None:
@@ -179,12 +161,15 @@ class DaemonProcess:
         with self._open_log() as log:
             # In its own session: Ctrl-C and signals to our process group must not end it before us.
             return subprocess.Popen(  # noqa: S603 - our own command
-                dying_with_parent(SIGTERM, self._command),
+                dying_with_parent(SIGTERM, self._command("watch", *options(self._config))),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _command(self, verb: str, *options: str) -> list[str]:
+        return [sys.executable, "-m", "syncd", verb, self._job.root, *options]
 
     def _open_log(self) -> BinaryIO:
         os.stat(self._job.root)  # raises if the job is not mounted, so that it is not created

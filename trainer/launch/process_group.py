@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distr
 from torch.distributed.rendezvous import rendezvous
 
 from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError, storage_error
-from syncd.transports.ranks import Alone, RankGroup, Ranks
+from syncd.transports.ranks import RankGroup, Ranks
 from trainer.config import job_config
 from trainer.config.model import JobConfig
 from trainer.launch.rank_env import LISTENING, RankEnv
@@ -70,7 +70,7 @@ def open_ranks(place: RankEnv, device: torch.device, timeout: float) -> Ranks:
             timeout=timedelta(seconds=timeout),
             device_id=device if device.type == "cuda" else None,
         )
-        return RankGroup(timeout) if place.world_size > 1 else Alone()
+        return RankGroup(timeout) if place.world_size > 1 else Ranks()
     except RuntimeError as error:
         raise _not_met(place, error) from error
 

@@ -46,22 +46,19 @@ _LINE_END = re.compile(rb"[\r\n]+")
 _writing = threading.Lock()
 
 
-def start_ranks(
-    command: Sequence[str], nproc: int, environ: Mapping[str, str], *, grace: float = GRACE
-) -> int:
+def start_ranks(command: Sequence[str], nproc: int, environ: Mapping[str, str]) -> int:
     """Run a command as ranks 0 to nproc - 1 of this machine and return the exit code of the run.
 
     Args:
         command: What each rank runs; `read_rank_env` tells it which rank it is.
         nproc: How many ranks.
         environ: The environment they start from.
-        grace: Seconds that ranks have to end when one of them has failed.
 
     Returns:
         The code of the first rank that failed, 128 + n if signal n killed it; else 75 if a rank was asked to stop,
         else 0.
     """
-    with SignalInbox() as inbox, RankSupervisor(inbox, grace) as supervisor:
+    with SignalInbox() as inbox, RankSupervisor(inbox) as supervisor:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(_BACKLOG)
@@ -77,7 +74,7 @@ class _Rank:
     number: int
     process: "subprocess.Popen[bytes]"
     pidfd: int
-    output: "PrefixedOutput | None"
+    output: threading.Thread | None
 
 
 class RankSupervisor:
@@ -85,11 +82,10 @@ class RankSupervisor:
 
     Args:
         inbox: The signals that are passed on.
-        grace: Seconds that ranks have to end when one of them has failed.
     """
 
-    def __init__(self, inbox: SignalInbox, grace: float) -> None:
-        self._inbox, self._grace = inbox, grace
+    def __init__(self, inbox: SignalInbox) -> None:
+        self._inbox = inbox
         self._living: dict[int, _Rank] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ)
@@ -115,17 +111,24 @@ class RankSupervisor:
         self, command: Sequence[str], place: RankEnv, environ: Mapping[str, str], listener: socket.socket
     ) -> None:
         """Start one rank in a new process group, so that Ctrl-C reaches it once, through us."""
-        output = PrefixedOutput(f"[rank {place.rank}] ") if place.rank else None
+        source, entry = os.pipe() if place.rank else (None, None)
         process = subprocess.Popen(  # noqa: S603 - the caller's command
             dying_with_parent(signal.SIGKILL, command),
             env={**environ, **place.variables(), STARTED_BY: "trainer", LISTENING: str(listener.fileno())},
             pass_fds=[] if place.rank else [listener.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=output.entry if output else None,
-            stderr=output.entry if output else None,
+            stdout=entry,
+            stderr=entry,
             process_group=0,
         )
-        if output is not None:
+        output = None
+        if source is not None and entry is not None:
+            os.close(entry)
+            prefix = f"[rank {place.rank}] "
+            arguments = (source, prefix.encode())
+            output = threading.Thread(
+                target=_copy_lines, args=arguments, name=f"output {prefix}", daemon=True
+            )
             output.start()
         rank = _Rank(place.rank, process, os.pidfd_open(process.pid), output)
         self._living[place.rank] = rank
@@ -182,7 +185,7 @@ class RankSupervisor:
         if status == -signal.SIGKILL:
             _print("hint: dmesg | tail   # the kernel kills when memory runs out")
         self._send(signal.SIGTERM)
-        self._kill_at = time.monotonic() + self._grace
+        self._kill_at = time.monotonic() + GRACE
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._living.values():
@@ -196,7 +199,7 @@ class RankSupervisor:
             _print(f"error: {left} cannot be killed: it waits for a file system or a device")
         self._given_up, self._killed = self._killed, True
         self._send(signal.SIGKILL)
-        self._kill_at = time.monotonic() + self._grace
+        self._kill_at = time.monotonic() + GRACE
 
     def _reap(self, rank: _Rank) -> int:
         """Return how a rank ended; kill its process group first, while no other process can have its number."""
@@ -208,47 +211,29 @@ class RankSupervisor:
         del self._living[rank.number]
         os.close(rank.pidfd)
         if rank.output is not None:
+            # Not longer: a process that the rank has left behind may hold the pipe.
             rank.output.join(_LAST_OUTPUT)
         return status
 
 
-class PrefixedOutput:
-    """A pipe whose lines a thread copies to our stderr with a prefix.
+def _copy_lines(source: int, prefix: bytes) -> None:
+    """Copy the lines of a pipe to our stderr with a prefix, until its end."""
+    rest = b""
+    while piece := os.read(source, _PIECE):
+        *lines, rest = _LINE_END.split(rest + piece)
+        if len(rest) > _LONGEST:
+            lines, rest = [*lines, rest], b""
+        _write_lines(lines, prefix)
+    _write_lines([rest], prefix)
+    os.close(source)
 
-    Args:
-        prefix: What each line begins with.
-    """
 
-    def __init__(self, prefix: str) -> None:
-        self._source, self.entry = os.pipe()
-        self._prefix = prefix.encode()
-        self._thread = threading.Thread(target=self._copy, name=f"output {prefix}", daemon=True)
-
-    def start(self) -> None:
-        """Begin to copy, once a rank has inherited `entry`."""
-        os.close(self.entry)
-        self._thread.start()
-
-    def join(self, seconds: float) -> None:
-        """Wait for the pipe's end, for at most `seconds`: a process that the rank has left behind may hold it."""
-        self._thread.join(seconds)
-
-    def _copy(self) -> None:
-        rest = b""
-        while piece := os.read(self._source, _PIECE):
-            *lines, rest = _LINE_END.split(rest + piece)
-            if len(rest) > _LONGEST:
-                lines, rest = [*lines, rest], b""
-            self._write(lines)
-        self._write([rest])
-        os.close(self._source)
-
-    def _write(self, lines: list[bytes]) -> None:
-        text = b"".join(b"%s%s\n" % (self._prefix, line) for line in lines if line)
-        # If nobody reads us any more, or our disk is full, the output is dropped: ranks must not wait.
-        with _writing, contextlib.suppress(OSError):
-            while text:
-                text = text[os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text) :]
+def _write_lines(lines: list[bytes], prefix: bytes) -> None:
+    text = b"".join(b"%s%s\n" % (prefix, line) for line in lines if line)
+    # If nobody reads us any more, or our disk is full, the output is dropped: ranks must not wait.
+    with _writing, contextlib.suppress(OSError):
+        while text:
+            text = text[os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text) :]
 
 
 def _signal_name(number: int) -> str:

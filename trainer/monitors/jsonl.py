@@ -7,7 +7,7 @@ takes back all lines of later steps, and what it says of s holds. `trainer.monit
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -91,8 +91,9 @@ class History:
 
     def series(self, *names: str) -> tuple[list[int], list[float]]:
         """Return steps and values of a metric, the first of the names that a step has."""
-        found = [(step, name) for step, has in self.steps.items() for name in _first(names, has)]
-        return [step for step, _ in found], [self.steps[step][name] for step, name in found]
+        chosen = {step: [has[name] for name in names if name in has] for step, has in self.steps.items()}
+        found = {step: values[0] for step, values in chosen.items() if values}
+        return list(found), list(found.values())
 
 
 def read_history(path: str) -> History:
@@ -107,20 +108,9 @@ def read_history(path: str) -> History:
     return history
 
 
-def _first(names: Iterable[str], figures: Mapping[str, float]) -> list[str]:
-    return [name for name in names if name in figures][:1]
-
-
 def _checked(document: Mapping[str, Any] | None) -> tuple[int | None, dict[str, float]]:
     step, metrics = (document or {}).get("step"), (document or {}).get("metrics")
     if type(step) is not int or not isinstance(metrics, dict):
         return None, {}
-    return step, {name: _number(value) for name, value in metrics.items() if _is_figure(value)}
-
-
-def _is_figure(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    figures = {name: math.nan if value is None else value for name, value in metrics.items()}
+    return step, {name: float(value) for name, value in figures.items() if type(value) in (int, float)}

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -56,13 +57,23 @@ class Monitors:
         Raises:
             ConfigError: A kind is unknown, its package is missing, or it refuses its options.
         """
+        installed = MONITORS.installed
+        for kind in config.monitor.options:  # those for kinds that are not configured are allowed
+            if kind not in installed:
+                raise unknown_name(f"monitor.options.{kind}: no monitor is called {kind!r}", kind, installed)
         kinds = {kind: MONITORS.get(kind) for kind in config.monitor.kinds}
         makes: dict[str, Callable[[MonitoredRun], Monitor]] = {"jsonl": Jsonl, **kinds}
-        _check_named(config)
         runs = {kind: _run(config, kind, resumed_from) for kind in makes}
-        opened = cls([MonitorThread(kind, partial(make, runs[kind])) for kind, make in makes.items()])
-        opened._ready()
-        return opened
+        behind = [MonitorThread(kind, partial(make, runs[kind])) for kind, make in makes.items()]
+        deadline = time.monotonic() + START
+        try:
+            for each in behind:
+                each.ready(max(deadline - time.monotonic(), 0.0))
+        except ConfigError:
+            for each in behind:
+                each.end()
+            raise
+        return cls(behind)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of a step to all monitors, with the counts of their failed and dropped calls."""
@@ -89,16 +100,6 @@ class Monitors:
         for each in self._behind:
             each.join(deadline - time.monotonic())
 
-    def _ready(self) -> None:
-        deadline = time.monotonic() + START
-        try:
-            for each in self._behind:
-                each.ready(max(deadline - time.monotonic(), 0.0))
-        except ConfigError:
-            for each in self._behind:
-                each.end()
-            raise
-
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return metrics as floats, so that threads hold no tensors; values that are not numbers are left out."""
@@ -107,14 +108,6 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             figures[name] = float(value)
     return figures
-
-
-def _check_named(config: JobConfig) -> None:
-    """Refuse options for unknown kinds; options for kinds that are not configured are allowed."""
-    kinds = MONITORS.installed
-    for kind in config.monitor.options:
-        if kind not in kinds:
-            raise unknown_name(f"monitor.options.{kind}: no monitor is called {kind!r}", kind, kinds)
 
 
 def _run(config: JobConfig, kind: str, resumed_from: int) -> MonitoredRun:
@@ -145,19 +138,14 @@ class MonitorThread:
     Args:
         kind: The monitor's name, for the log.
         make: Makes it; called again before the next call if it raised.
-        limit: Calls that wait.
-        patience: Failures in a row after which it is switched off.
     """
 
-    def __init__(
-        self, kind: str, make: Callable[[], Monitor], *, limit: int = LIMIT, patience: int = PATIENCE
-    ) -> None:
-        self._kind, self._make, self._limit, self._patience = kind, make, limit, patience
+    def __init__(self, kind: str, make: Callable[[], Monitor]) -> None:
+        self._kind, self._make = kind, make
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._monitor: Monitor | None = None
         self._row, self._off = 0, False
-        self._made = threading.Event()
-        self._refused: ConfigError | None = None
+        self._made: Future[None] = Future()
         self.failures = self.dropped = 0
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._work, name=f"monitor-{kind}", daemon=True)
@@ -169,15 +157,14 @@ class MonitorThread:
         Raises:
             ConfigError: It refuses its options.
         """
-        self._made.wait(timeout)
-        if self._refused is not None:
-            raise self._refused
+        with suppress(TimeoutError):
+            self._made.result(timeout)
 
     def put(self, call: Call) -> None:
         """Queue a call; never waits."""
         if self._off:
             return
-        if self._calls.qsize() < self._limit:
+        if self._calls.qsize() < LIMIT:
             self._calls.put(call)
             return
         self.dropped += 1
@@ -198,7 +185,8 @@ class MonitorThread:
 
     def _work(self) -> None:
         self._try(lambda _: None)
-        self._made.set()
+        if not self._made.done():
+            self._made.set_result(None)
         for call in iter(self._calls.get, None):
             if not self._off:
                 self._try(call)
@@ -210,11 +198,10 @@ class MonitorThread:
             if self._monitor is None:
                 self._monitor = self._make()
             call(self._monitor)
-        except ConfigError as error:
-            self._refused = error
-            self._failed(error)
         except Exception as error:  # noqa: BLE001 -- whatever a service's library raises
             self._failed(error)
+            if isinstance(error, ConfigError) and not self._made.done():
+                self._made.set_exception(error)
         else:
             self._row = 0
 
@@ -223,6 +210,6 @@ class MonitorThread:
         reason = f"{type(error).__name__}: {error}"
         if self.failures == 1:
             self._log.warning("monitor_failed", monitor=self._kind, reason=reason)
-        if self._row == self._patience:
+        if self._row == PATIENCE:
             self._off = True
             self._log.warning("monitor_disabled", monitor=self._kind, reason=reason)

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from syncd.errors import (
     JobMissingError,
     NotReadyError,
     UsageError,
-    storage_error,
     storage_errors,
 )
 from trainer.monitors.jsonl import METRICS, History, read_history
@@ -145,23 +145,16 @@ def _names(directories: Sequence[str]) -> list[str]:
 
 def _history(directory: str) -> History:
     path = os.path.join(directory, METRICS)
-    try:
+    history = History()
+    with storage_errors(path), suppress(FileNotFoundError):
         history = read_history(path)
-    except FileNotFoundError:
-        _require_directory(directory)
-        history = History()
-    except OSError as error:
-        raise storage_error(error, path) from error
     if not history.steps:
+        if not os.path.isdir(directory):
+            raise JobMissingError("the job directory is missing or not mounted", path=directory)
         raise NotReadyError(
             "no metrics yet", path=path, hint="the trainer writes them with its first step: trainer train"
         )
     return history
-
-
-def _require_directory(directory: str) -> None:
-    if not os.path.isdir(directory):
-        raise JobMissingError("the job directory is missing or not mounted", path=directory)
 
 
 def _figure(jobs: Sequence[_Job]) -> "Figure":

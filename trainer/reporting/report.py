@@ -7,7 +7,7 @@ from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.monitors.base import RolloutSample
 from trainer.monitors.several import Monitors
-from trainer.reporting import Progress
+from trainer.reporting.display import Progress
 from trainer.sampling import load_tokenizer
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class ForeignLayouts:
     """All layouts, with a cache of what their files were found to be."""
 
-    def __init__(self, cache: "VerdictCache | None" = None) -> None:
-        self._cache = cache
+    _cache: "VerdictCache | None" = None
 
     def examine(
         self,
@@ -76,9 +75,3 @@ def _layouts() -> "Sequence[ForeignLayout]":
     from syncd.daemon.foreign.frameworks import LAYOUTS  # noqa: PLC0415
 
     return LAYOUTS
-
-
-def examine(disk: Disk, root: str, name: str) -> Step | None:
-    """Return the state of one directory of a job, examined once and not cached; see `ForeignLayouts.examine`."""
-    step = step_of(name)
-    return None if step is None else ForeignLayouts().examine(disk, root, name, step)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from syncd.daemon.foreign.directory import StepDirectory, Verdict, WeightFile, joined
+from syncd.daemon.foreign.directory import StepDirectory, Verdict, joined
 from syncd.daemon.foreign.find_weights import (
     CONFIG,
+    METADATA,
     SAFETENSORS,
     find_adapter,
     find_distributed,
@@ -78,11 +79,12 @@ def numbered_after(prefix: str) -> Callable[[str], int | None]:
     return step_of
 
 
-_METADATA = ".metadata"
+def _has_file(place: str, *names: str) -> Callable[[StepDirectory], bool]:
+    """Return whether one of some files tells that training can resume."""
+    return lambda directory: any(directory.has_file(place, name) for name in names)
 
 
-def _has_mark(directory: StepDirectory) -> bool:
-    return directory.has_file("", FULL_CHECKPOINT)
+_has_mark = _has_file("", FULL_CHECKPOINT)
 
 
 # --- verl, and Trinity-RFT, which trains with it: `global_step_<N>/`, announced by the job's marker ---------------
@@ -177,7 +179,7 @@ def _has_optimizer(directory: StepDirectory) -> bool:
 
 def _has_distributed_optimizer(directory: StepDirectory) -> bool:
     place = joined(_verl_base(directory), "optimizer/dist_ckpt")
-    return _has_mark(directory) or directory.has_file(place, _METADATA)
+    return _has_mark(directory) or directory.has_file(place, METADATA)
 
 
 # --- tinker, as Trinity-RFT uses it: the weights stay with the service, and the step holds their path -------------
@@ -201,15 +203,12 @@ def whole_path(disk: Disk, path: str, _size: int, _progress: Callable[[], None] 
     return Verdict(names={text: 0})
 
 
-def _uri(files: tuple[WeightFile, ...]) -> str:
-    return next((name for file in files for name in file.verdict.names), "")
-
-
 def _tinker(directory: StepDirectory) -> StepWeights | None:
     if directory.names().keys().isdisjoint((_SAMPLER, _CHECKPOINT)):
         return None
     files = gather(directory, "", (_SAMPLER,), whole_path)
-    return StepWeights("", files, 1, kind="remote", uri=_uri(files))
+    uri = next((name for file in files for name in file.verdict.names), "")
+    return StepWeights("", files, 1, kind="remote", uri=uri)
 
 
 def _has_remote_checkpoint(directory: StepDirectory) -> bool:
@@ -243,13 +242,7 @@ def _prime_weights(directory: StepDirectory) -> StepWeights | None:
     return None
 
 
-def _has_trainer_state(directory: StepDirectory) -> bool:
-    return directory.has_file("trainer", _METADATA)
-
-
 # --- plain Hugging Face exports: `checkpoint-<N>/`. Nothing announces them; they count once they stop changing ----
-
-_OPTIMIZER = ("optimizer.pt", "optimizer.bin")
 
 
 def _huggingface(directory: StepDirectory) -> StepWeights | None:
@@ -259,10 +252,6 @@ def _huggingface(directory: StepDirectory) -> StepWeights | None:
     return find_adapter(directory, "") or (StepWeights("") if CONFIG in directory.names() else None)
 
 
-def _has_huggingface_optimizer(directory: StepDirectory) -> bool:
-    return any(directory.has_file("", name) for name in _OPTIMIZER)
-
-
 LAYOUTS = (
     ForeignLayout("tinker", parse_step_name, _tinker, _has_remote_checkpoint, "marker"),
     ForeignLayout("trinity-0.6", parse_step_name, _trinity, _has_mark, "marker"),
@@ -270,9 +259,13 @@ LAYOUTS = (
     ForeignLayout("verl-megatron", parse_step_name, _megatron, _has_distributed_optimizer, "marker"),
     ForeignLayout("verl-huggingface", parse_step_name, _verl_export, _has_mark, "marker"),
     ForeignLayout("verl-lora", parse_step_name, _verl_adapter, _has_mark, "marker"),
-    ForeignLayout("prime-rl", numbered_after("step_"), _prime, _has_trainer_state, "itself"),
+    ForeignLayout("prime-rl", numbered_after("step_"), _prime, _has_file("trainer", METADATA), "itself"),
     ForeignLayout(
-        "huggingface", numbered_after("checkpoint-"), _huggingface, _has_huggingface_optimizer, "time"
+        "huggingface",
+        numbered_after("checkpoint-"),
+        _huggingface,
+        _has_file("", "optimizer.pt", "optimizer.bin"),
+        "time",
     ),
 )
 """Every layout; the first that matches a directory decides."""

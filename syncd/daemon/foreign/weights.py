@@ -93,15 +93,11 @@ def together(weights: StepWeights, other: StepWeights | None) -> StepWeights:
     """Return weights and what must be whole beside them, as one set of files."""
     if other is None:
         return weights
-    counts = (
-        None
-        if None in (weights.expected, other.expected)
-        else (weights.expected or 0) + (other.expected or 0)
-    )
+    counts = [one.expected for one in (weights, other) if one.expected is not None]
     return replace(
         weights,
         files=weights.files + other.files,
-        expected=counts,
+        expected=sum(counts) if len(counts) == 2 else None,  # noqa: PLR2004 - both are known
         extra=weights.extra | other.extra,
         missing=_joined(weights.missing, other.missing),
         broken=weights.broken or other.broken,

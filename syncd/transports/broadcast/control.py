@@ -53,7 +53,7 @@ class BroadcastSide:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._group: Offer | None = None
+        self._offer: Offer | None = None
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Return the client's guard."""
@@ -165,7 +165,7 @@ class BroadcastControl(BroadcastSide):
         write_offer(job, offer)
         clear_offers(job, WEIGHTS, keep=epoch)
         own.change(info={**own.info, GROUP: {"name": WEIGHTS, "epoch": epoch}})
-        self._group = offer
+        self._offer = offer
         return offer
 
     @guarded
@@ -177,7 +177,7 @@ class BroadcastControl(BroadcastSide):
             TryAgainError: A member has failed or died; the group is torn down.
         """
         self._client.own("trainer", "a group")
-        offer = self._group
+        offer = self._offer
         if offer is None:
             raise UsageError("no group is offered", hint="offer one first")
         try:
@@ -195,7 +195,7 @@ class BroadcastControl(BroadcastSide):
         Returns:
             The living members that had not left in time.
         """
-        offer = self._group
+        offer = self._offer
         if offer is None:
             return ()
         own = self._client.own("trainer", "a group")
@@ -316,6 +316,6 @@ class BroadcastControl(BroadcastSide):
         return tuple(m for m in offer.members if m in living and m in posted and posted[m].state != "left")
 
     def _withdraw_group(self) -> None:
-        self._group = None
+        self._offer = None
         own = self._client.own("trainer", "a group")
         own.try_change(info={key: value for key, value in own.info.items() if key != GROUP})

@@ -63,21 +63,27 @@ def always() -> bool:
     return True
 
 
-def make_in_time(make: Callable[[], Any], deadline: Deadline, takes_part: Callable[[], bool] = always) -> Any:
-    """Return the group that `make` returns, or leave `make` to a thread that is left behind.
+def make_in_time(
+    make: Callable[[], Any],
+    deadline: Deadline,
+    takes_part: Callable[[], bool] = always,
+    discard: Callable[[Any], object] | None = None,
+) -> Any:
+    """Return what `make` returns, a group unless `discard` is given, or leave `make` to a thread that is left behind.
 
     Torch's store waits without a time-out for an answer of a stopped process, whose kernel accepts connections.
 
     Args:
-        make: Creates the group. One that comes too late is aborted.
+        make: Creates the group.
         deadline: When to give up.
         takes_part: Asked now and then: whether the other side still takes part.
+        discard: Called with what `make` returns too late; None to abort it.
 
     Raises:
         GroupError: The other side takes part no more.
         TimedOutError: The deadline has passed.
     """
-    making = _Making(make)
+    making = _Making(make, discard or (lambda made: abort([made])))
     making.start()
     try:
         making.join(min(POLL_PEER, seconds_left(deadline)))
@@ -93,15 +99,15 @@ def make_in_time(make: Callable[[], Any], deadline: Deadline, takes_part: Callab
 class _Making(Thread):
     """Creates a group. It drops what it holds as soon as it can: a store keeps its connection for as long."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], discard: Callable[[Any], object]) -> None:
         super().__init__(name="broadcast-join", daemon=True)
-        self._make = make
+        self._make, self._discard = make, discard
         self._group: Any = None
         self._failure = Failure()
         self._lock, self._given_up = Lock(), False
 
     def run(self) -> None:
-        """Create the group, and abort it if nobody waits for it any more."""
+        """Create the group, and discard it if nobody waits for it any more."""
         group: Any = None
         failed: BaseException | None = None
         try:
@@ -110,20 +116,21 @@ class _Making(Thread):
             failed = error
         with self._lock:
             if self._given_up:
-                abort([group])
+                self._discard(group)
             else:
                 self._group = group
                 self._failure.keep(failed)
         del group, failed
 
     def give_up(self) -> None:
-        """Abort the group, now or as soon as it exists."""
+        """Discard the group, now or as soon as it exists."""
         with self._lock:
             self._given_up = True
             _endings.add(self)
-            held, self._group = [self._group], None
             self._failure.keep(None)
-        abort(held)
+            if self._group is not None:
+                self._discard(self._group)
+                self._group = None
 
     def result(self) -> Any:
         """Return the group once the thread has ended, or raise what the thread raised."""

@@ -93,20 +93,20 @@ class BroadcastMembership(BroadcastSide):
         what = "waiting for the trainer to offer a group"
         offer = self._client.poller.until(self.offered, what, timeout)
         self._post(offer.epoch, "joined")
-        self._group = offer
+        self._offer = offer
         return offer
 
     @guarded
     def leave_group(self) -> None:
         """Leave the group; without one, do nothing."""
-        offer, self._group = self._group, None
+        offer, self._offer = self._offer, None
         if offer is not None:
             self._post(offer.epoch, "left")
 
     @guarded
     def group_is_closing(self) -> bool:
         """Return whether no living trainer offers the joined group any more, so that it is to be left."""
-        joined = self._group
+        joined = self._offer
         if joined is None:
             return False
         living = self._client.trainers.living().values()
@@ -151,7 +151,7 @@ class BroadcastMembership(BroadcastSide):
         return self._client.follower.confirm_published()
 
     @guarded
-    def ahead_is_void(self) -> bool:
+    def is_void(self) -> bool:
         """Return whether what runs will not be published.
 
         Another version is published, which must be loaded; or the trainer has published that saving it failed.

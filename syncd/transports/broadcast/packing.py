@@ -5,16 +5,20 @@ computed by the device itself: copying all bytes to main memory for xxh3 would t
 several times what NCCL takes.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
-from typing import Protocol
+from typing import Any
 
 import torch
 
+from syncd.client.wait import Deadline
 from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import BucketPlan
 from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.safetensors import Tensor
+from syncd.transports.broadcast.group_calls import always
+from syncd.transports.broadcast.process_group import UNDER_WAY, ProcessGroup
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
 from syncd.transports.torch_tensors import DeviceFiniteCheck
 
@@ -69,6 +73,41 @@ class Packer:
         return room
 
 
+def carry(
+    group: ProcessGroup,
+    buckets: Iterable[torch.Tensor],
+    deadline: Deadline,
+    takes_part: Callable[[], bool] = always,
+) -> str:
+    """Send or receive buckets, `UNDER_WAY` at once, and return their checksum.
+
+    Args:
+        group: The group.
+        buckets: Where they are; each stays valid until the next but one is requested.
+        deadline: When to give up.
+        takes_part: Asked now and then: whether the other side still takes part.
+
+    Raises:
+        GroupError: The group is broken.
+        TimedOutError: The deadline has passed.
+    """
+    checksum, under_way = make_checksum(group.device), deque[tuple[torch.Tensor, Any]]()
+
+    def finish_first() -> None:
+        bucket, work = under_way.popleft()
+        group.finish(work, deadline, takes_part)
+        checksum.add(bucket)
+
+    with group.aborted_at(deadline):
+        for bucket in buckets:
+            under_way.append((bucket, group.broadcast(bucket, deadline)))
+            if len(under_way) == UNDER_WAY:
+                finish_first()
+        while under_way:
+            finish_first()
+        return checksum.text()
+
+
 def bytes_of(exported: ExportedTensor, device: torch.device) -> torch.Tensor:
     """Return the bytes of a tensor on a device, cast; without a copy where it is that already."""
     whole = exported.tensor.to(device, exported.dtype).contiguous()
@@ -96,17 +135,7 @@ _SPREAD, _MIX = 0x61C8864680B583EB, 0x369DEA0F31A53F85
 _MASK = (1 << 64) - 1
 
 
-class Checksum(Protocol):
-    """A checksum of buckets, in their order."""
-
-    def add(self, bucket: torch.Tensor) -> None:
-        """Add a bucket of bytes, which may change once this thread's stream has passed this call."""
-
-    def text(self) -> str:
-        """Return the checksum as `name:hex`."""
-
-
-def make_checksum(device: torch.device) -> Checksum:
+def make_checksum(device: torch.device) -> "ByteChecksum | WordChecksum":
     """Return a new checksum of buckets that are on a device; `torch.device("cpu")` is main memory."""
     return ByteChecksum() if device.type == "cpu" else WordChecksum(device)
 

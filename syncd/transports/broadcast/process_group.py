@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from threading import Event, Thread
-from typing import Any, Self
+from threading import Thread
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed
 
 from syncd.client.wait import Deadline
 from syncd.protocol.backend import GLOO, NCCL, Gpu
+from syncd.protocol.buckets import BucketPlan
 from syncd.protocol.rendezvous import Offer
 from syncd.transports.broadcast import group_calls
 from syncd.transports.broadcast.group_calls import GroupError, always, as_group_error, seconds_left
@@ -169,6 +170,14 @@ class ProcessGroup:
         return group_calls.abort(held, *self._under_way)
 
 
+class FormedGroup(NamedTuple):
+    """A group that is formed, or being formed, and the layout of what is sent in it."""
+
+    process_group: ProcessGroup
+    offer: Offer
+    plan: BucketPlan
+
+
 def gpu_of(device: torch.device) -> Gpu | None:
     """Return what other members need to know of a device for NCCL; None if NCCL cannot use it."""
     if device.type != "cuda" or not torch.distributed.is_nccl_available():
@@ -211,12 +220,19 @@ def make_group(
     if backend != NCCL or not hasattr(DIST, "ProcessGroupNCCL"):
         raise GroupError(f"torch here has no process group over {backend!r}")
     group = _over_nccl(store, rank, world_size, deadline)
-    first = _FirstBroadcast(group, torch.zeros(1, dtype=torch.uint8, device=device), deadline)
+    probe = torch.zeros(1, dtype=torch.uint8, device=device)
+
+    def abort(_: Any = None) -> None:
+        group_calls.abort([group], probe)
+
     try:
         _await_members(store, rank, world_size, deadline)
-        first.complete()
+        # The first broadcast creates the communicator, in all members at once; NCCL may block without a time-out.
+        begin = lambda: start_broadcast(group, probe, deadline)  # noqa: E731
+        work = group_calls.make_in_time(begin, deadline, discard=abort)
+        group_calls.finish_broadcast(work, deadline, "its members did not connect")
     except BaseException:
-        first.give_up()
+        abort()  # does not reach a communicator that does not exist yet: `discard` aborts once more
         raise
     return group
 
@@ -233,48 +249,12 @@ def start_broadcast(group: Any, tensor: torch.Tensor, deadline: Deadline) -> Any
     return group.broadcast([tensor], options)
 
 
-class _FirstBroadcast(Thread):
-    """The first broadcast of a group over NCCL, of one byte: it creates the communicator, in all members at once."""
-
-    def __init__(self, group: Any, probe: torch.Tensor, deadline: Deadline) -> None:
-        super().__init__(name="broadcast-connect", daemon=True)
-        self._group, self._probe, self._deadline = group, probe, deadline
-        self._given_up = Event()
-        self._work: Any = None
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        """Begin the broadcast; NCCL may block here without a time-out."""
-        try:
-            self._work = start_broadcast(self._group, self._probe, self._deadline)
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
-            self._error = error
-        if self._given_up.is_set():  # abort does not reach a communicator that did not exist yet
-            group_calls.abort([self._group], self._probe)
-
-    def complete(self) -> None:
-        """Start the thread and wait until the broadcast is complete."""
-        self.start()
-        while self.is_alive():
-            self.join(seconds_left(self._deadline))
-        if self._error is not None:
-            raise self._error
-        group_calls.finish_broadcast(self._work, self._deadline, "its members did not connect")
-
-    def give_up(self) -> None:
-        """Abort the group, now and again once the thread ends."""
-        self._given_up.set()
-        group_calls.abort([self._group], self._probe)
-
-
 def _listen(address: str, seconds: float) -> tuple[Any, int]:
     """Return a store that listens on one address, and its port."""
     with (
         as_group_error(f"cannot listen on {address}"),
-        socket.socket(_family(address), socket.SOCK_STREAM) as listening,
+        socket.create_server((address, 0), family=_family(address), backlog=_BACKLOG) as listening,
     ):
-        listening.bind((address, 0))
-        listening.listen(_BACKLOG)
         port: int = listening.getsockname()[1]
         store = DIST.TCPStore(
             address,

@@ -11,9 +11,8 @@ docs/broadcast.md has the protocol.
 """
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 import structlog
 import torch
@@ -24,13 +23,13 @@ from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.protocol.backend import GLOO, NCCL
 from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.rendezvous import Offer
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
 from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
-from syncd.transports.broadcast import packing, process_group
+from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
-from syncd.transports.broadcast.process_group import CPU, UNDER_WAY, ProcessGroup
+from syncd.transports.broadcast.packing import carry
+from syncd.transports.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.transports.tensors import TensorMeta, compare, require_fit
 from syncd.transports.torch_tensors import TO_TORCH, target_tensors
 
@@ -38,15 +37,7 @@ BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU also says that it could take NCCL."""
 
 
-class _JoinedGroup(NamedTuple):
-    """A group that this explorer has joined, and the layout of what is sent in it."""
-
-    process_group: ProcessGroup
-    offer: Offer
-    plan: BucketPlan
-
-
-class BroadcastReceiver(EarlyReceiver):
+class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
     """Receives broadcasts. While it is open, the trainer counts on calls of `wait`.
 
     Args:
@@ -63,11 +54,11 @@ class BroadcastReceiver(EarlyReceiver):
         parameters: Mapping[str, torch.Tensor],
         check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None,
     ) -> None:
-        self._identity = client.identity or ""
-        self._membership, self._parameters = BroadcastMembership(client), dict(parameters)
+        super().__init__(client)
+        self._parameters = dict(parameters)
         self._check_fit = check_fit or self._check_parameters
         self._log = structlog.get_logger()
-        self._group: _JoinedGroup | None = None
+        self._group: FormedGroup | None = None
         self._memory: torch.Tensor | None = None
         self._received: Round | None = None
         self._device = _device_of(self._parameters)
@@ -82,16 +73,12 @@ class BroadcastReceiver(EarlyReceiver):
         """Wait for a broadcast or a version."""
         deadline = Deadline(SystemClock(), timeout)
         while True:
-            came = self._membership.wait_for_weights(current, max(deadline.left(), 0.0))
+            came = self.wait_for_weights(current, max(deadline.left(), 0.0))
             if not isinstance(came, Round):
                 return came
             received = self.receive(came, timeout)
             if received is not None or deadline.left() <= 0:
                 return received
-
-    def is_wanted(self) -> bool:
-        """Return whether the trainer waits for this explorer to call `wait`."""
-        return self._membership.is_wanted()
 
     def receive(self, announcement: Announcement, timeout: float) -> WeightTensors | None:
         """Take part in a broadcast, which has its own time-out; None for a version, or if it failed."""
@@ -116,27 +103,15 @@ class BroadcastReceiver(EarlyReceiver):
         """Report in the presence that the engine runs what was received last."""
         assert self._received is not None
         assert self._received.attempt == weights.attempt
-        self._membership.set_ahead(self._received)
-
-    def confirm_published(self) -> bool:
-        """Confirm what was received if it is published now; return whether nothing is left to confirm."""
-        return self._membership.confirm_published()
-
-    def is_void(self) -> bool:
-        """Return whether what was received will not be published, so that files must be loaded."""
-        return self._membership.ahead_is_void()
-
-    def sender_is_here(self) -> bool:
-        """Return whether the trainer that sent it lives, and has sent nothing since."""
-        return self._membership.sender_is_here()
+        self.set_ahead(self._received)
 
     def join(self) -> None:
         """Take part, from the start or after `leave`."""
-        self._membership.take_part(BACKEND, process_group.gpu_of(self._device))
+        self.take_part(BACKEND, process_group.gpu_of(self._device))
 
     def leave(self) -> None:
         """Take no part until `join`: the trainer does not wait for this explorer. The group is kept."""
-        self._membership.take_part(None)
+        self.take_part(None)
 
     def close(self) -> None:
         """Take no part any more, and abort the group."""
@@ -148,13 +123,13 @@ class BroadcastReceiver(EarlyReceiver):
     def _receive(self, opened: Round, deadline: Deadline) -> WeightTensors:
         group = self._joined(opened, deadline)
         tensors, checksum = self._receive_buckets(group, opened, deadline)
-        self._membership.acknowledge(group.offer, opened, checksum)
-        if not self._membership.wait_for_end(opened, max(deadline.left(), 0.0)):
+        self.acknowledge(group.offer, opened, checksum)
+        if not self.wait_for_end(opened, max(deadline.left(), 0.0)):
             raise TryAgainError("the trainer gave up the broadcast, or does not answer")
         self._received = opened
         return WeightTensors(opened.pair, opened.attempt, tensors)
 
-    def _joined(self, opened: Round, deadline: Deadline) -> _JoinedGroup:
+    def _joined(self, opened: Round, deadline: Deadline) -> FormedGroup:
         """Return the group of a round; this explorer joins it unless it is a member already."""
         group = self._group
         if group is None or group.offer.epoch != opened.epoch:
@@ -163,17 +138,17 @@ class BroadcastReceiver(EarlyReceiver):
         _require_same_layout(group.plan, opened)
         return group
 
-    def _join(self, opened: Round, deadline: Deadline) -> _JoinedGroup:
-        offer = self._membership.join_group(max(deadline.left(), 0.0))
+    def _join(self, opened: Round, deadline: Deadline) -> FormedGroup:
+        offer = self.join_group(max(deadline.left(), 0.0))
         if offer.epoch != opened.epoch:
             raise TryAgainError("the trainer offers another group by now")
         plan = plan_buckets(offer.tensors, offer.bucket)
         _require_same_layout(plan, opened)
         self._require_loadable(plan)
         device = self._device if offer.backend == NCCL else CPU
-        is_open = lambda: self._membership.is_open(opened)  # noqa: E731
-        joined = ProcessGroup.join(offer, self._identity, deadline, device, is_open)
-        return _JoinedGroup(joined, offer, plan)
+        is_open = lambda: self.is_open(opened)  # noqa: E731
+        joined = ProcessGroup.join(offer, self._client.identity or "", deadline, device, is_open)
+        return FormedGroup(joined, offer, plan)
 
     def _require_loadable(self, plan: BucketPlan) -> None:
         """Raise RefusedError if the engine cannot load what is offered."""
@@ -186,28 +161,13 @@ class BroadcastReceiver(EarlyReceiver):
         require_fit(compare(model.metas, model.aliases, offered, cast=True), "it does not fit the model")
 
     def _receive_buckets(
-        self, joined: _JoinedGroup, opened: Round, deadline: Deadline
+        self, joined: FormedGroup, opened: Round, deadline: Deadline
     ) -> tuple[Mapping[str, torch.Tensor], str]:
         """Receive all buckets; return views of the tensors, and the checksum of all bytes."""
-        group, plan = joined.process_group, joined.plan
+        group, _, plan = joined
         memory = self._allocated(plan.total, group.device)
-        checksum = packing.make_checksum(group.device)
-        under_way: deque[tuple[torch.Tensor, Any]] = deque()
-
-        def finish_first() -> None:
-            bucket, work = under_way.popleft()
-            group.finish(work, deadline, lambda: self._membership.is_open(opened))
-            checksum.add(bucket)
-
-        with group.aborted_at(deadline):
-            for start, end in plan.buckets():
-                bucket = memory[start:end]
-                under_way.append((bucket, group.broadcast(bucket, deadline)))
-                if len(under_way) == UNDER_WAY:
-                    finish_first()
-            while under_way:
-                finish_first()
-            found = checksum.text()
+        buckets = (memory[start:end] for start, end in plan.buckets())
+        found = carry(group, buckets, deadline, lambda: self.is_open(opened))
         views = {
             slot.name: memory[slot.start : slot.end].view(TO_TORCH[slot.dtype]).view(slot.shape)
             for slot in plan.slots
@@ -227,7 +187,7 @@ class BroadcastReceiver(EarlyReceiver):
         self._abort_group()
         self._memory = None  # a device may write to it until the group has ended
         with contextlib.suppress(SyncdError):
-            self._membership.refuse(failed, reason)
+            self.refuse(failed, reason)
 
     def _abort_group(self) -> None:
         group, self._group = self._group, None

@@ -3,10 +3,12 @@
 The source is read, never mapped. Imports no torch.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
 
 from syncd.errors import CorruptDataError, RefusedError, TryAgainError
 from syncd.protocol.digest import CHUNK, hasher, name_of
@@ -15,8 +17,6 @@ from syncd.protocol.receipt import FileRecord
 
 THREADS = 4
 """Files that are read at once: one thread alone does not fill a fast mount."""
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def copy_files(
@@ -39,11 +39,7 @@ def copy_files(
     os.mkdir(target, 0o700)
     for directory in sorted({os.path.dirname(record.name) for record in records} - {""}):
         os.makedirs(f"{target}/{directory}", 0o700, exist_ok=True)
-    _each(
-        records,
-        stop,
-        lambda record, over: _copy(disk, f"{source}/{record.name}", f"{target}/{record.name}", record, over),
-    )
+    _read_all(disk, source, records, stop, target)
 
 
 def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
@@ -60,24 +56,20 @@ def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop:
         TryAgainError: `stop` returned true.
         OSError: A file cannot be read; a missing one stays `FileNotFoundError`.
     """
-    _each(
-        records,
-        stop,
-        lambda record, over: _read(disk, f"{directory}/{record.name}", record, over, lambda _: None),
-    )
+    _read_all(disk, directory, records, stop)
 
 
-def _each(
-    records: Sequence[FileRecord],
-    stop: Callable[[], bool],
-    work: Callable[[FileRecord, Callable[[], bool]], None],
+def _read_all(
+    disk: Disk, source: str, records: Sequence[FileRecord], stop: Callable[[], bool], target: str = ""
 ) -> None:
-    """Work on several files at once; the first failure ends the work on the others.
+    """Read several files at once; the first failure ends the work on the others.
 
     Args:
+        disk: The file system of the source.
+        source: The directory that the names are relative to.
         records: The files.
         stop: Once it returns true, the work is given up.
-        work: Called with a file and a function that returns whether the work is over.
+        target: A local directory that gets copies; empty for none.
     """
     failed = threading.Event()
 
@@ -86,7 +78,8 @@ def _each(
 
     def one(record: FileRecord) -> None:
         try:
-            work(record, over)
+            with _new_file(f"{target}/{record.name}") if target else contextlib.nullcontext() as copy:
+                _read(disk, f"{source}/{record.name}", record, over, copy)
         except BaseException:
             failed.set()
             raise
@@ -103,23 +96,20 @@ def _each(
         raise error
 
 
-def _copy(disk: Disk, source: str, target: str, record: FileRecord, stop: Callable[[], bool]) -> None:
-    descriptor = os.open(target, _NEW, 0o600)
-    try:
-        _read(disk, source, record, stop, lambda piece: _write(descriptor, memoryview(piece)))
-    finally:
-        os.close(descriptor)
+def _new_file(path: str) -> BinaryIO:
+    return open(path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
 def _read(
-    disk: Disk, source: str, record: FileRecord, stop: Callable[[], bool], use: Callable[[bytes], None]
+    disk: Disk, source: str, record: FileRecord, stop: Callable[[], bool], copy: BinaryIO | None
 ) -> None:
-    """Read a file once, pass each piece to `use`, and compare the file with its record."""
+    """Read a file once, write each piece into the copy, and compare the file with its record."""
     kind = name_of(record.digest, source)
     state, length = hasher(kind), 0
     while piece := _next(disk, source, length, record.size, stop):
         state.update(piece)
-        use(piece)
+        if copy is not None:
+            copy.write(piece)
         length += len(piece)
     found = f"{kind}:{state.hexdigest()}"
     if length != record.size:
@@ -140,8 +130,3 @@ def _next(disk: Disk, source: str, place: int, size: int, stop: Callable[[], boo
         return disk.read_at(source, place, min(CHUNK, size - place)) if place < size else b""
     except CorruptDataError as error:
         raise RefusedError(error.message, path=source) from None
-
-
-def _write(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -22,7 +22,7 @@ class HeldDirectory:
         directory: The version as hooks get it.
         source: memory, stage or files.
         size: Its bytes; 0 if no manifest lists them.
-        release: Gives up the claim on the copy in memory or in the stage; None for the job's own files.
+        release: Gives up the claim on the copy in memory or in the stage; a second call does nothing.
         files: For a copy in memory: the same version in the job directory.
         check: Compares every byte of the job's files with their digests; None if that is not wanted.
         lease: Closes the lease on the step, which is the caller's before `keep_lease`.
@@ -31,7 +31,7 @@ class HeldDirectory:
     directory: WeightDirectory
     source: str = "files"
     size: int = 0
-    release: Callable[[], None] | None = None
+    release: Callable[[], None] = lambda: None
     files: WeightDirectory | None = None
     check: Callable[[], None] | None = None
     lease: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -73,17 +73,12 @@ class HeldDirectory:
             self.lease.close()
         elif self.files is not None:
             self.directory, self.files = self.files, None
-            self._release()
+            self.release()
 
     def close(self) -> None:
         """Give up the directory."""
         self.lease.close()
-        self._release()
-
-    def _release(self) -> None:
-        release, self.release = self.release, None
-        if release is not None:
-            release()
+        self.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +108,8 @@ def payload_of(manifest: Manifest | None) -> PayloadFiles:
 
 
 def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]:
-    return tuple(
-        FileRecord(record.name.removeprefix(prefix), record.size, record.digest, record.tensors)
-        for record in records
-        if record.name.startswith(prefix)
-    )
+    inside = (record for record in records if record.name.startswith(prefix))
+    return tuple(record._replace(name=record.name.removeprefix(prefix)) for record in inside)
 
 
 class LoadTimings(dict[str, float]):

@@ -14,7 +14,7 @@ import torch
 from syncd.errors import UsageError
 from syncd.protocol.layout import shard_name
 from syncd.protocol.safetensors import DTYPE_BITS, METADATA, Tensor, encode_header
-from syncd.transports.torch_tensors import FROM_TORCH
+from syncd.transports.torch_tensors import FROM_TORCH, memory_of
 
 WORD = 8
 """The widest element. Tensors whose length is a multiple of it leave whatever follows them aligned."""
@@ -51,28 +51,12 @@ class ExportedTensor(NamedTuple):
     lasts: bool = False
 
 
-class Shares:
-    """Deals tensors out as they come: each one goes to the rank that has the fewest bytes so far.
-
-    It needs to know nothing in advance and keeps nothing from one save to the next, so ranks that walk the
-    same export always agree, also after one of them failed. No two differ by more than the largest tensor.
-
-    Args:
-        world_size: Number of ranks.
-    """
-
-    def __init__(self, world_size: int) -> None:
-        self.loads = [0] * world_size
-
-    def deal(self, size: int) -> int:
-        """Return the rank that gets a tensor of `size` bytes."""
-        rank = self.loads.index(min(self.loads))
-        self.loads[rank] += size
-        return rank
-
-
 class ExportWalk:
     """Iterates over the tensors that are this rank's, and learns which shard holds every one.
+
+    Each tensor goes to the rank that has the fewest bytes so far. That needs to know nothing in advance and keeps
+    nothing from one save to the next, so ranks that walk the same export always agree, also after one of them failed.
+    No two ranks differ by more than the largest tensor.
 
     Args:
         export: What the engine exports.
@@ -97,7 +81,7 @@ class ExportWalk:
         self._tied = frozenset(tied) | tied_names(tensors)
         self._tensors = iter(tensors)
         self._holds_all = self._tensors is not tensors
-        self._rank, self._dtype, self._shares = rank, dtype, Shares(world_size)
+        self._rank, self._dtype, self._loads = rank, dtype, [0] * world_size
         self.weight_map: dict[str, str] = {}
         self.specs: list[TensorSpec] = []
         self.device = torch.device("cpu")
@@ -105,7 +89,7 @@ class ExportWalk:
     @property
     def total_size(self) -> int:
         """Return the bytes met so far, of all ranks."""
-        return sum(self._shares.loads)
+        return sum(self._loads)
 
     def __iter__(self) -> Iterator[ExportedTensor]:
         return self._own(_whole)
@@ -139,8 +123,9 @@ class ExportWalk:
                 continue
             lasts = self._holds_all or is_spread(tensor)
             exported = self._exported(name, prepared(tensor), lasts=lasts)
-            owner = self._shares.deal(exported.spec.size)
-            self.weight_map[name] = shard_name(owner + 1, len(self._shares.loads))
+            owner = self._loads.index(min(self._loads))
+            self._loads[owner] += exported.spec.size
+            self.weight_map[name] = shard_name(owner + 1, len(self._loads))
             if owner == self._rank:
                 self.specs.append(exported.spec)
                 yield exported
@@ -235,16 +220,10 @@ def tied_names(tensors: Named) -> frozenset[str]:
     """
     if not _is_held(tensors):
         return frozenset()
-    seen: set[tuple[object, ...]] = set()
-    tied = set()
-    for name, tensor in tensors:
-        place = _place(tensor)
-        if place is None:
-            continue
-        if place in seen:
-            tied.add(name)
-        seen.add(place)
-    return frozenset(tied)
+    first: dict[object, str] = {}
+    return frozenset(
+        name for name, tensor in tensors if first.setdefault(memory_of(tensor) or name, name) != name
+    )
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -257,20 +236,3 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_held(tensors: Named) -> TypeGuard[Sequence[tuple[str, torch.Tensor]]]:
     return isinstance(tensors, Sequence | ItemsView)
-
-
-def _place(tensor: torch.Tensor) -> tuple[object, ...] | None:
-    """Return where the elements are, None for a tensor that has no memory.
-
-    Of a sharded tensor it is where this rank's part is, or would be: ranks without a part of it must find the same
-    as the others, and all empty tensors have the same address. FSDP keeps padding for them, in a storage of its own.
-    """
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    storage = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
-    if not storage:
-        return None
-    return (
-        str(tensor.device), storage, tensor.storage_offset(),
-        tensor.dtype, tuple(tensor.shape), tensor.stride(),
-    )  # fmt: skip

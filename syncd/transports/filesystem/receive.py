@@ -201,13 +201,12 @@ class FilesystemReceiver(DirectoryReceiver):
         payload, version = payload_of(leased.manifest), self._loadable(leased)
         source = self._stage_source(leased, payload)
         staged = self._stage.find(source) if self._stage and leased.manifest else None
-        disk, path = (self._disk, leased.path) if staged is None else (LocalDisk(), staged.path)
-        tensors = read_tensors(disk, path, payload.shards)
-        directory = WeightDirectory(version, path, payload.shards, tensors, verified=staged is not None)
-        check = self._content_check(disk, path, payload, lambda: False) if leased.manifest else None
-        if staged is None:
-            return HeldDirectory(directory, "files", payload.size, check=check)
-        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
+        if staged is not None:
+            return self._held_copy(version, staged, payload)
+        tensors = read_tensors(self._disk, leased.path, payload.shards)
+        directory = WeightDirectory(version, leased.path, payload.shards, tensors)
+        check = self._content_check(self._disk, leased.path, payload, lambda: False)
+        return HeldDirectory(directory, "files", payload.size, check=check if leased.manifest else None)
 
     def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         version, kinds = self._loadable(leased), self._options.kinds
@@ -234,17 +233,19 @@ class FilesystemReceiver(DirectoryReceiver):
 
     def _find_native(self, leased: "Leased", payload: PayloadFiles, timings: LoadTimings) -> HeldDirectory:
         staged = self._staged(self._stage_source(leased, payload), timings)
-        if staged is None:
-            with timings.part("verify"):
-                checked = self._checked(leased.version, self._disk, leased.path, payload)
-            return HeldDirectory(checked, "files", payload.size)
-        try:
-            with timings.part("verify"):
-                tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
-        except BaseException:
-            staged.close()
-            raise
-        directory = WeightDirectory(leased.version, staged.path, payload.shards, tensors, verified=True)
+        with timings.part("verify"):
+            if staged is not None:
+                return self._held_copy(leased.version, staged, payload)
+            checked = self._checked(leased.version, self._disk, leased.path, payload)
+        return HeldDirectory(checked, "files", payload.size)
+
+    def _held_copy(self, version: Version, staged: StagedCopy, payload: PayloadFiles) -> HeldDirectory:
+        """Return a staged copy as a version that hooks load; every byte of it was checked when it was made."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(staged.close)
+            tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
+            undo.pop_all()
+        directory = WeightDirectory(version, staged.path, payload.shards, tensors, verified=True)
         return HeldDirectory(directory, "stage", payload.size, staged.close)
 
     def _loadable(self, leased: "Leased") -> Version:

@@ -11,8 +11,8 @@ from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
-from syncd.transports.filesystem.save import StepSaver
-from syncd.transports.filesystem.shard import SecondCopy
+from syncd.transports.filesystem.shard import StepCopy
+from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.ranks import Ranks, all_or_error
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
@@ -69,7 +69,7 @@ class FilesystemSender(WeightSender):
         attempt: str,
         export: Export,
         files: Mapping[str, bytes],
-        copy: SecondCopy | None = None,
+        copy: StepCopy | None = None,
     ) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
@@ -96,7 +96,7 @@ class FilesystemSender(WeightSender):
         sent = self._saver.sent
         if sent is None or self._attempt is None or sent.step != self._attempt[0]:
             return None
-        return replace(sent, method=self.name)
+        return replace(sent, method=self.name)  # a subclass has its own name
 
     @property
     def has_failed(self) -> bool:

@@ -10,22 +10,27 @@ import ctypes
 import errno
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import ParamSpec, Self, TypeVar
 
 import torch
 
-from syncd.errors import UsageError
+from syncd.errors import SyncdError, UsageError
 from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.disk import temporary_name
-from syncd.protocol.receipt import FileRecord
+from syncd.protocol.layout import ACTOR
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.receipt import FileRecord, Receipt, write_receipt
 from syncd.protocol.safetensors import ALIGN, aligned
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk, ShardLayout, TensorSpec
 from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, copy_tensor
 from syncd.transports.torch_tensors import TO_TORCH, check_finite, view
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PIECE = 16 << 20
 """Bytes handed to a thread at once: enough that neither the device nor Python's lock is asked often."""
@@ -51,6 +56,8 @@ UNCACHED = WriteMode("uncached", write_flags=_RWF_DONTCACHE)
 BUFFERED = WriteMode("buffered", limit=1 << 20)
 WRITE_MODES = (DIRECT, UNCACHED, BUFFERED)
 """In the order of preference."""
+
+_IN_MEMORY = WriteMode("memory", limit=PIECE)
 
 
 class NewFile:
@@ -85,33 +92,6 @@ class NewFile:
         os.close(self._descriptor)
 
 
-class WritePipeline:
-    """Hands pieces of one file to threads, a bounded number at once.
-
-    An error of an earlier piece is raised by a later call.
-    """
-
-    def __init__(self, file: NewFile, pool: ThreadPoolExecutor) -> None:
-        self._file, self._pool = file, pool
-        self._pending: deque[Future[None]] = deque()
-
-    def put(self, piece: memoryview, offset: int) -> None:
-        """Queue a piece; return once at most `THREADS` pieces are being written."""
-        self._pending.append(self._pool.submit(self._file.write, piece, offset))
-        while len(self._pending) > THREADS:
-            self._pending.popleft().result()
-
-    def drain(self) -> None:
-        """Wait until all pieces are written."""
-        while self._pending:
-            self._pending.popleft().result()
-
-    def abandon(self) -> None:
-        """Wait until no thread uses the file or the memory any more; ignore errors of the pieces."""
-        while self._pending:
-            self._pending.popleft().exception()
-
-
 def find_write_mode(
     directory: str, modes: Iterable[WriteMode] = WRITE_MODES, name: str = "probe"
 ) -> WriteMode:
@@ -128,11 +108,10 @@ def find_write_mode(
 
 
 def _try(path: str, mode: WriteMode, content: torch.Tensor) -> None:
-    file = NewFile(path, content.nbytes, mode)
     try:
-        file.write(view(content), 0)
+        with contextlib.closing(NewFile(path, content.nbytes, mode)) as file:
+            file.write(view(content), 0)
     finally:
-        file.close()
         os.unlink(path)
 
 
@@ -148,28 +127,67 @@ def _allocate(descriptor: int, size: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-class SecondCopy(Protocol):
-    """Gets the same files as a step while it is saved. Its failures are its own: none of these calls raises."""
+class StepCopy:
+    """One rank's side of a second copy of a step, in memory.
 
-    failed: bool
+    A failure is reported once and never raised; the copy is then never whole.
+
+    Args:
+        path: Its directory.
+        step: The trainer's step.
+        attempt: The save.
+        world_size: Number of ranks.
+        report_failure: Called with the reason if there will be no copy.
+    """
+
+    def __init__(
+        self, path: str, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
+    ) -> None:
+        self._path, self._step, self._attempt, self._world_size = path, step, attempt, world_size
+        self._report_failure, self._disk = report_failure, LocalDisk()
+        self._file: NewFile | None = None
+        self.failed = False
 
     def begin(self, name: str, size: int) -> None:
-        """Begin this rank's shard."""
+        """Begin this rank's shard, and allocate its memory at once."""
+        self._file = self._tried(NewFile, f"{self._path}/{ACTOR}/{name}", size, _IN_MEMORY)
 
     def put(self, piece: memoryview, offset: int) -> None:
         """Write a piece of the shard."""
+        if self._file is not None:
+            self._tried(self._file.write, piece, offset)
 
     def finish(self) -> None:
-        """End the shard: all of it was put."""
+        """Give the shard its length."""
+        if self._file is not None:
+            self._tried(self._file.finish)
+        self.close()
 
     def close(self) -> None:
-        """Close what is open, whether it is whole or not."""
+        """Close what is open."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file beside the shard."""
+        """Write a file beside the weights."""
+        self._tried(self._disk.replace, f"{self._path}/{ACTOR}/{name}", content)
 
     def seal(self, writer: int, shard: FileRecord, files: list[FileRecord]) -> None:
         """Confirm that this rank's files are whole, by the records of its receipt in the step."""
+        receipt = Receipt(self._step, self._attempt, writer, self._world_size, (shard,), tuple(files))
+        self._tried(write_receipt, self._disk, self._path, receipt)
+
+    def _tried(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if self.failed:
+            return None
+        try:
+            return work(*args, **kwargs)
+        except (OSError, SyncdError) as error:
+            self.failed = True
+            self.close()
+            self._report_failure(str(error))
+            return None
 
 
 class ShardWriter:
@@ -192,12 +210,12 @@ class ShardWriter:
         pool: ThreadPoolExecutor,
         *,
         check: bool,
-        copy: SecondCopy | None = None,
+        copy: StepCopy | None = None,
     ) -> None:
         self._layout, self._check, self._copy = layout, check, copy
         self._state, self._header = hasher(DEFAULT), PinnedBuffer(layout.data_offset)
         self._file = NewFile(path, layout.size, mode)
-        self._pipeline = WritePipeline(self._file, pool)
+        self._pool, self._pending = pool, deque[Future[None]]()
         self._tensors = layout.tensors()
         self._tensor = next(self._tensors, None)
 
@@ -210,7 +228,8 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pipeline.abandon()
+        for piece in self._pending:  # no thread may use the file or the memory any more
+            piece.exception()
         self._file.close()
         if self._copy is not None:
             self._copy.close()
@@ -226,14 +245,20 @@ class ShardWriter:
         """Make the file durable and return its size and digest."""
         if self._copy is not None:
             self._copy.finish()
-        self._pipeline.drain()
+        self._await_pieces(0)
         self._file.finish()
         return self._layout.size, f"{DEFAULT}:{self._state.hexdigest()}"
 
     def _write(self, piece: memoryview, offset: int) -> None:
-        self._pipeline.put(piece, offset)
+        self._pending.append(self._pool.submit(self._file.write, piece, offset))
+        self._await_pieces(THREADS)
         if self._copy is not None:
             self._copy.put(piece, offset)
+
+    def _await_pieces(self, most: int) -> None:
+        """Wait until at most so many pieces are being written; raise the error of an earlier one."""
+        while len(self._pending) > most:
+            self._pending.popleft().result()
 
     def _check_finite(self, content: torch.Tensor, start: int) -> None:
         if not self._check:

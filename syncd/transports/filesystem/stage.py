@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from syncd.errors import ConfigError, StorageError
@@ -107,13 +107,17 @@ class HostStage:
         self._disk = LocalDisk()
         self._root = os.path.realpath(directory)
         self._own = f"{self._root}/{_job_key(job_root)}.{Process.current().boot[:8] or '00000000'}"
-        with _config_errors(directory):
+        try:
             os.makedirs(self._root, 0o700, exist_ok=True)
-            if mount_of(self._root).is_network:
-                raise ConfigError(
-                    "a stage must be local to this host", path=directory, hint="--stage /dev/shm/syncd"
-                )
-            _private(self._own)
+            is_network = mount_of(self._root).is_network
+            if not is_network:
+                _private(self._own)
+        except OSError as error:
+            problem = f"no stage can be made: {error.strerror}"
+            raise ConfigError(problem, path=directory, hint=f"ls -ld {directory}") from error
+        if is_network:
+            problem = "a stage must be local to this host"
+            raise ConfigError(problem, path=directory, hint="--stage /dev/shm/syncd")
         self.sweep()
 
     def provide(self, source: StageSource, stop: Callable[[], bool] = lambda: False) -> StagedCopy:
@@ -129,8 +133,13 @@ class HostStage:
             TryAgainError: The copy was given up.
             OSError: The source cannot be read.
         """
-        watched = _GrowthWatch(self._clock, self._stalled)
-        while watched.is_moving(self._progress(source.key)):
+        seen, since = -1, self._clock.monotonic()
+        while True:
+            size, now = self._progress(source.key), self._clock.monotonic()
+            if size != seen:
+                seen, since = size, now
+            if now - since >= self._stalled:
+                break
             found = self.find(source) or self._copy_or_none(source.key, source, stop)
             if found is not None:
                 return found
@@ -219,38 +228,19 @@ class HostStage:
         for key in sorted(keys):
             held = lock_file(f"{directory}/{key}{_LOCK}", exclusive=True)
             if held is not None:
-                self._remove(directory, key, held)
+                with contextlib.closing(held):
+                    self._clear(directory, key)
+                    remove_tree(self._disk, f"{directory}/{key}")
+                    held.remove()
         if directory != self._own:
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
-
-    def _remove(self, directory: str, key: str, held: FileLock) -> None:
-        try:
-            self._clear(directory, key)
-            remove_tree(self._disk, f"{directory}/{key}")
-            held.remove()
-        finally:
-            held.close()
 
     def _clear(self, directory: str, key: str) -> None:
         """Remove unfinished copies of killed processes. Call it with the exclusive lock."""
         for name in _names(directory):
             if _is_part(name, key):
                 remove_tree(self._disk, f"{directory}/{name}")
-
-
-class _GrowthWatch:
-    """Returns whether a size still grows."""
-
-    def __init__(self, clock: Clock, stalled: float) -> None:
-        self._clock, self._stalled = clock, stalled
-        self._seen, self._since = -1, clock.monotonic()
-
-    def is_moving(self, size: int) -> bool:
-        now = self._clock.monotonic()
-        if size != self._seen:
-            self._seen, self._since = size, now
-        return now - self._since < self._stalled
 
 
 def _existing(path: str, held: FileLock) -> StagedCopy | None:
@@ -290,13 +280,3 @@ def _private(path: str) -> None:
         os.mkdir(path, 0o700)
     if not is_private(path):
         raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")
-
-
-@contextlib.contextmanager
-def _config_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"no stage can be made: {error.strerror}", path=path, hint=f"ls -ld {path}"
-        ) from error

@@ -3,6 +3,6 @@
 from syncd.transports.base import Transport
 
 TRANSPORT = Transport(
-    sender="syncd.transports.memory.save:MemorySender",
+    sender="syncd.transports.memory.send:MemorySender",
     receiver="syncd.transports.memory.receive:MemoryReceiver",
 )

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 
-from syncd.transports.memory.save import MemoryCopies, StepCopy
+from syncd.transports.filesystem.shard import StepCopy
+from syncd.transports.memory.send import MemoryCopies
 from trainer.cli.main import main
 
 

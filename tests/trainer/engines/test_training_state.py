@@ -14,7 +14,7 @@ from support.tiny import TinyEngine
 from syncd.errors import StorageError
 from syncd.protocol.layout import parse_attempt_name
 from syncd.protocol.writer import StepWriter
-from syncd.transports.ranks import Alone
+from syncd.transports.ranks import Ranks
 from trainer.engines import files
 
 pytestmark = pytest.mark.group("engines")
@@ -86,7 +86,7 @@ def test_a_save_that_fails_in_the_background_removes_its_attempt(tmp_path, monke
     def full(self, **_):
         raise StorageError("No space left on device")
 
-    engine = Quick(context_of(configured("none", tmp_path / "job"), Alone()))
+    engine = Quick(context_of(configured("none", tmp_path / "job"), Ranks()))
     engine.prepare()
     engine.train_step(None)
     monkeypatch.setattr(StepWriter, "seal", full)

@@ -8,7 +8,7 @@ import structlog
 
 from syncd.observe import log
 from trainer.config.model import JobConfig
-from trainer.reporting import Progress
+from trainer.reporting.display import Progress
 
 kind, steps = sys.argv[1], int(sys.argv[2])
 log.configure("info", sys.stderr)

@@ -14,9 +14,9 @@ from receive import BUCKETS, Fault, digest, sockets
 from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.synchronizer import RunningStatus, Synchronizer
-from syncd.transports.broadcast import broadcaster as sending
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.process_group import ProcessGroup
+from syncd.transports.broadcast.send import BroadcastSender
 
 LONG = 120.0
 
@@ -25,7 +25,7 @@ def arm(text):
     """Have a fault strike."""
     fault = Fault(text)
     if fault.phase == "asked":
-        fault.before(sending.Broadcaster, "_offer_group")
+        fault.before(BroadcastSender, "_offer_group")
     elif fault.phase == "joined":
         fault.before(ProcessGroup, "connect")
     elif fault.phase == "bucket":
@@ -61,8 +61,8 @@ def main(job, style, steps, members, fault="", timeout="20", address=""):
     if fault:
         arm(fault)
     ends = []
-    send = sending.Broadcaster.send
-    sending.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
+    send = BroadcastSender.broadcast
+    BroadcastSender.broadcast = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
     with Synchronizer.open(job, "trainer", timeout=LONG) as sync:
         ready = sync.get_explorer_status_counts
         sync.wait_for(
@@ -70,8 +70,7 @@ def main(job, style, steps, members, fault="", timeout="20", address=""):
         )
         made, _ = make_trainer(config, sync)
         made.prepare()
-        options = made.engine.senders["nccl"]._broadcaster._options
-        object.__setattr__(options, "bucket", 128 << 10)
+        made.engine.senders["nccl"]._bucket = 128 << 10
         code = made.train()
         made.shutdown()
         weights = digest(made.engine.model)

@@ -18,8 +18,8 @@ from support.trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast import broadcaster as sending
 from syncd.transports.broadcast.control import BroadcastControl
+from syncd.transports.broadcast.send import BroadcastSender
 from trainer import auto_method
 from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
@@ -81,8 +81,8 @@ def main(file, job, members):
     torch.set_num_threads(1)
     with open(file, "rb") as opened:
         config = JobConfig.model_validate(tomllib.load(opened))
-    ends, send = [], sending.Broadcaster.send
-    sending.Broadcaster.send = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
+    ends, send = [], BroadcastSender.broadcast
+    BroadcastSender.broadcast = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
     ways, choose = [], auto_method.choose_method
     auto_method.choose_method = lambda now: (
         chosen := choose(now),
@@ -92,7 +92,7 @@ def main(file, job, members):
         sync.wait_for(lambda: len(BroadcastControl(sync).members("gloo")) >= int(members))
         made, _ = make_trainer(config, sync, engine=Teacher)
         made.prepare()
-        object.__setattr__(made.engine.senders["nccl"]._broadcaster._options, "bucket", SMALL_BUCKET)
+        made.engine.senders["nccl"]._bucket = SMALL_BUCKET
         made.train()
         made.shutdown()
         sync.wait_for(lambda: sync.get_latest_model_version() == made.train_step_num)

@@ -9,15 +9,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
 from syncd.client.peers import process_of
 from syncd.errors import SyncdError, UsageError
 from syncd.protocol.disk import Clock
-from syncd.protocol.layout import ACTOR, Job
-from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.memory import (
     MemoryDirectory,
     clear_all,
@@ -27,17 +27,15 @@ from syncd.protocol.memory import (
     lock_directory,
 )
 from syncd.protocol.process import Process
-from syncd.protocol.receipt import FileRecord, Receipt, receipts_directory, write_receipt
+from syncd.protocol.receipt import receipts_directory
 from syncd.transports.base import Export, SendContext, Sent, WeightSender
 from syncd.transports.filesystem.send import FilesystemSender
-from syncd.transports.filesystem.shard import PIECE, NewFile, WriteMode
+from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.memory.room import capacity, is_memory, read_free_memory, refusal
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
     from syncd.protocol.file_lock import FileLock
-
-P = ParamSpec("P")
 
 SLACK = 1 << 20
 """Bytes for what lies beside the weights, and for headers."""
@@ -47,8 +45,6 @@ _KEPT = 1
 
 _PATIENCE = 2.0
 """Seconds for which a reader may tidy up after the trainer before this one."""
-
-_BUFFERED = WriteMode("memory", limit=PIECE)
 
 
 class MemorySender(WeightSender):
@@ -134,7 +130,7 @@ class MemorySender(WeightSender):
                 self._withdraw()
                 copies.close()
 
-    def _next_copy(self, step: int, attempt: str, export: Export) -> "StepCopy | None":
+    def _next_copy(self, step: int, attempt: str, export: Export) -> StepCopy | None:
         """Return this rank's side of the next copy, None on all ranks if there is no room for it."""
         if self._copies is None:
             return None
@@ -215,7 +211,7 @@ class MemoryCopies:
 
     def copy(
         self, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
-    ) -> "StepCopy":
+    ) -> StepCopy:
         """Return this rank's side of a copy that there is room for."""
         return StepCopy(self.place.copy(step, attempt), step, attempt, world_size, report_failure)
 
@@ -256,68 +252,3 @@ class MemoryCopies:
         os.makedirs(receipts_directory(path), 0o700)
         self._made = [*self._made[-_KEPT:], os.path.basename(path)]
         return ""
-
-
-class StepCopy:
-    """One rank's side of one copy. A failure is reported once and never raised; the copy is then never whole.
-
-    Args:
-        path: Its directory.
-        step: The trainer's step.
-        attempt: The save.
-        world_size: Number of ranks.
-        report_failure: Called with the reason if there will be no copy.
-    """
-
-    def __init__(
-        self, path: str, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
-    ) -> None:
-        self._path, self._step, self._attempt, self._world_size = path, step, attempt, world_size
-        self._report_failure, self._disk = report_failure, LocalDisk()
-        self._file: NewFile | None = None
-        self.failed = False
-
-    def begin(self, name: str, size: int) -> None:
-        """Begin this rank's shard, and allocate its memory at once."""
-        self._tried(self._open, f"{self._path}/{ACTOR}/{name}", size)
-
-    def put(self, piece: memoryview, offset: int) -> None:
-        """Write a piece of the shard."""
-        file = self._file
-        if file is not None:
-            self._tried(file.write, piece, offset)
-
-    def finish(self) -> None:
-        """Give the shard its length."""
-        file = self._file
-        if file is not None:
-            self._tried(file.finish)
-        self.close()
-
-    def close(self) -> None:
-        """Close what is open."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file beside the weights."""
-        self._tried(self._disk.replace, f"{self._path}/{ACTOR}/{name}", content)
-
-    def seal(self, writer: int, shard: FileRecord, files: list[FileRecord]) -> None:
-        """Confirm that this rank's files are whole, by the records of its receipt in the step."""
-        receipt = Receipt(self._step, self._attempt, writer, self._world_size, (shard,), tuple(files))
-        self._tried(write_receipt, self._disk, self._path, receipt)
-
-    def _open(self, path: str, size: int) -> None:
-        self._file = NewFile(path, size, _BUFFERED)
-
-    def _tried(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.failed:
-            return
-        try:
-            work(*args, **kwargs)
-        except (OSError, SyncdError) as error:
-            self.failed = True
-            self.close()
-            self._report_failure(str(error))

@@ -38,8 +38,8 @@ from syncd.transports.filesystem.save_outcome import leave_failure_note, wait_un
 from syncd.transports.filesystem.shard import (
     THREADS,
     Ring,
-    SecondCopy,
     ShardWriter,
+    StepCopy,
     WriteMode,
     find_write_mode,
     pour,
@@ -57,7 +57,7 @@ class _Save:
 
     writer: StepWriter
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    copy: SecondCopy | None = None
+    copy: StepCopy | None = None
     begun: float = 0.0
 
 
@@ -143,7 +143,7 @@ class StepSaver:
         attempt: str,
         tensors: AnyExport,
         companions: Mapping[str, bytes] | None = None,
-        copy: SecondCopy | None = None,
+        copy: StepCopy | None = None,
     ) -> None:
         """Save a step; every rank walks all the tensors.
 
@@ -292,7 +292,7 @@ class StepSaver:
         name: str,
         layout: ShardLayout,
         put: Callable[[ShardWriter], None],
-        copy: SecondCopy | None,
+        copy: StepCopy | None,
         path: str,
     ) -> tuple[int, str]:
         """Write a shard at a path, and return its size and digest."""
