@@ -22,13 +22,13 @@ _CONFIG = {
 }
 
 
-def model_of(seed):
+def model_of(seed, *, tied=False):
     """Return the model that a seed stands for; its answers differ from those of any other by whole nats."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(Qwen2Config(**_CONFIG)).float().eval()
+    return Qwen2ForCausalLM(Qwen2Config(**_CONFIG | {"tie_word_embeddings": tied})).float().eval()
 
 
 def weights_of(seed):
@@ -50,9 +50,9 @@ def model_from(weights):
     return model
 
 
-def write_model(directory, seed=0):
+def write_model(directory, seed=0, *, tied=False):
     """Write what an engine is started with: configuration, weights and a tokenizer of single bytes."""
-    model_of(seed).save_pretrained(directory)
+    model_of(seed, tied=tied).save_pretrained(directory)
     _write_tokenizer(directory)
     return directory
 
