@@ -116,37 +116,41 @@ class HttpClient:
         """Return the host that it names."""
         return self._url.hostname or ""
 
-    def get(self, path: str) -> Reply:
+    def get(self, path: str, seconds: float | None = None) -> Reply:
         """Return the answer to a GET; an error status counts as an unreachable engine.
+
+        Args:
+            path: The path.
+            seconds: How long it may take; by default as long as a question.
 
         Raises:
             EngineUnreachableError: It did not answer in time, or not sensibly.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.get_any(path)
+        reply = self.get_any(path, seconds)
         if reply.has_no_route:
             raise self._no_route(reply)
         if reply.is_error:
             raise EngineUnreachableError(self.complaint(reply), hint=f"curl -i {self.address}{path}")
         return reply
 
-    def get_any(self, path: str) -> Reply:
+    def get_any(self, path: str, seconds: float | None = None) -> Reply:
         """Return the answer to a GET, whatever its status.
 
         Raises:
             EngineUnreachableError: It did not answer in time.
             ConfigError: It refuses the token, or redirects.
         """
-        return self._sent("GET", path, None, self._ask_timeout)
+        return self._sent("GET", path, None, min(seconds or self._ask_timeout, self.timeout))
 
-    def get_json(self, path: str) -> dict[str, Any]:
+    def get_json(self, path: str, seconds: float | None = None) -> dict[str, Any]:
         """Return the JSON object that answers a GET.
 
         Raises:
             EngineUnreachableError: It did not answer in time, or not with an object.
             ConfigError: It refuses the token, redirects, or does not know the path.
         """
-        reply = self.get(path)
+        reply = self.get(path, seconds)
         if reply.document is None:
             raise EngineUnreachableError(
                 f"{reply.request} is answered with something else than a JSON object: {self._excerpt(reply)}",

@@ -107,9 +107,13 @@ class CallbackHook(PhaseHook):
         function = self._probe
         if function is None:
             return super().probe(None, tokens)
-        found = self._call("answering the probe", lambda: function(tokens), LoadFailedError)
         try:
-            return _answer_of(found, tokens)
+            return _answer_of(
+                self._call("answering the probe", lambda: function(tokens), LoadFailedError), tokens
+            )
+        except LoadFailedError as error:
+            error.hint = error.hint or _PROBE
+            raise
         except (TypeError, ValueError) as error:
             raise LoadFailedError(
                 f"what the function probe returned is no answer: {error}", hint=_PROBE

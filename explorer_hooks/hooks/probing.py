@@ -97,12 +97,12 @@ class CompletionsProbe(ServerProbe):
     Args:
         server: The server.
         model: The adapter that answers; None for the model itself.
-        block_size: How many tokens a block of its cache has, as far as that is known.
+        block_size: How many tokens a block of its cache has, 0 if that is not known.
     """
 
     _path = "/v1/completions"
 
-    def __init__(self, server: HttpClient, model: str | None = None, block_size: int | None = None) -> None:
+    def __init__(self, server: HttpClient, model: str | None = None, block_size: int = 0) -> None:
         super().__init__(server, block_size or _BLOCK)
         self._model: Mapping[str, object] = {} if model is None else {"model": model}
 
@@ -111,8 +111,10 @@ class CompletionsProbe(ServerProbe):
         answer = self._ask([list(row) for row in rows], prompt_logprobs=0)
         with understood(self._server, self._path):
             choices = listed(answer, "choices", len(rows))
-            by_index = {member(choice, "index", int): choice for choice in choices}
-            return tuple(_row_of_choice(member(by_index, at, dict), row) for at, row in enumerate(rows))
+            indices = [member(choice, "index", int) for choice in choices]
+            if sorted(indices) != list(range(len(rows))):
+                raise ValueError(f"choices {indices}")
+            return tuple(_row_of_choice(choices[indices.index(at)], row) for at, row in enumerate(rows))
 
     def next_token(self, prompt: Sequence[int]) -> NextToken:
         """Return the next token of a completion."""
@@ -262,7 +264,7 @@ def log_prob(found: object) -> float:
     return value
 
 
-def _row_of_choice(choice: Mapping[str, Any], row: Sequence[int]) -> tuple[float, ...]:
+def _row_of_choice(choice: object, row: Sequence[int]) -> tuple[float, ...]:
     """Return the log-probs in what vLLM says of a prompt: of each position those of some tokens."""
     positions = listed(choice, "prompt_logprobs", len(row))
     entries = [

@@ -44,6 +44,7 @@ class VllmHook(HttpEngineHook):
         self._mode = settings.choice("pause", "keep", ("keep", "wait", "abort"))
         self._clear_cache = settings.flag("clear_cache", default=True)
         self._reset_external = settings.flag("reset_external", default=False)
+        self._block_size: int | None = None
 
     def current_version(self) -> Running:
         """Return the label that the engine was given last and whether it is paused."""
@@ -61,8 +62,10 @@ class VllmHook(HttpEngineHook):
         return None if model.get("quantization") else dtype_word(model.get("dtype"))
 
     def _server_probe(self) -> CompletionsProbe:
-        size = self._config("cache_config").get("block_size")
-        return CompletionsProbe(self._server, block_size=size if type(size) is int else None)
+        if self._block_size is None:
+            size = self._config("cache_config").get("block_size")
+            self._block_size = size if type(size) is int else 0
+        return CompletionsProbe(self._server, block_size=self._block_size)
 
     def _config(self, part: str) -> Mapping[str, Any]:
         """Return a part of the engine's configuration, empty if it does not tell."""
@@ -136,5 +139,7 @@ def is_ready(server: HttpClient) -> bool:
 
 
 def _configuration(server: HttpClient) -> Mapping[str, Any]:
-    config = server.get_json("/server_info?config_format=json").get("vllm_config")
+    # The first answer takes seconds: vLLM looks at its host for it, by starting other programs.
+    found = server.get_json("/server_info?config_format=json", server.timeout)
+    config = found.get("vllm_config")
     return config if isinstance(config, Mapping) else {}

@@ -9,8 +9,9 @@ from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang import SGLangHook
 from explorer_hooks.hooks.vllm import VllmHook
+from support import small_qwen
 from support.fake_engines import START, FakeAdapters, FakeSglang, FakeVllm, fingerprint, fingerprint_of
-from support.hook_contract import PATIENCE, Bed
+from support.hook_contract import PATIENCE, Bed, load
 from support.jobs import shard_bytes
 from support.targets import target_of
 
@@ -182,3 +183,55 @@ class LoraBed(EngineBed):
             return {"data": [one for one in original({}, None)["data"] if one["id"] == self.engine.base]}
 
         self.engine.replies["/v1/models"] = first_without_adapters
+
+
+class SmallModel:
+    """A bed whose fake engine has the weights of `small_qwen`, and answers probes as transformers does."""
+
+    def __init__(self, tmp_path, **settings):
+        super().__init__(tmp_path, **settings)
+        engine = self.engine
+        engine.started_from = small_qwen.write_shards(f"{tmp_path}/start", 0, 1)
+        engine.start_weights = small_qwen.weights_of(0)
+        engine.boot()
+
+    def write(self, directory, salt, shards):
+        small_qwen.write_shards(directory, salt, shards)
+
+    def model(self, target):
+        return small_qwen.model_of(0 if target is None else seed_of(target))
+
+    def inject(self, fault):
+        self.engine.fault = fault
+
+    def load_stale(self, hook, target):
+        self.engine.fault = "stale prefix cache"
+        load(hook, target)
+        self.engine.fault = ""
+
+
+class SmallVllmBed(SmallModel, VllmBed):
+    dtype = "float32"
+
+
+class SmallSglangBed(SmallModel, SglangBed):
+    dtype = "float32"
+
+
+class SmallLoraBed(SmallModel, LoraBed):
+    cannot: ClassVar = {
+        **LoraBed.cannot,
+        "cache": "each version has its own name, and the cache keeps names apart",
+        "stale head": "an adapter has no head",
+    }
+
+    def write(self, directory, salt, shards):
+        small_qwen.write_adapter(directory, salt)
+
+    def model(self, target):
+        return small_qwen.model_of(0) if target is None else small_qwen.model_with_adapter(seed_of(target))
+
+
+def seed_of(target):
+    generation, step = target.version.pair
+    return 1000 * generation + step

@@ -1,19 +1,25 @@
 """Engines that keep what real ones were measured to do: half loads, stale caches, labels lost at a restart, death.
 
-Each answers a prompt with a fingerprint of the weights that it was computed with. A prompt that was answered before
-is answered from the cache until somebody resets it, as by real engines.
+Each answers a prompt of text with a fingerprint of the weights that it was computed with, and a prompt of tokens with
+log-probs (`fake_answers`). A prompt that was answered before is answered from the cache until somebody resets it, as
+by real engines; a request for the log-probs of its prompt never is.
 """
 
-import hashlib
+import functools
 import json
 import os
 import struct
 import threading
 
+from support import fake_answers, small_qwen
+from support.fake_answers import fingerprint
 from support.fake_servers import Answer, FakeServer, VanishError
 
 START = {"model.a": b"start-a", "model.b": b"start-b"}
 MAX_REQUEST = 2.0
+FAULTS = ("stale head", "stale prefix cache", "label without load")
+"""Faults that no status code and no label shows: a head that stays as it was, a cache that a reset leaves as it was,
+and a load that is confirmed and does nothing."""
 
 
 def read_shard(path):
@@ -31,13 +37,6 @@ def read_shard(path):
     return found
 
 
-def fingerprint(weights):
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(name.encode() + b"\0" + weights[name] + b"\0")
-    return digest.hexdigest()
-
-
 def fingerprint_of(directory):
     """Return the fingerprint of an engine that runs exactly what is in a directory."""
     weights = {}
@@ -52,9 +51,14 @@ class FakeEngine(FakeServer):
 
     Attributes:
         started_from: The directory that it says that it was started from.
+        start_weights: The weights that it has after a start.
+        fault: Which of `FAULTS` it has.
     """
 
     started_from = "/start"
+    start_weights = START
+    fault = ""
+    longest = fake_answers.LONGEST
 
     def __init__(self, token=None):
         self.boot()
@@ -64,7 +68,7 @@ class FakeEngine(FakeServer):
 
     def boot(self):
         """Set everything to what it is at a start."""
-        self.weights = dict(START)
+        self.weights = dict(self.start_weights)
         self.label = "default"
         self.running = threading.Event()
         self.running.set()
@@ -86,6 +90,10 @@ class FakeEngine(FakeServer):
         names = [name for name in sorted(os.listdir(directory)) if name.endswith(".safetensors")]
         if not names:
             raise FileNotFoundError(f"cannot find model weights with `{directory}`")
+        if self.fault == "label without load":
+            return
+        head = next(name for name in ("lm_head.weight", "model.a", *self.weights) if name in self.weights)
+        before = self.weights[head]
         for name in names:
             for tensor, (shape, data, complete) in read_shard(f"{directory}/{name}").items():
                 if not complete or self.fail_next_load:
@@ -97,12 +105,36 @@ class FakeEngine(FakeServer):
                 self.weights = {**self.weights, tensor: data} if whole else {tensor: data}
                 whole[tensor] = shape
         self.shapes = whole
+        if self.fault == "stale head":
+            self.weights = {**self.weights, head: before}
+
+    def reset_cache(self):
+        if self.fault != "stale prefix cache":
+            self.cache.clear()
 
     def answered(self, prompt):
         if not self.running.wait(MAX_REQUEST):
             raise Answer(503, {"error": "paused"})
         with self.lock:
             return self.cache.setdefault(prompt, fingerprint(self.weights))
+
+    def generated(self, prompt):
+        """Return the token after a prompt of tokens, and its log-prob, by the weights that the cache has for it."""
+        self._check(prompt)
+        with self.lock:
+            weights = self.cache.setdefault(tuple(prompt), self.weights)
+        return fake_answers.next_token(weights, prompt)
+
+    def evaluated(self, prompt):
+        """Return the log-prob of each token after the first of a prompt; no cache is read."""
+        self._check(prompt)
+        return fake_answers.log_probs(self.weights, prompt)
+
+    def _check(self, prompt):
+        if not self.running.wait(MAX_REQUEST):
+            raise Answer(503, {"error": "paused"})
+        if len(prompt) >= self.longest:
+            raise _wrong(400, f"This model's maximum context length is {self.longest} tokens.")
 
 
 class FakeVllm(FakeEngine):
@@ -114,7 +146,7 @@ class FakeVllm(FakeEngine):
 
     def routed(self, method, target, body):
         dev = ("/pause", "/resume", "/is_paused", "/collective_rpc", "/weight", "/update_w", "/reset_prefix")
-        if not self.dev_mode and target.startswith(dev):
+        if not self.dev_mode and target.startswith((*dev, "/server_info")):
             raise Answer(404, {"detail": "Not Found"})
         return super().routed(method, target, body)
 
@@ -126,7 +158,15 @@ class FakeVllm(FakeEngine):
 
     def get_v1_models(self, query, body):
         adapter = {"id": "another", "root": "/adapter", "parent": "policy"}
-        return {"data": [adapter, {"id": "policy", "root": self.started_from, "parent": None}]}
+        card = {"id": "policy", "root": self.started_from, "parent": None, "max_model_len": self.longest}
+        return {"data": [adapter, card]}
+
+    def get_server_info(self, query, body):
+        parts = {
+            "model_config": {"dtype": "torch.float32", "quantization": None},
+            "cache_config": {"block_size": 16},
+        }
+        return {"vllm_config": parts}
 
     def get_is_paused(self, query, body):
         return {"is_paused": self.paused}
@@ -162,11 +202,13 @@ class FakeVllm(FakeEngine):
     def post_reset_prefix_cache(self, query, body):
         if self.blocked_cache and query.get("reset_running_requests") != "true":
             return {"success": False}
-        self.cache.clear()
+        self.reset_cache()
         return {"success": True}
 
     def post_v1_completions(self, query, body):
-        return {"choices": [{"text": self.answered(body["prompt"])}]}
+        if isinstance(body["prompt"], str):
+            return {"choices": [{"text": self.answered(body["prompt"])}]}
+        return completed(body, self.generated, self.evaluated)
 
 
 class FakeSglang(FakeEngine):
@@ -180,7 +222,10 @@ class FakeSglang(FakeEngine):
         return {"model_path": self.started_from, "weight_version": self.label}
 
     def get_server_info(self, query, body):
-        return {"version": self.version, "internal_states": [{}]}
+        return {"version": self.version, "internal_states": [{}], "dtype": "float32", "quantization": None}
+
+    def get_v1_models(self, query, body):
+        return {"data": [{"id": "policy", "root": "policy", "parent": None, "max_model_len": self.longest}]}
 
     def get_ready(self, query, body):
         if not self.tells_readiness:
@@ -208,14 +253,33 @@ class FakeSglang(FakeEngine):
         self.versions_at.append((body["weight_version"], fingerprint(self.weights)))
         self.label = body["weight_version"]
         if body["flush_cache"]:
-            self.cache.clear()
+            self.reset_cache()
         return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
     def _failed(self, message):
         raise Answer(400, {"success": False, "message": message, "num_paused_requests": 0})
 
     def post_generate(self, query, body):
-        return {"text": self.answered(body["text"])}
+        if "text" in body:
+            return {"text": self.answered(body["text"])}
+        prompts = body["input_ids"]
+        if not isinstance(prompts[0], list):
+            return self._generation(body, prompts)
+        return [self._generation(body, prompt) for prompt in prompts]
+
+    def _generation(self, body, prompt):
+        if max(prompt) >= fake_answers.VOCABULARY:
+            self.stop_soon()  # real SGLang looks the token up without a check
+            raise VanishError
+        token, found = self.generated(prompt)
+        said = {"prompt_tokens": len(prompt), "weight_version": self.label, "input_token_logprobs": []}
+        if body.get("logprob_start_len") == 0:
+            evaluated = [None, *self.evaluated(prompt)]
+            said["input_token_logprobs"] = [
+                [one, token, None] for one, token in zip(evaluated, prompt, strict=True)
+            ]
+        said["output_token_logprobs"] = [[found, token, None]]
+        return {"text": f"<{token}>", "output_ids": [token], "meta_info": said}
 
 
 class FakeAdapters(FakeServer):
@@ -224,6 +288,8 @@ class FakeAdapters(FakeServer):
     base = "policy-base"
     enabled = True
     tells_use = True
+    start_weights = START
+    fault = ""
 
     def __init__(self, token=None):
         self.fail_next_load = False
@@ -232,6 +298,7 @@ class FakeAdapters(FakeServer):
 
     def boot(self):
         self.adapters = {}
+        self.merged = {}
         self.used = {}
         self.stale = []
 
@@ -262,7 +329,14 @@ class FakeAdapters(FakeServer):
         if not os.path.isfile(f"{path}/adapter_model.safetensors"):
             raise _wrong(404, f"No adapter found for {path}")
         self.adapters[name] = (path, fingerprint_of(path))
+        self.merged[name] = self.start_weights if self.fault == "label without load" else self._with(path)
         return b"Success"
+
+    def _with(self, path):
+        """Return the weights with an adapter."""
+        if fake_answers.EMBEDDING in self.start_weights:
+            return small_qwen.weights_with_adapter(self.start_weights, path)
+        return {**self.start_weights, "adapter": fingerprint_of(path).encode()}
 
     def post_v1_unload_lora_adapter(self, query, body):
         if self.adapters.pop(body["lora_name"], None) is None:
@@ -270,11 +344,44 @@ class FakeAdapters(FakeServer):
         return b"Success"
 
     def post_v1_completions(self, query, body):
+        name = body.get("model", self.base)
+        if not isinstance(body["prompt"], str) and name in {self.base, *self.adapters}:
+            weights = self.merged.get(name, self.start_weights)
+            generate = functools.partial(fake_answers.next_token, weights)
+            return completed(body, generate, functools.partial(fake_answers.log_probs, weights))
         if body["model"] == self.base:
             return {"choices": [{"text": fingerprint(START)}]}
         if body["model"] not in self.adapters:
             raise _wrong(404, f"The model `{body['model']}` does not exist.")
         return {"choices": [{"text": self.adapters[body["model"]][1]}]}
+
+
+def completed(body, generate, evaluate):
+    """Return what vLLM answers to prompts of tokens.
+
+    Args:
+        body: The request.
+        generate: Returns the token after a prompt, and its log-prob.
+        evaluate: Returns the log-prob of each token after the first of a prompt.
+    """
+    prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+    return {"choices": [_choice(body, at, prompt, generate, evaluate) for at, prompt in enumerate(prompts)]}
+
+
+def _choice(body, at, prompt, generate, evaluate):
+    if (largest := max(prompt)) >= fake_answers.VOCABULARY:
+        raise _wrong(400, f"Token id {largest} is out of vocabulary")
+    choice = {"index": at, "text": "", "finish_reason": "length", "prompt_logprobs": None}
+    if "prompt_logprobs" in body:
+        found = zip(prompt[1:], evaluate(prompt), strict=True)
+        entries = [{str(token): {"logprob": one, "rank": 1, "decoded_token": "x"}} for token, one in found]
+        return choice | {"prompt_logprobs": [None, *entries]}
+    token, found = generate(prompt)
+    if body.get("return_token_ids"):
+        choice["token_ids"] = [token]
+    if "logprobs" in body:
+        choice["logprobs"] = {"token_logprobs": [found], "tokens": [f"<{token}>"], "text_offset": [0]}
+    return choice
 
 
 def _wrong(status, message):

@@ -161,8 +161,8 @@ def shown(error: BaseException | None) -> str:
     return "\n".join(texts)
 
 
-class HookContract:
-    """What a follower relies on."""
+class BedCases:
+    """Cases that a bed is given to; a subclass that names the bed collects those that the bed can show."""
 
     bed_type: ClassVar[type[Bed] | None] = None
 
@@ -188,6 +188,10 @@ class HookContract:
         hook = bed.open()
         yield hook
         hook.close()
+
+
+class HookContract(BedCases):
+    """What a follower relies on."""
 
     @pytest.fixture
     def served(self, bed, hook):

@@ -58,15 +58,17 @@ class RealBed(Bed):
 
     hook_type = None
     engine = hook_name = pause_path = ""
+    dtype = "float32"
     timeout = 60.0
 
     def __init__(self, process, root, start):
         self.process, self.root, self.start_directory = process, str(root), start
 
     def open(self, timeout=None):
-        return self.hook_type.from_options(
+        self.hook = self.hook_type.from_options(
             HookOptions(self.process.address, timeout=timeout or self.timeout, settings=self.settings())
         )
+        return self.hook
 
     def settings(self):
         return {}
@@ -76,6 +78,9 @@ class RealBed(Bed):
         if not os.path.isdir(directory):
             small_qwen.write_shards(directory, seed_of(pair), shards)
         return target_of(directory, pair)
+
+    def model(self, target):
+        return small_qwen.model_of(0 if target is None else seed_of(target.version.pair))
 
     def runs(self, target):
         return self.distance(0 if target is None else seed_of(target.version.pair)) < CLOSE

@@ -22,18 +22,37 @@ _CONFIG = {
 }
 
 
-def model_of(seed):
+def model_of(seed, *, tied=False):
     """Return the model that a seed stands for; its answers differ from those of any other by whole nats."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(Qwen2Config(**_CONFIG)).float().eval()
+    return Qwen2ForCausalLM(Qwen2Config(**_CONFIG | {"tie_word_embeddings": tied})).float().eval()
 
 
-def write_model(directory, seed=0):
+def weights_of(seed):
+    """Return the bytes of each tensor of the model that a seed stands for."""
+    return _bytes_of(model_of(seed).state_dict())
+
+
+def model_from(weights):
+    """Return the model with the bytes of each tensor."""
+    import torch
+
+    model = model_of(0)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    read = {
+        name: torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shapes[name])
+        for name, data in weights.items()
+    }
+    model.load_state_dict(read)
+    return model
+
+
+def write_model(directory, seed=0, *, tied=False):
     """Write what an engine is started with: configuration, weights and a tokenizer of single bytes."""
-    model_of(seed).save_pretrained(directory)
+    model_of(seed, tied=tied).save_pretrained(directory)
     _write_tokenizer(directory)
     return directory
 
@@ -78,15 +97,31 @@ def write_adapter(directory, seed):
 
 def model_with_adapter(seed):
     """Return the model of seed 0 with an adapter merged into its weights."""
+    return _merged(model_of(0), _adapter_of(seed))
+
+
+def weights_with_adapter(weights, directory):
+    """Return the bytes of each tensor of a model with an adapter's directory merged into it."""
+    from safetensors.torch import load_file
+
+    found = load_file(f"{directory}/adapter_model.safetensors")
+    adapter = {name.removeprefix("base_model.model."): tensor for name, tensor in found.items()}
+    return _bytes_of(_merged(model_from(weights), adapter).state_dict())
+
+
+def _merged(model, adapter):
     import torch
 
-    model, adapter = model_of(0), _adapter_of(seed)
     weights = model.state_dict()
     with torch.no_grad():
         for stem in {name.rpartition(".lora_")[0] for name in adapter}:
             change = adapter[f"{stem}.lora_B.weight"] @ adapter[f"{stem}.lora_A.weight"]
             weights[f"{stem}.weight"] += 2 * change
     return model
+
+
+def _bytes_of(tensors):
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 def _adapter_of(seed):
@@ -119,6 +154,15 @@ def expected(model, tokens, answered):
         logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
     first = len(tokens) - answered
     return [float(logits[at - 1, tokens[at]]) for at in range(first, len(tokens))]
+
+
+def likeliest(model, tokens):
+    """Return the likeliest token after some tokens by transformers, and its log-prob."""
+    import torch
+
+    with torch.no_grad():
+        found = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+    return int(found.argmax()), float(found.max())
 
 
 def _write_tokenizer(directory):

@@ -50,6 +50,7 @@ class VllmRealBed(RealBed):
     engine, hook_name, pause_path = "vLLM", "vllm", "/pause"
     cannot: ClassVar = {
         "fail_commit": "nothing makes real vLLM fail there at will",
+        "stale head": "only a model with a tied head shows it",
         "gone": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
         "restart": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
     }
@@ -87,6 +88,17 @@ class VllmRealBed(RealBed):
     def fail_load(self, target):
         """Take the directory away: of all failures the one that real vLLM comes back from."""
         shutil.rmtree(target.path)
+
+    def inject(self, fault):
+        assert fault == "label without load"
+        self.hook._reload = lambda target: None
+
+    def load_stale(self, hook, target):
+        address = self.process.address
+        told(address, "/pause?mode=keep&clear_cache=false", {})  # a pause that clears would hide it
+        kwargs = {"weights_path": target.path}
+        told(address, "/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
+        told(address, "/resume", {})
 
     def pause(self):
         told(self.process.address, "/pause?mode=keep", {})

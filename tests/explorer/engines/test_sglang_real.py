@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 from support.engine_process import EngineProcess, python_of
+from support.probe_contract import RealAnswersProbes
 from support.real_bed import RealBed, asked, told
 from support.real_contract import RealEngineContract, TakesWeights
 
@@ -28,6 +29,7 @@ class SglangRealBed(RealBed):
     cannot: ClassVar = {
         "label before commit": "SGLang takes weights and version in one request",
         "fail_commit": "nothing makes real SGLang fail there at will",
+        "stale head": "nothing makes real SGLang leave one",
         "gone": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
         "restart": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
     }
@@ -66,11 +68,21 @@ class SglangRealBed(RealBed):
         """Take the directory away: of all failures the one that does not end real SGLang."""
         shutil.rmtree(target.path)
 
+    def inject(self, fault):
+        assert fault == "label without load"
+        self.hook._reload = lambda target: self.hook._set_engine_label(target.label)
+
+    def load_stale(self, hook, target):
+        body = {"model_path": target.path, "weight_version": target.label, "flush_cache": False}
+        told(self.process.address, "/pause_generation", {"mode": "retract"})
+        told(self.process.address, "/update_weights_from_disk", body)
+        told(self.process.address, "/continue_generation", {})
+
     def pause(self):
         told(self.process.address, "/pause_generation", {"mode": "retract"})
 
 
-class TestSglang(TakesWeights, RealEngineContract):
+class TestSglang(TakesWeights, RealAnswersProbes, RealEngineContract):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")

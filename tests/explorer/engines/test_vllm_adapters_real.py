@@ -10,8 +10,9 @@ import pytest
 from support import small_qwen
 from support.engine_process import python_of
 from support.hook_contract import HookContract, load
+from support.probe_contract import RealAnswersProbes
 from support.real_bed import CLOSE, LIMIT, asked, seed_of, told
-from support.targets import target_of
+from support.targets import label, target_of
 from support.vllm_process import VllmRealBed, vllm
 
 from explorer_hooks.hook import HookOptions
@@ -33,7 +34,10 @@ class AdapterRealBed(VllmRealBed):
         "reopen": "an adapter that is loaded is whole, whether it was committed or not",
         "pause": "nothing is ever paused for an adapter",
         "shards": "an adapter is one file",
+        "cache": "each version has its own name, and the cache keeps names apart",
+        "label without load": "nothing makes real vLLM list an adapter that it has not",
     }
+    dtype = None
 
     def __enter__(self):
         for name in self.listed():
@@ -58,10 +62,13 @@ class AdapterRealBed(VllmRealBed):
         label = self.open().current_version().label
         return label == (target and target.label) and self.is_far(target) < CLOSE
 
+    def model(self, target):
+        if target is None:
+            return small_qwen.model_of(0)
+        return small_qwen.model_with_adapter(seed_of(target.version.pair))
+
     def is_far(self, target):
-        model = small_qwen.model_of(0)
-        if target is not None:
-            model = small_qwen.model_with_adapter(seed_of(target.version.pair))
+        model = self.model(target)
         name = "policy" if target is None else f"policy-{target.label}"
         prompt = list(range(10, 110))
         choice = self.completed(prompt, 8, model=name, logprobs=1, return_token_ids=True)
@@ -90,7 +97,7 @@ def bed(engine, tmp_path):
         yield bed
 
 
-class TestContract(HookContract):
+class TestContract(RealAnswersProbes, HookContract):
     bed_type = AdapterRealBed
 
     @pytest.fixture
@@ -101,6 +108,11 @@ class TestContract(HookContract):
             yield bed
 
 
+def name(step):
+    """Return the name of the adapter of a step."""
+    return f"policy-{label(step)}"
+
+
 def test_each_adapter_name_answers_with_its_own_weights(bed, record_line):
     hook, targets, took = bed.open(), [bed.target((1, step)) for step in range(1, 9)], []
     for target in targets:
@@ -108,7 +120,7 @@ def test_each_adapter_name_answers_with_its_own_weights(bed, record_line):
         load(hook, target)
         took.append(time.monotonic() - before)
         assert bed.is_far(target) < CLOSE
-    assert bed.listed() == ["policy", "policy-1.6", "policy-1.7", "policy-1.8"]
+    assert bed.listed() == ["policy", name(6), name(7), name(8)]
     assert max(bed.is_far(target) for target in [None, *targets[-3:]]) < CLOSE
     record_line(f"vLLM adapters: ms of a load: {', '.join(f'{1e3 * one:.0f}' for one in took)}")
 
@@ -128,27 +140,27 @@ def streaming(bed, name, count):
 def test_an_adapter_in_use_stays_loaded_until_its_request_ends(bed):
     hook = bed.open()
     load(hook, bed.target((1, 1)))
-    thread, answered = streaming(bed, "policy-1.1", 450)
-    assert in_use(hook._server) == {"policy-1.1"}
+    thread, answered = streaming(bed, name(1), 450)
+    assert in_use(hook._server) == {name(1)}
     for step in range(2, 6):
         load(hook, bed.target((1, step)))
         if thread.is_alive():
-            assert "policy-1.1" in bed.listed()
+            assert name(1) in bed.listed()
     assert bed.is_far(bed.target((1, 5))) < CLOSE
     thread.join(LIMIT)
     assert answered == [450]
-    bed.completed([1, 2, 3], 2, model="policy-1.5")
+    bed.completed([1, 2, 3], 2, model=name(5))
     load(hook, bed.target((1, 6)))
-    assert bed.listed() == ["policy", "policy-1.4", "policy-1.5", "policy-1.6"]
+    assert bed.listed() == ["policy", name(4), name(5), name(6)]
 
 
 def test_a_request_finishes_on_an_adapter_that_was_rolled_back(bed):
     hook, good = bed.open(), bed.target((1, 1))
     load(hook, good)
     load(hook, bed.target((1, 2)))
-    thread, answered = streaming(bed, "policy-1.2", 300)
+    thread, answered = streaming(bed, name(2), 300)
     hook.abort(good)
-    assert bed.listed() == ["policy", "policy-1.1"]
+    assert bed.listed() == ["policy", name(1)]
     thread.join(LIMIT)
     assert answered == [300]
 

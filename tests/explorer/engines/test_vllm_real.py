@@ -1,14 +1,17 @@
 """Real vLLM on the CPU: what it answers after each load is compared with transformers, never with a status code."""
 
 import pytest
-from support import small_qwen
+from support import probe_contract, small_qwen
 from support.engine_process import python_of
+from support.hook_contract import load
+from support.probe_contract import ROWS, RealAnswersProbes, difference
 from support.real_bed import told
 from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
 from support.targets import target_of
 from support.vllm_process import VllmRealBed, plugged, vllm
 
-from explorer_hooks.hook import Running
+from explorer_hooks.hook import HookOptions, Running
+from explorer_hooks.hooks.vllm import VllmHook
 from syncd.errors import EngineDeadError, LoadFailedError
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
@@ -30,7 +33,7 @@ class Bed(VllmRealBed):
         assert hook.current_version() == Running(job.label(1), paused=True)
 
 
-class TestVllm(TakesWeights, RealEngineContract):
+class TestVllm(TakesWeights, RealAnswersProbes, RealEngineContract):
     """It has the back end of this package throughout, so that files are seen to come as ever beside it."""
 
     bed_type = Bed
@@ -54,3 +57,29 @@ class TestVllm(TakesWeights, RealEngineContract):
         assert not bed.runs(target)
         told(bed.process.address, "/reset_prefix_cache", {})
         assert bed.runs(target)
+
+
+class TestTied:
+    """A model whose head is its embedding: vLLM 0.32.0 on a CPU keeps the head that it was started with."""
+
+    @pytest.mark.fault("a reload leaves the head of the model as it was")
+    def test_the_head_that_a_reload_of_a_tied_model_leaves_shows(self, tmp_path, record_line):
+        start = small_qwen.write_model(str(tmp_path / "start"), tied=True)
+        engine = vllm(PYTHON, start, tmp_path / "log")
+        engine.start()
+        try:
+            hook = VllmHook.from_options(HookOptions(engine.address))
+            before = difference(hook.probe(None, ROWS), small_qwen.model_of(0, tied=True))
+            model = small_qwen.model_of(1, tied=True)
+            model.save_pretrained(tmp_path / "1")
+            target = target_of(tmp_path / "1", (1, 1))
+            load(hook, target)
+            answer = hook.probe(target, ROWS)
+            assert hook.current_version() == Running(target.label)
+        finally:
+            engine.kill()
+        after = difference(answer, model)
+        record_line(f"vLLM, tied: mean and worst {before} before, {after} after the load")
+        assert before[1] < probe_contract.CLOSE
+        assert after[0] > probe_contract.FAR
+        assert answer.cached == pytest.approx(answer.fresh, abs=probe_contract.CLOSE)
