@@ -232,12 +232,10 @@ class Rank0:
         """Return whether an explorer asks for weights; if there are no newer ones, tell it so."""
         if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
             return False
-        if now.synced == now.step and self._announced() >= now.synced:
+        job = self.sync.job
+        if now.synced == now.step and (read_marker(job.disk, job.marker).step or 0) >= now.synced:
             self.sync.answer_nothing_new()
         return True
-
-    def _announced(self) -> int:
-        return read_marker(self.sync.job.disk, self.sync.job.marker).step or 0
 
 
 def _bug(error: Exception) -> SyncdError:

@@ -57,12 +57,7 @@ def roll_back_explorers(sync: Client, step: int, base: str) -> None:
     structlog.get_logger().info("marker_rewound", marker=marker, step=step)
     sealed = MANIFEST in {entry.name for entry in list_if_there(job.disk, job.step(step))}
     sync.publish(None if sealed else base, step, rewind=True)
-    sync.wait_for(lambda: _is_published(sync, step), _BACK)
-
-
-def _is_published(sync: Client, step: int) -> bool:
-    version = sync.latest_version()
-    return version is not None and version.step == step
+    sync.wait_for(lambda: (version := sync.latest_version()) is not None and version.step == step, _BACK)
 
 
 def _tracked(job: Job) -> int | None:

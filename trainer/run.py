@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch.distributed as dist
 
@@ -12,7 +12,6 @@ from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
 from syncd.transports.ranks import RankGroup, Ranks, is_agreed, rank0_or_error
-from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, TrainEngineWrapper, make_engine
 from trainer.launch.daemon import DaemonProcess, start_daemon
@@ -97,13 +96,12 @@ def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
     config, ranks = joined.config, joined.ranks
     job = Job.at(config.job.dir, config.job.state_dir or None)
     is_finished = False
-    with ExitStack() as opened:
-        lock = rank0_or_error(ranks, _acquire, job, opened)
+    with rank0_or_error(ranks, TrainerLock.acquire, job) or nullcontext() as lock:
         daemon = rank0_or_error(ranks, start_daemon, config)
         try:
-            with ExitStack() as inner:
+            with ExitStack() as opened:
                 state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
-                rank0 = rank0_or_error(ranks, _open_rank0, config, job, lock, daemon, state, inner)
+                rank0 = rank0_or_error(ranks, _open_rank0, config, lock, daemon, state.step, opened)
                 sync = rank0.sync if rank0 else None
                 fence = ranks.broadcast(sync.fence if sync else "")
                 context = EngineContext(config, job, ranks, joined.device, sync, fence)
@@ -115,31 +113,21 @@ def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
                 daemon.close(tidy=is_finished)
 
 
-def _acquire(job: Job, opened: ExitStack) -> TrainerLock:
-    return opened.enter_context(TrainerLock.acquire(job))
-
-
 def _open_rank0(
-    config: JobConfig,
-    job: Job,
-    lock: TrainerLock | None,
-    daemon: DaemonProcess | None,
-    state: TrainerState,
-    opened: ExitStack,
+    config: JobConfig, lock: TrainerLock | None, daemon: DaemonProcess | None, step: int, opened: ExitStack
 ) -> Rank0:
     """Join the job, and open what only rank 0 has; `opened` closes all of it."""
     assert lock is not None
-    state_dir = config.job.state_dir or None
     sync = Client.open(
-        job.root,
+        config.job.dir,
         "trainer",
         config.trainer.name,
-        state_dir=state_dir,
+        state_dir=config.job.state_dir or None,
         timeout=config.sync.timeout,
         fence=lock.fence,
     )
     opened.enter_context(sync)
-    screen = Screen(config, state.step)
+    screen = Screen(config, step)
     opened.callback(screen.close)
     checks = [lock.check] if daemon is None else [lock.check, daemon.check]
-    return Rank0(config, sync, make_strategy(config, job), screen, checks=checks)
+    return Rank0(config, sync, make_strategy(config, sync.job), screen, checks=checks)

@@ -50,20 +50,17 @@ def _spread(
     Where each row is a mean over its own tokens, that of a segment counts by its share of the rollout's tokens.
     """
     counts = [int(mask.sum()) for mask in masks]
+    # verl's sapo knows no other mode.
+    takes_means = algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
     whole, taken = _over_rollouts(batch, counts), [0] * len(found)
     spread = []
     for rollout, count, mask, weight in zip(batch.rollouts, counts, masks, batch.weights, strict=True):
         values = found[rollout, taken[rollout] : taken[rollout] + count].float() * weight
         taken[rollout] += count
-        if _takes_means(algorithm) and count < whole[rollout]:
+        if takes_means and count < whole[rollout]:
             values = values * (count / whole[rollout])
         spread.append(torch.zeros(len(mask)).masked_scatter(mask, values))
     return spread
-
-
-def _takes_means(algorithm: AlgorithmSection) -> bool:
-    # verl's sapo knows no other mode.
-    return algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
 
 
 def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _KINDS = ("model", "optim", "extra_state")
 _NAME = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")
-_EXPORT = "trainer export"
 
 
 def save_state(model: "Model", directory: str, ranks: Ranks) -> None:
@@ -67,7 +66,7 @@ def _problem(directory: str, ranks: Ranks) -> SyncdError | None:
     """Return what is wrong with this rank's files. Their data is mapped, not read."""
     written = _ranks_of(directory)
     if written not in (None, ranks.world_size):
-        hint = f"start {written} ranks, or `{_EXPORT}` the step and start a new job from that model"
+        hint = f"start {written} ranks, or `trainer export` the step and start a new job from that model"
         message = f"the training state was written by {written} ranks, and this run has {ranks.world_size}"
         return ConfigError(message, path=directory, hint=hint)
     for kind in _KINDS:
