@@ -1,7 +1,7 @@
-"""A hundred faults of an engine and of the files, each with the check that must find it, and good loads without alarm.
+"""A hundred faults of engine and files, each with the check that must find it, and good loads without alarm.
 
-The engine is a transformers model in this process, loaded by its real hook and followed by a real follower. `make test`
-takes a slice; `make test-proof` takes them all.
+The engine is a transformers model in this process, loaded by its real hook and followed by a real follower. `make
+test` takes a slice; `make test-proof` takes them all.
 """
 
 import os
@@ -34,8 +34,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 CHECKS = {
     "proof": "answers as other weights|does not answer the probe",
-    "content": "does not match its digest|digest",
-    "fit": "does not fit|missing|lacks",
+    "content": "differs from its digest|does not match its digest",
+    "fit": "does not fit|missing",
     "size": "bytes",
 }
 """What the reason says if a check has found a fault."""
@@ -151,10 +151,10 @@ class Bed:
         shard = writer.write(SHARD, save(state), tensors=len(state))
         writer.receipt(1, [shard], probe=self.probe(step))
         writer.seal()
-        if file is not None:
-            file(f"{self.scene.job.step(step)}/{SHARD}", draw)
         writer.announce()
         self.scene.tick()
+        if file is not None:  # storage damages what was published
+            file(f"{self.scene.job.step(step)}/{SHARD}", draw)
 
     def report(self):
         return engine_report_of(self.scene.presence().info)
