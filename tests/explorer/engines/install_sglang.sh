@@ -9,5 +9,5 @@ $pip install --quiet -r "$here/sglang.txt"
 $pip install --quiet --no-deps sglang==0.5.23 torchvision==0.28.0
 # What SGLang imports and a CPU has not: see the file itself.
 site=$("$2/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-cp "$here/sglang_on_cpu.py" "$site/sglang_on_cpu.py"
+cp "$here/../../support/sglang_on_cpu.py" "$site/sglang_on_cpu.py"
 echo 'import sglang_on_cpu' > "$site/sglang_on_cpu.pth"
