@@ -78,6 +78,8 @@ def _leftovers(
     }
     fulls = sorted(step for step, node in steps.items() if FULL_CHECKPOINT in node.children)
     kept = {version["step"], (version["previous"] or version)["step"], *pinned}
+    kept |= {version["last_good"]["step"]} if version["last_good"] else set()
+    quarantined = {tuple(item[:2]) for item in version["quarantine"]}
     kept |= {record.announced[0]} if record.announced else set()
     kept |= set(fulls[-config.keep_full :] if config.keep_full else fulls) | _tracked(tree)
     sync = []
@@ -90,7 +92,7 @@ def _leftovers(
             if step not in kept:
                 yield f"step {step} is abandoned"
         elif FULL_CHECKPOINT not in node.children and step <= version["step"] and step not in misjudged:
-            sync.append(step)
+            sync += [step] if (step, manifest["digest"]) not in quarantined else []
     for step in sync[: -config.keep_last]:
         if step not in kept and not (config.keep_every and step % config.keep_every == 0):
             yield f"step {step} is superseded"
