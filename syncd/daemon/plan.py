@@ -89,7 +89,7 @@ def plan(snapshot: Snapshot, policy: DaemonConfig) -> Plan:
         choice = _next_choice(snapshot, policy)
     version = _version(choice, snapshot) if choice else snapshot.version
     if version and (choice or not _is_short(snapshot)):
-        version = judged(snapshot, version)
+        version = judged(snapshot, version, reports=choice is None)
     after = replace(snapshot, version=version)
     decisions = decide(after, policy)
     return Plan(

@@ -20,7 +20,7 @@ AT_LEAST = 2
 """Engines that must have given a step up."""
 
 MOST = 64
-"""Entries that the version file holds, the newest ones."""
+"""Entries that the version file holds: those of steps that still exist first, then the newest steps."""
 
 _LONGEST = 200
 """Characters of a reason in the version file."""
@@ -59,16 +59,18 @@ class _Engine(NamedTuple):
         return is_there or is_trying or presence.loading == pair or pair[1] in presence.leases
 
 
-def judged(snapshot: Snapshot, version: Version) -> Version:
+def judged(snapshot: Snapshot, version: Version, *, reports: bool) -> Version:
     """Return a version with what is in quarantine now, and with the last good version.
 
     Args:
         snapshot: What a scan found.
         version: What is published, or about to be.
+        reports: Whether to read what engines report. With thousands of them that takes too long before a publish.
     """
-    quarantine = quarantined(replace(snapshot, version=version))
+    engines = _engines(snapshot) if reports else []
+    quarantine = _quarantined(replace(snapshot, version=version), engines)
     now = replace(snapshot, version=replace(version, quarantine=quarantine))
-    return replace(version, quarantine=quarantine, last_good=_last_good(now))
+    return replace(version, quarantine=quarantine, last_good=_last_good(now, engines))
 
 
 def released(snapshot: Snapshot, version: Version, step: Step) -> Version:
@@ -79,20 +81,22 @@ def released(snapshot: Snapshot, version: Version, step: Step) -> Version:
         version: The version of the step.
         step: The step.
     """
-    found = quarantined(snapshot)
+    found = _quarantined(snapshot, _engines(snapshot))
     if _key(step) not in map(_key, found):
         return version
     left = tuple(one for one in found if _key(one) != _key(step))
     return replace(version, quarantine=left, released=(*version.released, _key(step))[-MOST:])
 
 
-def quarantined(snapshot: Snapshot) -> tuple[Quarantined, ...]:
+def _quarantined(snapshot: Snapshot, engines: list[_Engine]) -> tuple[Quarantined, ...]:
     """Return the steps that are put aside: those of before, unless they were written again, and new ones."""
     before = snapshot.version.quarantine if snapshot.version else ()
     found = {_key(one): one for one in before if not _is_written_again(one, snapshot)}
-    for one in (*_damaged(snapshot), *_given_up(snapshot)):
+    for one in (*_damaged(snapshot), *_given_up(snapshot, engines)):
         found.setdefault(_key(one), one._replace(reason=one.reason[:_LONGEST]))
-    return tuple(found.values())[-MOST:]
+    # The same entries each time, whatever was added last: else each scan would write the file again.
+    kept = sorted(found.values(), key=lambda one: (one.step in snapshot.steps, one.step))[-MOST:]
+    return tuple(sorted(kept))
 
 
 def _is_written_again(one: Quarantined, snapshot: Snapshot) -> bool:
@@ -106,9 +110,9 @@ def _damaged(snapshot: Snapshot) -> Iterator[Quarantined]:
             yield Quarantined(step.step, step.digest, f"damaged: {step.problem}")
 
 
-def _given_up(snapshot: Snapshot) -> Iterator[Quarantined]:
+def _given_up(snapshot: Snapshot, engines: list[_Engine]) -> Iterator[Quarantined]:
     """Yield the steps that all living engines that tried them, and at least two, have given up."""
-    version, engines = snapshot.version, _engines(snapshot)
+    version = snapshot.version
     if version is None:
         return
     named = {_key(one) for engine in engines if engine.report for one in engine.report.given_up}
@@ -134,9 +138,9 @@ def _engines(snapshot: Snapshot) -> list[_Engine]:
     ]
 
 
-def _last_good(snapshot: Snapshot) -> GoodVersion | None:
+def _last_good(snapshot: Snapshot, engines: list[_Engine]) -> GoodVersion | None:
     """Return the newest version that an engine has shown to run; where none can prove anything, that it names."""
-    engines, before = _engines(snapshot), snapshot.version.last_good if snapshot.version else None
+    before = snapshot.version.last_good if snapshot.version else None
     # An engine that has proofs and says `loaded` has met a version without a probe: nobody can prove that one.
     can_prove = any(one and one.proof and one.state is not EngineState.LOADED for _, one in engines)
     shown = (engine.shown(snapshot.version, can_prove=can_prove) for engine in engines)

@@ -82,7 +82,7 @@ class Version:
         request: The last request that was carried out, so that none is carried out twice.
         carried_out: Requests carried out before that one whose files could not be removed.
         abandoned: Steps of earlier generations that are no longer newest, `(step, digest)`.
-        quarantine: The steps that were put aside, newest entry last.
+        quarantine: The steps that were put aside.
         released: Steps that a person has taken out of quarantine, `(step, digest)`.
         last_good: The newest published version that an engine has shown to run.
         term: The fencing token of the daemon that wrote the file.

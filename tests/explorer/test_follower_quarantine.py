@@ -1,13 +1,23 @@
 """Quarantine with a real daemon, real followers and engines that refuse a step."""
 
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from support.fake_hook import FakeEngine, FakeHook
+from support.fake_hook import FakeEngine, FakeHook, logprobs_of
 from support.followers import Scene
+from support.jobs import write_step
 
+from syncd.cli.wait import parse_newer_than, wait_for
+from syncd.client.client import Client
+from syncd.errors import TimedOutError
+from syncd.protocol.engine_state import EngineState, engine_report_of
+from syncd.protocol.probe import Probe
 from syncd.protocol.request import Request, write_request
-from syncd.protocol.version import read_version
+from syncd.protocol.version import Quarantined, encode_version, read_version
+
+TOKENS = ((5, 6, 7), (8, 9))
 
 
 @pytest.fixture
@@ -21,11 +31,12 @@ def scene(tmp_path):
 class Fleet:
     """Several followers of one job, each with its engine."""
 
-    def __init__(self, scene, count):
+    def __init__(self, scene, count, probes="", **options):
         self.scene = scene
         self.engines = [FakeEngine() for _ in range(count)]
         self.followers = [
-            scene.follow(f"e{number}", FakeHook(engine)) for number, engine in enumerate(self.engines)
+            scene.follow(f"e{number}", FakeHook(engine, probes=probes), **options)
+            for number, engine in enumerate(self.engines)
         ]
 
     def refuse_next(self, *numbers):
@@ -37,6 +48,17 @@ class Fleet:
         kinds = [follower.turn(timeout=1).kind for follower in self.followers]
         self.scene.tick()
         return kinds
+
+
+def write_proven(scene, step, answers=None):
+    """Publish a step with the probe that its weights answer, or that other weights do."""
+
+    def probe(content):
+        answer = logprobs_of(answers or hashlib.sha256(content).hexdigest(), TOKENS)
+        return Probe(TOKENS, answer, "float32", "float32")
+
+    write_step(scene.job, step, probe=probe)
+    scene.tick()
 
 
 def quarantine(scene):
@@ -120,3 +142,65 @@ def test_who_names_a_quarantined_step_gets_it(scene):
     assert scene.follow("exact", FakeHook(FakeEngine()), policy="exact=2").turn(timeout=1).pair == (1, 2)
     every = scene.follow("every", FakeHook(FakeEngine()), policy="every")
     assert [every.turn(timeout=1).pair, every.turn(timeout=0.1).kind] == [(1, 1), "nothing"]
+
+
+def test_a_step_that_no_engine_can_prove_is_put_aside(scene):
+    """The probe of step 2 is not of its weights: each engine loads it, fails to prove it, and goes back to step 1."""
+    fleet = Fleet(scene, 2, probes="serving", retries=0)
+    write_proven(scene, 1)
+    assert fleet.turns() == ["applied", "applied"]
+    assert read_version(scene.job).last_good.pair == (1, 1)
+    write_proven(scene, 2, answers="other weights")
+    assert fleet.turns() == ["failed", "failed"]
+    assert (quarantine(scene), read_version(scene.job).last_good.pair) == ([2], (1, 1))
+    fresh = scene.follow("fresh", FakeHook(FakeEngine(), probes="serving"))
+    assert fresh.turn(timeout=1).pair == (1, 1)
+    assert engine_report_of(scene.presence("fresh").info).state is EngineState.PROVEN
+
+
+def test_an_engine_that_may_try_again_is_waited_for(scene):
+    fleet = Fleet(scene, 3, retries=1, backoff=60.0)
+    scene.publish(1)
+    fleet.turns()
+    scene.publish(2)
+    fleet.refuse_next(0, 1)
+    fleet.engines[2].fails["load"] = 1
+    assert [follower.turn(timeout=0.2).kind for follower in fleet.followers] == [
+        "refused",
+        "refused",
+        "failed",
+    ]
+    for _ in range(3):
+        scene.tick()
+    assert quarantine(scene) == []
+
+
+def test_a_change_of_the_quarantine_is_no_new_version_for_who_waits(scene):
+    fleet = Fleet(scene, 2)
+    scene.publish(1)
+    fleet.turns()
+    scene.publish(2)
+    fleet.refuse_next(0, 1)
+    [follower.turn(timeout=1) for follower in fleet.followers]
+    with Client.open(scene.root, "observer", poll=0.005) as client:
+        assert client.wait_for_version(1) == 2
+        before = read_version(scene.job)
+        waiting = ThreadPoolExecutor(1).submit(client.wait_for_version, 2, timeout=0.5)
+        scene.tick()
+        assert read_version(scene.job) != before
+        with pytest.raises(TimedOutError):
+            waiting.result()
+    with pytest.raises(TimedOutError):
+        wait_for(scene.job, parse_newer_than("1.2"), 0.1)
+
+
+def test_a_version_file_that_somebody_else_has_written_is_not_replaced(scene):
+    scene.publish(1)
+    version = read_version(scene.job)
+    other = replace(version, carried_out=("r1",))
+    scene.job.disk.replace(scene.job.version, encode_version(other))
+    judged = replace(version, quarantine=(Quarantined(1, version.digest, "damaged"),))
+    assert scene.daemon.leader.amend(version, judged) is None
+    assert read_version(scene.job) == other
+    amended = scene.daemon.leader.amend(other, judged)
+    assert (amended, read_version(scene.job)) == (judged, judged)

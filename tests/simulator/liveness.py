@@ -21,7 +21,7 @@ def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
         return ["nothing is published"]
     steps = step_directories(world.tree)
     return [
-        *_newest(world.tree, record, version),
+        *_newest(world, record, version),
         *_followers(world, version),
         *_trash(world.tree),
         *_terms(world.tree),
@@ -32,8 +32,11 @@ def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
     ]
 
 
-def _newest(tree: Tree, record: Record, version: dict[str, Any]) -> Iterator[str]:
-    manifest = read_json(tree, f"{JOB}/global_step_{version['step']}/{MANIFEST}")
+def _newest(world: World, record: Record, version: dict[str, Any]) -> Iterator[str]:
+    announced = record.announced[0] if record.announced else None
+    if announced in world.misjudged and announced in {item[0] for item in version["quarantine"]}:
+        return  # a daemon has read it wrongly twice: nobody publishes it unasked
+    manifest = read_json(world.tree, f"{JOB}/global_step_{version['step']}/{MANIFEST}")
     published = (version["step"], manifest["attempt"] if manifest else "")
     # After a rollback a person holds explorers where they are until the marker changes.
     if record.announced != published and version["held_marker"] != str((record.announced or ("",))[0]):

@@ -153,11 +153,25 @@ def test_a_rollback_takes_a_step_out_of_quarantine_and_engines_cannot_put_it_bac
     assert put_aside(replace(asked, version=looked.version)) == []
 
 
-def test_the_newest_entries_are_kept():
+def test_a_bounded_number_of_entries_is_kept_those_of_steps_that_exist_first():
     before = tuple(Quarantined(step, digest(step), "damaged") for step in range(10, 10 + MOST))
     looked = job(*[engine((1, 4), gave_up=[5])] * 2)
-    found = after(replace(looked, version=replace(looked.version, quarantine=before)))
-    assert [one.step for one in found.quarantine] == [*range(11, 10 + MOST), 5]
+    found = replace(
+        looked, version=after(replace(looked, version=replace(looked.version, quarantine=before)))
+    )
+    assert put_aside(found) == [5, *range(11, 10 + MOST)]
+    assert plan(found, POLICY).amend is None
+
+
+def test_more_damaged_steps_than_entries_do_not_change_the_file_each_time():
+    steps = [
+        replace(complete(step), state=StepState.DAMAGED, problem="it differs", rejected=True)
+        for step in range(10, 20 + MOST)
+    ]
+    looked = snapshot(complete(4), *steps, marker=4, version=published(complete(4)))
+    found = replace(looked, version=after(looked))
+    assert put_aside(found) == [*range(20, 20 + MOST)]
+    assert plan(found, POLICY).amend is None
 
 
 def test_nothing_is_amended_while_there_is_no_room():
