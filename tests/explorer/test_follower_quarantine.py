@@ -9,7 +9,7 @@ from support.fake_hook import FakeEngine, FakeHook, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
-from syncd.cli.wait import parse_newer_than, wait_for
+from syncd.cli.wait import NewerThan, wait_for
 from syncd.client.client import Client
 from syncd.errors import TimedOutError
 from syncd.protocol.engine_state import EngineState, engine_report_of
@@ -191,7 +191,7 @@ def test_a_change_of_the_quarantine_is_no_new_version_for_who_waits(scene):
         with pytest.raises(TimedOutError):
             waiting.result()
     with pytest.raises(TimedOutError):
-        wait_for(scene.job, parse_newer_than("1.2"), 0.1)
+        wait_for(scene.job, NewerThan(1, 2), 0.1)
 
 
 def test_a_version_file_that_somebody_else_has_written_is_not_replaced(scene):
