@@ -328,6 +328,8 @@ class Follower(Closing):
             retries=bool(failed.paused),
             can_restore=self._engine.wrong is None
             and (self._engine.good is not None or self._engine.is_suspect),
+            quarantined=self._versions.quarantined,
+            last_good=self._versions.last_good,
         )
         return replace(now, steps=self._versions.older_steps()) if needs_steps(self._policy, now) else now
 

@@ -143,6 +143,8 @@ class FollowSnapshot:
         applied: The pair that the engine has confirmed.
         retries: Whether a pair is retried later.
         can_restore: Whether the engine can be restored to what it ran.
+        quarantined: The steps that the daemon has put aside.
+        last_good: The newest version that an engine has shown to run, by the version file.
     """
 
     newest: Pair | None
@@ -153,6 +155,8 @@ class FollowSnapshot:
     applied: Pair | None = None
     retries: bool = False
     can_restore: bool = False
+    quarantined: frozenset[int] = frozenset()
+    last_good: Pair | None = None
 
 
 FollowDecision = Pair | Literal["restore", "end", "missing", "wait"]
@@ -202,18 +206,26 @@ def has_passed(policy: FollowPolicy, now: FollowSnapshot) -> bool:
 def _candidates(policy: FollowPolicy, now: FollowSnapshot, newest: Pair) -> Iterable[Pair]:
     if policy.which == "every":
         return _in_order(now, newest)
-    if policy.which == "exact":
+    if policy.which == "exact":  # who names a step gets it, even if it was put aside
         there = newest[1] == policy.step or policy.step in now.steps
         return [(newest[0], policy.step)] if there else []
-    return [newest] if policy.which == "newest" or newest[1] >= policy.step else []
+    wanted = _last_good(now) if newest[1] in now.quarantined else [newest]
+    return [pair for pair in wanted if policy.which == "newest" or pair[1] >= policy.step]
+
+
+def _last_good(now: FollowSnapshot) -> list[Pair]:
+    """Return the last good version in place of a quarantined one, unless the engine runs a later one."""
+    good = now.last_good
+    is_lost = now.again and not now.can_restore
+    return [good] if good and (now.position is None or now.position <= good or is_lost) else []
 
 
 def _in_order(now: FollowSnapshot, newest: Pair) -> list[Pair]:
     # Nothing records the first step of a generation: start a new generation with its newest step.
     if now.position is not None and now.position[0] != newest[0]:
-        return [newest]
+        return [newest] if newest[1] not in now.quarantined else _last_good(now)
     after = now.position[1] if now.position else -1
-    steps = sorted({*now.steps, newest[1]})
+    steps = sorted({*now.steps, newest[1]} - now.quarantined)
     return [(newest[0], step) for step in steps if after < step <= newest[1] or (now.again and step == after)]
 
 

@@ -59,6 +59,22 @@ class KnownVersions:
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
             self.newest = found
 
+    @property
+    def last_good(self) -> Pair | None:
+        """Return the newest version that an engine has shown to run, None if none has."""
+        good = self.newest.last_good if self.newest else None
+        return good.pair if good else None
+
+    @property
+    def quarantined(self) -> frozenset[int]:
+        """Return the steps that the daemon has put aside."""
+        newest = self.newest
+        if newest is None:
+            return frozenset()
+        is_put_aside = (newest.step, newest.digest) in newest.quarantined
+        older = {one.step for one in newest.quarantine} - {newest.step}
+        return frozenset(older | {newest.step} if is_put_aside else older)
+
     def add_label(self, label: str) -> None:
         """Remember that a label names weights of this job."""
         self._labels.add(label)
@@ -86,6 +102,9 @@ class KnownVersions:
             return None
         if pair == newest.pair:
             return engine_label(pair, newest.digest)
+        good = newest.last_good
+        if good is not None and pair == good.pair:
+            return engine_label(pair, good.digest)
         job = self._sync.job
         try:
             return engine_label(pair, read_manifest(job.disk, job.step(pair[1])).digest)
@@ -93,8 +112,12 @@ class KnownVersions:
             return None
 
     def to_lease(self, pair: Pair) -> Version | int:
-        """Return what is leased for a pair: the published version, or the step of an older one."""
-        return self.newest if self.newest is not None and self.newest.pair == pair else pair[1]
+        """Return what is leased for a pair: the published or the last good version, or the step of an older one."""
+        newest = self.newest
+        if newest is not None and newest.pair == pair:
+            return newest
+        good = newest.last_good if newest else None
+        return good.version() if good is not None and good.pair == pair else pair[1]
 
     def older_steps(self) -> tuple[int, ...]:
         """Return the steps below the published one that have a directory and were not abandoned."""

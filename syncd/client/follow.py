@@ -132,6 +132,9 @@ class VersionReader:
 
     def _keep(self, version: Version | None) -> Version | None:
         if version is not None:
+            good = version.last_good
+            if good is not None and (good.step not in self._known or good.step == version.step):
+                self._known.keep(good.step, good.version())
             self._known.keep(version.step, version)
         return version
 

@@ -131,6 +131,23 @@ class DaemonLeader:
         self.term.publish(self._job.version, encode_version(stamped))
         return stamped
 
+    def amend(self, before: Version, version: Version) -> Version | None:
+        """Replace the version file by one of the same pair and content; return what was written.
+
+        Args:
+            before: What the file held when it was read.
+            version: What it must hold.
+
+        Returns:
+            The version with its term, None if the file holds something else by now: the next scan reads it.
+        """
+        assert self.term is not None  # only a leader plans
+        if read_version_or_none(self._job) != before:
+            return None
+        stamped = replace(version, term=self.term.token)
+        self.term.publish(self._job.version, encode_version(stamped))
+        return stamped
+
     def beat(self) -> None:
         """Publish the heartbeat if one is due.
 

@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from syncd.config import DaemonConfig
+from syncd.daemon.quarantine import judged, released
 from syncd.daemon.report import LASTING, symptoms
-from syncd.daemon.retention import Decision, decide, is_abandoned, is_meant, lost_attempts, removable
+from syncd.daemon.retention import (
+    Decision,
+    decide,
+    is_abandoned,
+    is_meant,
+    is_quarantined,
+    lost_attempts,
+    removable,
+)
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
@@ -44,6 +53,7 @@ class Plan:
     Args:
         first: Removals that come before the publish, which lacks the room that they make.
         publish: The version to publish, None to publish nothing. Its date and term are for the leader to fill in.
+        amend: The published version with another quarantine or another last good version, None if both are the same.
         reason: Why it is published: first, newer, rewind, rewritten, rollback, behind.
         answers: Requests that are done or refused once the version is published.
         decisions: What happens to each step after that.
@@ -59,6 +69,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     problems: tuple[tuple[str, str], ...]
     due_in: float | None = None
+    amend: Version | None = None
     first: tuple[Decision, ...] = ()
     lost: tuple[Step, ...] = ()
 
@@ -76,28 +87,35 @@ def plan(snapshot: Snapshot, policy: DaemonConfig) -> Plan:
     choice, answers = _rollbacks(snapshot)
     if choice is None:
         choice = _next_choice(snapshot, policy)
-    version = _version(choice, snapshot) if choice else None
-    after = replace(snapshot, version=version) if version else snapshot
+    version = _version(choice, snapshot) if choice else snapshot.version
+    if version and (choice or not _is_short(snapshot)):
+        version = judged(snapshot, version, reports=choice is None)
+    after = replace(snapshot, version=version)
     decisions = decide(after, policy)
     return Plan(
-        publish=version,
+        publish=version if choice else None,
+        amend=version if not choice and version != snapshot.version else None,
         reason=choice.reason if choice else "",
         answers=(*answers, *_vacated(after, decisions)),
         decisions=decisions,
         problems=tuple(symptoms(snapshot)),
         due_in=min(_settling(after, policy), default=None),
-        first=_first(snapshot, decisions, policy) if version else (),
+        first=_first(snapshot, decisions, policy) if choice else (),
         lost=lost_attempts(after, policy),
     )
 
 
 def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: DaemonConfig) -> tuple[Decision, ...]:
     """Return what is removed before the publish, where there may be no room for it."""
-    is_short = snapshot.crowded or (snapshot.free is not None and snapshot.free < ROOM)
-    if not is_short:
+    if not _is_short(snapshot):
         return ()
     gone = {decision.step for decision in removable(after)}
     return tuple(decision for decision in removable(decide(snapshot, policy)) if decision.step in gone)
+
+
+def _is_short(snapshot: Snapshot) -> bool:
+    """Return whether there may be no room for a file."""
+    return snapshot.crowded or (snapshot.free is not None and snapshot.free < ROOM)
 
 
 def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: DaemonConfig) -> bool:
@@ -105,7 +123,7 @@ def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: DaemonCo
 
     Nothing has changed but the time, and none of the times that decide something has passed.
     """
-    if decided.publish is not None or decided.due_in is not None:
+    if decided.publish is not None or decided.amend is not None or decided.due_in is not None:
         return False
     limits = (policy.rewind_settle, LASTING, policy.partial_grace)
     is_past = [[looked.marker_stable_for >= limit for limit in limits] for looked in (before, now)]
@@ -161,6 +179,8 @@ def _eligible(snapshot: Snapshot, policy: DaemonConfig) -> Iterator[Step]:
     named = snapshot.hint
     for step in snapshot.steps.values():
         if step.state is not StepState.COMPLETE or _is_held(step, snapshot):
+            continue
+        if snapshot.version and step.step > snapshot.version.step and is_quarantined(step, snapshot):
             continue
         if is_abandoned(step, snapshot) and (step.step != named or _names_what_it_named(snapshot)):
             continue
@@ -254,7 +274,7 @@ def _rollback(snapshot: Snapshot, request: Request) -> tuple[_Choice | None, Ans
 def _version(choice: _Choice, snapshot: Snapshot) -> Version:
     step, before = choice.step, snapshot.version
     goes_back = choice.reason == "rollback"
-    return Version(
+    version = Version(
         generation=choice.generation,
         step=step.step,
         kind=step.kind,
@@ -268,7 +288,11 @@ def _version(choice: _Choice, snapshot: Snapshot) -> Version:
         request=choice.request.identity if choice.request else before.request if before else None,
         carried_out=_carried_out(snapshot),
         abandoned=_abandoned(choice, snapshot),
+        quarantine=before.quarantine if before else (),
+        released=before.released if before else (),
+        last_good=before.last_good if before else None,
     )
+    return released(snapshot, version, step) if goes_back else version
 
 
 def _carried_out(snapshot: Snapshot) -> tuple[str, ...]:

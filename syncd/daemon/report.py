@@ -16,7 +16,7 @@ from syncd.protocol.mount import MountState, MountTrouble
 from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER
+from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER, Version
 
 LASTING = 1.0
 """Seconds that a marker must be wrong before that is worth reporting."""
@@ -74,6 +74,13 @@ class EventReporter:
             else:
                 self.publish(event, "warning", detail=detail)
         self._problems = set(now)
+
+    def publish_quarantine(self, before: Version | None, after: Version | None) -> None:
+        """Publish each step that has just been put aside."""
+        known = before.quarantined if before else frozenset()
+        for one in after.quarantine if after else ():
+            if (one.step, one.digest) not in known:
+                self.publish(names.STEP_QUARANTINED, "error", **one._asdict())
 
     def publish_obstacle(self, obstacle: Obstacle) -> None:
         """Publish an entry that cannot be moved or removed."""

@@ -76,6 +76,11 @@ def is_abandoned(step: Step, snapshot: Snapshot) -> bool:
     return snapshot.version is not None and (step.step, step.digest) in snapshot.version.abandoned
 
 
+def is_quarantined(step: Step, snapshot: Snapshot) -> bool:
+    """Return whether the step was put aside with the content that it has."""
+    return snapshot.version is not None and (step.step, step.digest) in snapshot.version.quarantined
+
+
 def vacating(snapshot: Snapshot) -> frozenset[int]:
     """Return the steps that a trainer that has gone back below them wants to write again."""
     named = snapshot.hint
@@ -123,6 +128,7 @@ def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
         yield step.full and step.step in full, "full_checkpoint", _full_detail(policy)
         if step.step in going:
             return
+        yield _is_last_good(step, snapshot), "last_good", "the newest version that an engine has shown to run"
         is_previous, is_stale = step.step == previous, _is_stale(step, newest, policy)
         is_filling, is_damaged = step.state is StepState.FILLING, step.state is StepState.DAMAGED
         yield is_previous and (policy.keep_previous or not step.full), "previous_version", ""
@@ -138,6 +144,11 @@ def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
         return _keep(step.step, *found) if found else None
 
     return rule
+
+
+def _is_last_good(step: Step, snapshot: Snapshot) -> bool:
+    good = snapshot.version.last_good if snapshot.version else None
+    return good is not None and (good.step, good.digest) == (step.step, step.digest)
 
 
 def _reason(snapshot: Snapshot, step: int) -> str:
@@ -199,7 +210,9 @@ def _weak(
 
 
 def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:
-    newest = snapshot.version.step if snapshot.version else -1
+    newest, put_aside = -1, frozenset[tuple[int, str]]()
+    if snapshot.version is not None:
+        newest, put_aside = snapshot.version.step, snapshot.version.quarantined
     sync = [
         step.step
         for step in steps
@@ -207,6 +220,7 @@ def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:
         and not step.full
         and step.step <= newest
         and not is_abandoned(step, snapshot)
+        and (step.step, step.digest) not in put_aside
     ]
     return set(sync[-max(keep, 1) :])
 
@@ -221,6 +235,12 @@ def _weak_decision(step: Step, last: set[int], snapshot: Snapshot, policy: Daemo
         return _keep(step.step, "keep_last", f"one of the newest {policy.keep_last} sync steps")
     if policy.keep_every and step.step % policy.keep_every == 0 and not step.full:
         return _keep(step.step, "keep_every", f"a multiple of {policy.keep_every}")
+    return _left_over(step, snapshot, policy)
+
+
+def _left_over(step: Step, snapshot: Snapshot, policy: DaemonConfig) -> Decision:
+    if is_quarantined(step, snapshot):
+        return _remove(step.step, "quarantined", "it was put aside")
     if step.full:
         return _remove(step.step, "keep_full", f"older than the newest {policy.keep_full}")
     return _remove(step.step, "superseded", f"older than the newest {policy.keep_last}")

@@ -276,7 +276,14 @@ class StepScanner:
 
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:
-    return replace(step, state=StepState.DAMAGED, problem=rejected.problem, unreadable=bool(rejected.unread))
+    is_unread = bool(rejected.unread)
+    return replace(
+        step,
+        state=StepState.DAMAGED,
+        problem=rejected.problem,
+        rejected=not is_unread,
+        unreadable=is_unread,
+    )
 
 
 def _is_settled(step: Step) -> bool:

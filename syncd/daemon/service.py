@@ -201,10 +201,13 @@ class Daemon:
         scanned, published = self.snapshot, None
         if self.plan.publish is not None:
             published = self._publish(self.plan.publish)
+        elif self.plan.amend is not None:
+            self._amend(self.plan.amend)
         reporter.publish_differences(before, scanned)
         if published is not None:
             self._report_published(published, scanned)
             self.leader.progress()
+        reporter.publish_quarantine(scanned.version, self.snapshot.version)
         reporter.publish_problems(self.plan.problems)
         for answer in self.plan.answers:
             removals.answer(answer)
@@ -268,6 +271,15 @@ class Daemon:
         self._scanner.floor = self.leader.floor = floor
         self.snapshot = replace(self.snapshot, version=published, floor=floor)
         return published
+
+    def _amend(self, version: Version) -> None:
+        before = self.snapshot.version
+        amended = self.leader.amend(before, version) if before else None
+        if amended is None:
+            # Somebody else has written the file: what was decided by the new content must not be removed.
+            self.plan = replace(self.plan, decisions=())
+            return
+        self.snapshot = replace(self.snapshot, version=amended)
 
     def _report_published(self, version: Version, scanned: Snapshot) -> None:
         reason = self.plan.reason

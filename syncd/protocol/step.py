@@ -42,6 +42,7 @@ class Step:
         shards: How many files of weights are there, and how many there must be; None where `present` and `expected`
             count them.
         problem: What is missing or wrong, for people to read.
+        rejected: Its content was read twice before a publish, and is not what its manifest says.
         unreadable: It, or a part of it, cannot be read now, so its real state is unknown.
         later: It was sealed by a later protocol than this code reads.
         announced_by: What tells that its writer is done: itself (a manifest, a ready file), the job's marker, or
@@ -64,6 +65,7 @@ class Step:
     parent: int | None = None
     shards: tuple[int, int] | None = None
     problem: str = ""
+    rejected: bool = False
     unreadable: bool = False
     later: bool = False
     announced_by: Literal["itself", "marker", "time"] = "itself"

@@ -12,7 +12,8 @@ one state to the next, so that each is logged once.
 import contextlib
 import hashlib
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk
@@ -28,6 +29,36 @@ MAX_GENERATION = 3 << 51
 
 BELIEVED_GENERATION = 1 << 52
 """The highest generation that is taken over from an explorer: generations counted up from it can still be read."""
+
+
+class Quarantined(NamedTuple):
+    """A step that is put aside: it stays readable, and nobody loads it unasked."""
+
+    step: int
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoodVersion:
+    """A published version that an engine has shown to run; the fields are those of `Version`."""
+
+    generation: int
+    step: int
+    kind: str
+    path: str
+    digest: str
+    layout: str = "syncd"
+    parent: int | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """Return (generation, step)."""
+        return self.generation, self.step
+
+    def version(self) -> "Version":
+        """Return it as a version that can be leased."""
+        return Version(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +82,10 @@ class Version:
         request: The last request that was carried out, so that none is carried out twice.
         carried_out: Requests carried out before that one whose files could not be removed.
         abandoned: Steps of earlier generations that are no longer newest, `(step, digest)`.
-        term: The fencing token of the daemon that published.
+        quarantine: The steps that were put aside.
+        released: Steps that a person has taken out of quarantine, `(step, digest)`.
+        last_good: The newest published version that an engine has shown to run.
+        term: The fencing token of the daemon that wrote the file.
     """
 
     generation: int
@@ -68,6 +102,9 @@ class Version:
     request: str | None = None
     carried_out: tuple[str, ...] = ()
     abandoned: tuple[tuple[int, str], ...] = field(default=())
+    quarantine: tuple[Quarantined, ...] = ()
+    released: tuple[tuple[int, str], ...] = ()
+    last_good: GoodVersion | None = None
     term: int = 0
 
     @property
@@ -75,11 +112,17 @@ class Version:
         """Return (generation, step)."""
         return self.generation, self.step
 
+    @property
+    def quarantined(self) -> frozenset[tuple[int, str]]:
+        """Return the steps in quarantine, `(step, digest)`."""
+        return frozenset((one.step, one.digest) for one in self.quarantine)
+
 
 def encode_version(version: Version) -> bytes:
     """Return the bytes of the version file."""
     # `asdict` would copy each value deeply, while explorers wait for the version.
     document = {field.name: getattr(version, field.name) for field in fields(version)}
+    document |= {"last_good": asdict(version.last_good) if version.last_good else None}
     return encode({**document, "previous": pair_document(version.previous)})
 
 
@@ -117,16 +160,30 @@ def read_version_or_none(job: Job) -> Version | None:
 
 def version_from(fields: Fields) -> Version:
     """Return the version of a decoded document, checked."""
-    if fields.text("kind") != "remote" and not is_relative_name(fields.text("path")):
-        raise fields.wrong("path", "a path inside the job")
+    _check_path(fields)
     return record_from(
         Version,
         fields,
         "published_at",
         generation=fields.integer("generation", most=MAX_GENERATION),
         previous=pair_from(fields.optional_record("previous")),
-        abandoned=_abandoned(fields),
+        abandoned=_step_lists(fields, "abandoned", int, str),
+        quarantine=tuple(Quarantined(*item) for item in _step_lists(fields, "quarantine", int, str, str)),
+        released=_step_lists(fields, "released", int, str),
+        last_good=_good_version(fields.optional_record("last_good")),
     )
+
+
+def _check_path(fields: Fields) -> None:
+    if fields.text("kind") != "remote" and not is_relative_name(fields.text("path")):
+        raise fields.wrong("path", "a path inside the job")
+
+
+def _good_version(fields: Fields | None) -> GoodVersion | None:
+    if fields is None:
+        return None
+    _check_path(fields)
+    return record_from(GoodVersion, fields, generation=fields.integer("generation", most=MAX_GENERATION))
 
 
 def pair_document(pair: Pair | None) -> dict[str, int] | None:
@@ -141,12 +198,13 @@ def pair_from(fields: Fields | None) -> Pair | None:
     return fields.integer("generation", most=MAX_GENERATION), fields.integer("step")
 
 
-def _abandoned(fields: Fields) -> tuple[tuple[int, str], ...]:
-    items = fields.items("abandoned")
+def _step_lists(fields: Fields, key: str, *types: type) -> tuple[Any, ...]:
+    """Return a list of short lists that begin with a step and a digest."""
+    items = fields.items(key)
     for item in items:
-        if type(item) is not list or [type(part) for part in item] != [int, str]:
-            raise fields.wrong("abandoned", "a list of step and digest")
-    return tuple((item[0], item[1]) for item in items)
+        if type(item) is not list or [type(part) for part in item] != [*types]:
+            raise fields.wrong(key, "a list of lists of step and digest")
+    return tuple(map(tuple, items))
 
 
 UNKNOWN_LABEL = "unknown"

@@ -55,6 +55,10 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     found = list(symptoms(view.snapshot))
     damaged = [step for step in _by_step(view.snapshot) if step.state is StepState.DAMAGED]
     found += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
+    put_aside = {step.step: _quarantined(view.snapshot, step) for step in _by_step(view.snapshot)}
+    found += [
+        ("quarantined_step", f"step {step}: {why}") for step, why in put_aside.items() if why is not None
+    ]
     found += list(view.problems.items())
     found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
     found += [("mount", trouble)] if (trouble := _mount_trouble(view.known)) else []
@@ -103,6 +107,8 @@ def _version(view: JobView) -> Document | None:
         "previous": pair_document(version.previous),
         "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
         "term": version.term,
+        "quarantine": [one._asdict() for one in version.quarantine],
+        "last_good": _picked(good, "generation step path digest") if (good := version.last_good) else None,
     }
 
 
@@ -220,8 +226,15 @@ def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
         "leases": list(snapshot.leases.get(step.step, ())),
         "pinned": step.step in snapshot.pins,
         "problem": step.problem,
+        "quarantined": _quarantined(snapshot, step),
         **_picked(decision, "keep rule detail"),
     }
+
+
+def _quarantined(snapshot: Snapshot, step: Step) -> str | None:
+    """Return why a step was put aside, None if it was not."""
+    entries = snapshot.version.quarantine if snapshot.version else ()
+    return next((one.reason for one in entries if (one.step, one.digest) == (step.step, step.digest)), None)
 
 
 def _published(snapshot: Snapshot, step: int) -> str | None:

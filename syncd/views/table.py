@@ -106,9 +106,14 @@ def steps(document: Document) -> RenderableType:
             " ".join(row["leases"]),
             Text("yes") if row["keep"] else Text("no", "red"),
             row["rule"],
-            _plain(row["detail"] or row["problem"]),
+            _why(row),
         )
     return table
+
+
+def _why(row: Document) -> str:
+    reason = row["detail"] or row["problem"]
+    return _plain(f"quarantined: {row['quarantined']}" if row["quarantined"] else reason)
 
 
 def size(count: int) -> str:
@@ -143,6 +148,9 @@ def _version(version: Document | None) -> Text:
     text.append(f"  {_plain(version['path'])}", "dim")
     if version["held"]:
         text.append("  held after a rollback", "yellow")
+    good = version["last_good"]
+    if version["quarantine"] and good:
+        text.append(f"  last good {_pair(good)}", "yellow")
     return text
 
 

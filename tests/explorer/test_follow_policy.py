@@ -73,6 +73,41 @@ def test_the_next_version_follows_from_policy_and_snapshot(policy, situation, ch
         assert needs_steps(policy, situation)
 
 
+GOOD = {"quarantined": frozenset({5}), "last_good": (1, 4)}
+"""Step 5 was put aside, and 4 is the last good version."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "situation", "chosen"),
+    [
+        (N, FollowSnapshot((1, 5), **GOOD), (1, 4)),
+        (N, FollowSnapshot((1, 5), (1, 3), **GOOD), (1, 4)),
+        (N, FollowSnapshot((1, 5), (1, 4), **GOOD), None),
+        (N, FollowSnapshot((1, 5), (1, 5), **GOOD), None),
+        (N, FollowSnapshot((1, 5), (1, 4), again=True, **GOOD), (1, 4)),
+        (N, FollowSnapshot((1, 5), (1, 5), again=True, can_restore=True, **GOOD), None),
+        (N, FollowSnapshot((1, 5), (1, 5), again=True, **GOOD), (1, 4)),
+        (N, FollowSnapshot((1, 5), skipped=frozenset({(1, 4)}), **GOOD), None),
+        (N, FollowSnapshot((1, 5), quarantined=frozenset({5})), None),
+        (N, FollowSnapshot((1, 6), **GOOD), (1, 6)),
+        (N, FollowSnapshot((2, 5), (1, 7), **GOOD), None),
+        (FollowPolicy("at-least", 4), FollowSnapshot((1, 5), **GOOD), (1, 4)),
+        (FollowPolicy("at-least", 5), FollowSnapshot((1, 5), **GOOD), None),
+        (FollowPolicy("exact", 5), FollowSnapshot((1, 5), **GOOD), (1, 5)),
+        (E, FollowSnapshot((1, 5), (1, 3), steps=(2, 4), **GOOD), (1, 4)),
+        (E, FollowSnapshot((1, 5), (1, 4), steps=(2, 4), **GOOD), None),
+        (E, FollowSnapshot((1, 6), (1, 4), steps=(2, 4, 5), **GOOD), (1, 6)),
+        (E, FollowSnapshot((2, 5), (1, 7), steps=(2, 4), **GOOD), None),
+    ],
+)
+def test_a_quarantined_version_is_not_loaded_and_nothing_is_rolled_back(policy, situation, chosen):
+    assert choose_version(policy, situation) == chosen
+
+
+def test_an_engine_that_lost_a_quarantined_version_is_restored():
+    assert decide(N, FollowSnapshot((1, 5), (1, 5), again=True, can_restore=True, **GOOD)) == "restore"
+
+
 def test_the_steps_are_listed_only_if_the_policy_needs_them():
     assert not needs_steps(N, FollowSnapshot((1, 3)))
     assert not needs_steps(E, FollowSnapshot((1, 3), (1, 3)))

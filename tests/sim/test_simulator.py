@@ -53,6 +53,7 @@ def test_schedules_cover_every_kind_of_fault():
         "rewinds",
         "vacated",
         "loads",
+        "amendments",
         "prunes",
         "zombies woken",
         "flipped bits",

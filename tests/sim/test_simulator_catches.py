@@ -90,6 +90,20 @@ def test_pruning_the_previous_version_is_caught(monkeypatch):
     assert_caught("I3 the previous version stays", first=7)
 
 
+def test_pruning_the_last_good_version_is_caught(monkeypatch):
+    monkeypatch.setattr(retention, "_is_last_good", lambda *_: False)
+    assert_caught("I3 the last good version stays", first=17)
+
+
+def test_an_amendment_that_names_another_version_is_caught(monkeypatch):
+    def amend(self, before, given):
+        return original(self, before, replace(given, digest="sha256:00"))
+
+    original = DaemonLeader.amend
+    monkeypatch.setattr(DaemonLeader, "amend", amend)
+    assert_caught("I10", first=1)
+
+
 def test_pruning_a_step_that_the_trainer_writes_again_is_caught(monkeypatch):
     """A request to vacate that also means what is written in the place of the step it was made for."""
     monkeypatch.setattr(retention, "is_meant", lambda request, snapshot: request.step in snapshot.steps)

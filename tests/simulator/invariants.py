@@ -25,6 +25,9 @@ _TRASH = f"{STATE}/trash/"
 _EXPLORERS = f"{STATE}/explorers"
 _TRAINERS = f"{STATE}/trainers"
 _REQUESTS = f"{STATE}/requests"
+_AMENDED = {"quarantine", "last_good", "term"}
+"""The fields that a daemon may change without a publish."""
+
 _FORGOTTEN = 86400.0
 """Seconds of silence after which an explorer's file may go."""
 
@@ -130,12 +133,26 @@ class Observer:
             self._fail("I6 only what may go is removed", "version.json")
             return
         version = json.loads(change.after.data)
+        if self._published and _pair(version) == _pair(self._published):
+            self._amended(process, version)
+            return
         self._world.counts["publishes"] += 1
         self._check_complete(process, version)
         self._check_order(process, version)
         self._check_term(process, version["term"], "publishes")
         self._published = version
         self._publisher, self._published_at, self._term = process.name, self._world.now, version["term"]
+
+    def _amended(self, process: Process, version: dict[str, Any]) -> None:
+        """I10: what is written between two publishes is still the same version."""
+        before = self._published
+        changed = {name for name in version if version[name] != before.get(name)}
+        self._world.counts["amendments"] += 1
+        if not changed or not changed <= _AMENDED:
+            self._fail("I10 an amended version is the same version", f"{process.name} changes {changed}")
+        self._check_term(process, version["term"], "amends")
+        self._published = version
+        self._term = version["term"]
 
     def _check_complete(self, process: Process, version: dict[str, Any]) -> None:
         """I1, I8: what is announced is whole, and not abandoned."""

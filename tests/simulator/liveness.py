@@ -21,7 +21,7 @@ def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
         return ["nothing is published"]
     steps = step_directories(world.tree)
     return [
-        *_newest(world.tree, record, version),
+        *_newest(world, record, version),
         *_followers(world, version),
         *_trash(world.tree),
         *_terms(world.tree),
@@ -32,8 +32,11 @@ def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
     ]
 
 
-def _newest(tree: Tree, record: Record, version: dict[str, Any]) -> Iterator[str]:
-    manifest = read_json(tree, f"{JOB}/global_step_{version['step']}/{MANIFEST}")
+def _newest(world: World, record: Record, version: dict[str, Any]) -> Iterator[str]:
+    announced = record.announced[0] if record.announced else None
+    if announced in world.misjudged and announced in {item[0] for item in version["quarantine"]}:
+        return  # a daemon has read it wrongly twice: nobody publishes it unasked
+    manifest = read_json(world.tree, f"{JOB}/global_step_{version['step']}/{MANIFEST}")
     published = (version["step"], manifest["attempt"] if manifest else "")
     # After a rollback a person holds explorers where they are until the marker changes.
     if record.announced != published and version["held_marker"] != str((record.announced or ("",))[0]):
@@ -78,6 +81,8 @@ def _leftovers(
     }
     fulls = sorted(step for step, node in steps.items() if FULL_CHECKPOINT in node.children)
     kept = {version["step"], (version["previous"] or version)["step"], *pinned}
+    kept |= {version["last_good"]["step"]} if version["last_good"] else set()
+    quarantined = {tuple(item[:2]) for item in version["quarantine"]}
     kept |= {record.announced[0]} if record.announced else set()
     kept |= set(fulls[-config.keep_full :] if config.keep_full else fulls) | _tracked(tree)
     sync = []
@@ -90,7 +95,7 @@ def _leftovers(
             if step not in kept:
                 yield f"step {step} is abandoned"
         elif FULL_CHECKPOINT not in node.children and step <= version["step"] and step not in misjudged:
-            sync.append(step)
+            sync += [step] if (step, manifest["digest"]) not in quarantined else []
     for step in sync[: -config.keep_last]:
         if step not in kept and not (config.keep_every and step % config.keep_every == 0):
             yield f"step {step} is superseded"

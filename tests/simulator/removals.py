@@ -88,6 +88,7 @@ class Removals:
         """Return what each rule says against removing a step, empty for nothing."""
         return {
             "the newest version stays": _newest(step, directory, published),
+            "the last good version stays": _last_good(step, directory, published),
             "the previous version stays": self._previous(process, step, published),
             "a pinned step stays": self._pinned(process, step),
             "a leased step stays": self._leased(process, step),
@@ -149,9 +150,17 @@ class Removals:
 def _newest(step: int, directory: Directory, published: dict[str, Any]) -> str:
     if not published:
         return "nothing is published"
+    return "it is" if published["step"] == step and _digest(directory) == published["digest"] else ""
+
+
+def _last_good(step: int, directory: Directory, published: dict[str, Any]) -> str:
+    good = published.get("last_good")
+    return "it is" if good and good["step"] == step and _digest(directory) == good["digest"] else ""
+
+
+def _digest(directory: Directory) -> str | None:
     manifest = directory.children.get(MANIFEST)
-    digest = json.loads(manifest.data)["digest"] if isinstance(manifest, File) else None
-    return "it is" if published["step"] == step and digest == published["digest"] else ""
+    return json.loads(manifest.data)["digest"] if isinstance(manifest, File) else None
 
 
 def _changed_at(node: Node) -> float:

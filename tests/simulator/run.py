@@ -29,6 +29,7 @@ _ROWS = (
     ("rewinds", "rewinds"),
     ("vacated steps", "vacated"),
     ("publishes", "publishes"),
+    ("amended versions", "amendments"),
     ("loads", "loads"),
     ("prunes", "prunes"),
     ("attempts removed", "attempts removed"),

@@ -36,7 +36,14 @@ from syncd.protocol.rendezvous import (
     write_offer,
 )
 from syncd.protocol.request import Pin, Request, read_pins, read_requests, write_pin, write_request
-from syncd.protocol.version import Version, encode_version, read_marker, read_version
+from syncd.protocol.version import (
+    GoodVersion,
+    Quarantined,
+    Version,
+    encode_version,
+    read_marker,
+    read_version,
+)
 
 RECORD = FileRecord("actor/model.safetensors", 3, digest_bytes(b"abc"), 1)
 STEP = "/job/global_step_7"
@@ -62,7 +69,16 @@ MANIFEST = Manifest(
 )
 RECEIPT = Receipt(7, "run", 1, 2, (RECORD,), probe=PROBE)
 VERSION = Version(
-    1, 7, "weights", "global_step_7/actor", "sha256:00", previous=(1, 6), abandoned=((9, "sha256:1"),)
+    1,
+    7,
+    "weights",
+    "global_step_7/actor",
+    "sha256:00",
+    previous=(1, 6),
+    abandoned=((9, "sha256:1"),),
+    quarantine=(Quarantined(7, "sha256:00", "damaged"),),
+    released=((5, "sha256:2"),),
+    last_good=GoodVersion(1, 6, "weights", "global_step_6/actor", "sha256:3"),
 )
 OFFER = Offer("group", 3, "127.0.0.1", 1234, "gloo", 2, ("e1",), (("w", "F32", (2, 3)),))
 DOCUMENTS = {

@@ -1,7 +1,7 @@
 """The version: what comes back, what is refused, and how pairs are ordered."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,8 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.documents import decode, encode
 from syncd.protocol.version import (
     MAX_GENERATION,
+    GoodVersion,
+    Quarantined,
     Version,
     encode_version,
     pair_document,
@@ -40,9 +42,34 @@ VERSIONS = st.builds(
     request=st.none() | st.text(),
     carried_out=st.lists(st.text(), max_size=3).map(tuple),
     abandoned=st.lists(st.tuples(NUMBERS, st.text()), max_size=3).map(tuple),
+    quarantine=st.lists(st.builds(Quarantined, NUMBERS, st.text(), st.text()), max_size=3).map(tuple),
+    released=st.lists(st.tuples(NUMBERS, st.text()), max_size=3).map(tuple),
+    last_good=st.none()
+    | st.builds(
+        GoodVersion,
+        GENERATIONS,
+        NUMBERS,
+        st.just("weights"),
+        st.just("global_step_6/actor"),
+        st.text(),
+        st.text(),
+        st.none() | NUMBERS,
+    ),
     term=NUMBERS,
 )
-VERSION = Version(1, 7, "weights", "global_step_7/actor", "sha256:00", previous=(1, 6), abandoned=((9, "x"),))
+GOOD = GoodVersion(1, 6, "delta", "global_step_6/actor", "sha256:01", parent=5)
+VERSION = Version(
+    1,
+    7,
+    "weights",
+    "global_step_7/actor",
+    "sha256:00",
+    previous=(1, 6),
+    abandoned=((9, "x"),),
+    quarantine=(Quarantined(7, "sha256:00", "damaged"),),
+    released=((5, "y"),),
+    last_good=GOOD,
+)
 DOCUMENT = json.loads(encode_version(VERSION))
 
 
@@ -89,6 +116,15 @@ def test_a_version_path_outside_the_job_is_refused(path):
         {"abandoned": [[1]]},
         {"abandoned": [["x", 1]]},
         {"abandoned": [[True, "x"]]},
+        {"quarantine": [[7, "sha256:00"]]},
+        {"quarantine": [["7", "sha256:00", ""]]},
+        {"quarantine": "none"},
+        {"released": [[7, "sha256:00", ""]]},
+        {"last_good": [1, 6]},
+        {"last_good": {**asdict(GOOD), "path": "../up"}},
+        {"last_good": {**asdict(GOOD), "step": "6"}},
+        {"last_good": {**asdict(GOOD), "generation": MAX_GENERATION + 1}},
+        {"last_good": {"generation": 1, "step": 6}},
         {"term": "1"},
     ],
 )
@@ -117,7 +153,14 @@ def test_optional_version_fields_may_be_missing():
     job = memory_job()
     needed = ("generation", "step", "kind", "path", "digest", "published_at")
     job.disk.files[job.version] = encode({key: DOCUMENT[key] for key in needed})
-    assert read_version(job) == replace(VERSION, previous=None, abandoned=())
+    assert read_version(job) == replace(
+        VERSION, previous=None, abandoned=(), quarantine=(), released=(), last_good=None
+    )
+
+
+def test_the_last_good_version_can_be_leased_like_the_published_one():
+    assert GOOD.version() == Version(1, 6, "delta", "global_step_6/actor", "sha256:01", parent=5)
+    assert VERSION.quarantined == {(7, "sha256:00")}
 
 
 @given(PAIRS, PAIRS)

@@ -50,6 +50,7 @@ export function clock(seconds) {
 const SENTENCES = {
   version_published: (e) => `${e.generation}.${e.step} published${e.reason === "newer" ? "" : ` (${e.reason})`}`,
   step_damaged: (e) => `step ${e.step ?? ""} is damaged: ${e.problem ?? e.detail ?? ""}`,
+  step_quarantined: (e) => `step ${e.step} quarantined: ${e.reason}`,
   attempt_pruned: (e) => `unsealed save of step ${e.step} removed`,
   step_pruned: (e) => `step ${e.step} removed: ${e.detail || e.rule}`,
   step_kept: (e) => `step ${e.step} kept by ${e.rule}${e.detail ? `: ${e.detail}` : ""}`,
