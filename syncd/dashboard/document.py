@@ -16,6 +16,7 @@ from syncd.errors import ConfigError, StorageError
 from syncd.observe import names
 from syncd.observe.journal import read_events
 from syncd.protocol.disk import Clock
+from syncd.protocol.engine_state import EngineState
 from syncd.protocol.layout import Job
 from syncd.views import data
 from syncd.views.data import listing
@@ -37,6 +38,7 @@ _QUIET = frozenset(
     {
         names.SCAN_COMPLETED,
         names.EXPLORER_LAG_CHANGED,
+        names.ENGINE_REPORTED,
         names.STEP_PROGRESSED,
         names.STEP_FOUND,
         names.STEP_COMPLETED,
@@ -138,8 +140,14 @@ def answer(known: PollResult, every: float) -> Document:
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:
     """Return the explorers to show, dead ones first, in an order that does not change while they work."""
-    trouble_first = sorted(explorers, key=lambda one: (_WORST[one["heart"]], -(one["lag"] or 0), one["id"]))
+    trouble_first = sorted(explorers, key=_attention)
     return sorted(trouble_first[:MOST_ROWS], key=lambda one: (_WORST[one["heart"]] != 0, one["id"]))
+
+
+def _attention(explorer: Document) -> tuple[int, bool, int, str]:
+    engine = explorer["engine"]
+    is_well = engine is None or not EngineState(engine["state"]).is_trouble
+    return _WORST[explorer["heart"]], is_well, -(explorer["lag"] or 0), explorer["id"]
 
 
 def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
