@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,55 @@ def test_syncd_follow_applies_versions_until_sigterm(bed, tmp_path):
     assert bed.presence().status is RunningStatus.STOPPED
     assert bed.presence().leases == ()
     bed.serves(2)
+
+
+def answer_of(url):
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=LONG) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_syncd_follow_answers_health_checks_by_the_state_of_the_engine(bed, tmp_path):
+    bed.watch()
+    ready = tmp_path / "ready"
+    process = bed.follow("--health", "127.0.0.1:0", "--ready-file", ready)
+    lines = map(json.loads, iter(process.stderr.readline, ""))
+    url = next(line["url"] for line in lines if line["event"] == "health_served")
+
+    def answers(status, state):
+        found = lambda: (answer := answer_of(url))[0] == status and answer[1]["state"] == state  # noqa: E731
+        until(found, f"it answers {status} and is {state}")
+
+    answers(503, "waiting")
+    write_step(bed.job, 1)
+    answers(200, "loaded")
+    label, first = until(lambda: ready.exists() and ready.read_text(), "it is ready").split()
+    assert (label, answer_of(url)[1]["version"]) == ("1.1", "1.1")
+    block(bed, "load")
+    answers(503, "loading")
+    assert not ready.exists()
+    bed.engine.call("release", "load")
+    answers(200, "loaded")
+    assert answer_of(url)[1]["version"] == "1.2"
+    until(lambda: int(ready.read_text().split()[1]) >= int(first) + 5, "the file carries later heartbeats")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LONG) == 0
+    with pytest.raises(urllib.error.URLError):
+        answer_of(url)
+
+
+@pytest.mark.parametrize(
+    ("address", "code"), [("example.org:80", 2), ("127.0.0.1", 2), ("203.0.113.9:80", 78)]
+)
+def test_a_wrong_address_for_health_checks_ends_the_command_before_it_joins(bed, address, code):
+    process = bed.follow("--health", address)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == code, err
+    assert "health checks" in err
+    assert bed.presence() is None
 
 
 def block(bed, phase):

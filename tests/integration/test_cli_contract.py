@@ -196,7 +196,7 @@ def test_status_json_has_the_documented_fields(shell, published):
     module = fields("status", 2)
     (explorer_shown,), (trainer_shown,) = document["explorers"], document["trainers"]
     assert set(explorer_shown) == module - {"step", "waiting"}
-    assert set(trainer_shown) == module - {"applied", "loading", "lag", "leases"}
+    assert set(trainer_shown) == module - {"applied", "loading", "lag", "leases", "engine"}
     for name in ("marker", "steps", "daemon", "disk"):
         assert set(document[name]) == inner("status", name), name
     for name in ("filling", "requests", "problems"):

@@ -243,7 +243,7 @@ def test_the_page_says_that_the_first_poll_is_running(show, server):
 
 
 def test_the_page_asks_for_a_reload_if_the_schema_is_newer(show, server):
-    page = show(answer={**server.get().document, "schema_version": 2})
+    page = show(answer={**server.get().document, "schema_version": 3})
     page.wait_for_selector("#notices :text('reload the page')")
     assert page.locator("#main").is_hidden()
 
