@@ -264,3 +264,29 @@ def test_states_that_operators_see_follow_the_engine(scene):
     scene.engine.is_gone = True
     follower.turn(timeout=0.1)
     assert (report(scene).state, report(scene).ready) == (EngineState.UNREACHABLE, False)
+
+
+def test_the_daemon_reports_what_engines_report(scene):
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    scene.daemon.tick()
+    *_, last = reported = scene.heard.of("engine_reported")
+    assert (last["explorer"], last["state"], last["ready"], last["failures"]) == ("e0", "proven", True, 0)
+    assert (last["mean"], last["load_seconds"] > 0) == (0.0, True)
+    assert scene.heard.of("engine_state_changed") == []
+    scene.daemon.tick()
+    assert len(scene.heard.of("engine_reported")) == len(reported)
+    publish(scene, 2)
+    scene.engine.answers_as = "a stale head"
+    assert follower.turn(timeout=LONG).kind == "failed"
+    scene.daemon.tick()
+    scene.engine.answers_as = None
+    publish(scene, 3)
+    proven(scene, follower, 3)
+    follower.close()
+    scene.daemon.tick()
+    wrong, well = (event for event in scene.heard.events if event.name == "engine_state_changed")
+    assert (wrong.level, wrong.fields["state"]) == ("error", "wrong")
+    assert (well.level, well.fields["before"]) == ("info", "wrong")
+    assert "answers as other weights" in wrong.fields["reason"]
