@@ -170,8 +170,9 @@ export function explorers(rows, left, now) {
   const worst = Math.max(1, ...rows.map((row) => row.lag ?? 0));
   // Where not all are seen at first, those that need to be seen come first.
   const ordered = rows.length > FOLD ? [...rows].sort((a, b) => need(b) - need(a)) : rows;
-  const columns = ["explorer", "heartbeat", "engine", "runs", "behind", "reads", "host"];
-  const shown = table(columns, ordered.map((row) => explorer(row, worst, now)));
+  const engines = rows.some((row) => row.engine);
+  const columns = ["explorer", "heartbeat", ...(engines ? ["engine"] : []), "runs", "behind", "reads", "host"];
+  const shown = table(columns, ordered.map((row) => explorer(row, worst, engines ? [engine(row, now)] : [])));
   return [shown, unfold(rows.length), more(left, "explorers")];
 }
 
@@ -212,7 +213,7 @@ function engine({ engine: found }, now) {
   );
 }
 
-function explorer(row, worst, now) {
+function explorer(row, worst, engines) {
   const runs = [row.applied ? pair(row.applied) : "nothing yet"];
   if (row.loading) {
     runs.push(" ", chip(`loading ${pair(row.loading)}`, "accent"));
@@ -220,7 +221,7 @@ function explorer(row, worst, now) {
   const gone = row.heart === "dead" || row.heart === "left";
   const lag = row.lag === null ? "" : row.lag ? node("span", "lag", `${row.lag}`, bar(row.lag / worst, row.lag > 1 ? "wait" : "", "behind")) : "0";
   const status = row.status === "require_sync" ? chip("waits for a version", "accent") : "";
-  return [gone ? "faint" : "", [plain(row.id), heart(row), engine(row, now), node("span", "", ...runs, " ", status), lag, row.leases.join(", "), where(row)]];
+  return [gone ? "faint" : "", [plain(row.id), heart(row), ...engines, node("span", "", ...runs, " ", status), lag, row.leases.join(", "), where(row)]];
 }
 
 export function rules(rows) {
