@@ -63,9 +63,8 @@ def make_probe(
 
 def non_finite_error(weights: Iterable[tuple[str, torch.Tensor]]) -> NonFiniteError:
     """Return the error for a model whose answer is not finite, with the first of its weights that is not, if any."""
-    names = [
-        name for name, tensor in weights if not tensor.float().isfinite().all()
-    ]  # walks all: ranks gather
+    # To the end of the walk, which may gather each tensor from all ranks.
+    names = [name for name, tensor in weights if not tensor.float().isfinite().all()]
     found = f"tensor {names[0]} is not finite" if names else "its weights are, so its outputs overflow"
     return NonFiniteError(
         f"the model's log-probs are not finite: {found}",

@@ -30,10 +30,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(directory: str | Path, seed: int) -> int:
+def make_model(directory: str | Path, seed: int, *, tied: bool = True) -> int:
     """Write config, float32 weights and tokenizer of an untrained model; return how many parameters it has.
 
-    The weights follow from the seed.
+    The weights follow from the seed. `tied`: whether embedding and head are one tensor.
     """
     tokenizer = make_tokenizer()
     config = LlamaConfig(
@@ -45,7 +45,7 @@ def make_model(directory: str | Path, seed: int) -> int:
         num_key_value_heads=HEADS,
         max_position_embeddings=POSITIONS,
         initializer_range=SPREAD,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

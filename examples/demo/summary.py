@@ -12,7 +12,7 @@ from trainer.monitors.jsonl import read_history
 
 Document = Mapping[str, Any]
 
-PARTS = ("noticed", "verify", "stage", "prepare", "load", "confirm")
+PARTS = ("noticed", "verify", "stage", "prepare", "load", "prove", "confirm")
 """Parts of the time from a version's publication until the engine has confirmed it."""
 
 _ENDS = 5
@@ -25,10 +25,12 @@ class Explored:
 
     Args:
         applied: The versions that its engine confirmed, as (generation, step), in their order.
+        differences: Of each version that it has proven, how far its answer was from the trainer's, in nats.
         latencies: Seconds from a version's publication until the engine confirmed it.
     """
 
     applied: Sequence[tuple[int, int]]
+    differences: Sequence[float]
     latencies: Sequence[float]
 
 
@@ -64,6 +66,9 @@ class Summary:
                 found.append(f"{name} went back")
             if not one.applied or one.applied[-1] != last:
                 found.append(f"{name} does not run the last version {last}")
+            if len(one.differences) < len(one.applied):
+                unproven = len(one.applied) - len(one.differences)
+                found.append(f"{name} has not proven {unproven} of {len(one.applied)} versions")
         if len(self.rewards) < 2 * _ENDS or self.after <= self.before:
             found.append("the reward did not rise")
         return found
@@ -116,6 +121,8 @@ def report(summary: Summary) -> str:
     for name, one in summary.explorers.items():
         last = _label(one.applied[-1]) if one.applied else "none"
         rows.append((f"explorer {name}", f"{len(one.applied)} versions applied, the last is {last}"))
+        proven = f"{len(one.differences)} versions, {max(one.differences, default=0.0):.1e} nats off at most"
+        rows.append(("  proven", proven))
         rows.append(("  version to engine", _percentiles(one.latencies)))
     return "\n".join(f"{name:<20} {text}" for name, text in rows)
 
@@ -123,7 +130,8 @@ def report(summary: Summary) -> str:
 def _explored(log: Path) -> Explored:
     lines = [line for line in _lines(log) if line.get("event") == "version_applied"]
     pairs = [_pair_of(line["version"]) for line in lines]
-    return Explored(pairs, [sum(line[part] for part in PARTS if part in line) for line in lines])
+    differences = [line["mean"] for line in lines if line["proven"]]
+    return Explored(pairs, differences, [sum(line[part] for part in PARTS if part in line) for line in lines])
 
 
 def _percentiles(seconds: Sequence[float]) -> str:

@@ -768,10 +768,10 @@ class Meddling(LocalDisk):
             meddle()
         return super().read_at(path, offset, length)
 
-    def replace(self, path, data, *, via=None):
+    def replace(self, path, data, **more):
         if self.full and self.full in path:
             raise OSError(28, "No space left on device", path)
-        super().replace(path, data, via=via)
+        super().replace(path, data, **more)
 
 
 def meddled(scene, disk, identity="e0", **options):

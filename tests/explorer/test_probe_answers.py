@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 import types
 from dataclasses import dataclass
 
@@ -207,6 +208,19 @@ def test_a_quantised_engine_does_not_say_its_dtype(vllm, sglang):
     assert sglang.open().dtype() is None
     info["dtype"] = "half"
     assert sglang.open().dtype() == "float16"
+
+
+def test_a_slow_description_of_the_engine_is_awaited_as_a_load_is(tmp_path):
+    """Real vLLM starts other programs for its first answer; a question may take less time than that."""
+    with VllmBed(tmp_path, ask_timeout="0.3") as bed:
+        right = bed.engine.get_server_info
+
+        def slow(query, body):
+            time.sleep(1)
+            return right(query, body)
+
+        bed.engine.get_server_info = slow
+        assert bed.open().dtype() == "float32"
 
 
 RIGHT = [[-1.0, -2.0, -3.0, -4.0], [-5]]

@@ -413,10 +413,10 @@ class Full(LocalDisk):
 
     full = False
 
-    def replace(self, path, data, *, via=None):
+    def replace(self, path, data, **more):
         if self.full:
             raise OSError(28, "No space left on device", path)
-        super().replace(path, data, via=via)
+        super().replace(path, data, **more)
 
 
 def test_a_failed_heartbeat_is_reported_by_the_next_call_and_retried(world):

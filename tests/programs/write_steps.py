@@ -32,17 +32,17 @@ PATIENCE = 200.0
 class NoSync(LocalDisk):
     """A disk of a writer that forgets to sync what it writes, but for the manifest and the marker."""
 
-    def replace(self, path, data, *, via=None):
+    def replace(self, path, data, **more):
         if path.endswith((".safetensors", ".json")) and not path.endswith("manifest.json"):
             with _without_fsync():
-                return super().replace(path, data, via=via)
-        return super().replace(path, data, via=via)
+                return super().replace(path, data, **more)
+        return super().replace(path, data, **more)
 
 
 class InPlace(LocalDisk):
     """A disk of a writer that writes where readers look."""
 
-    def replace(self, path, data, *, via=None):
+    def replace(self, path, data, **more):
         with open(path, "wb") as file:
             file.writelines((data,) if isinstance(data, bytes) else data)
 

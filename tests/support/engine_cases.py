@@ -76,6 +76,7 @@ def contract(bench):
     }
     found |= {"tied": sorted(engine.tied), "companions": dict(engine.companions())}
     found["log_probs"] = log_probs(engine, samples.batch_of(9))
+    found["token_logprobs"] = engine.token_logprobs([row.tokens for row in samples.batch_of(9).experiences])
     found["limits"] = engine.limits
     engine.shutdown()
     return found

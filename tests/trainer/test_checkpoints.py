@@ -29,11 +29,11 @@ class Mortal(LocalDisk):
     def __init__(self, lives):
         self.lives = lives
 
-    def replace(self, path, data, *, via=None):
+    def replace(self, path, data, **more):
         if self.lives == 0:
             raise Killed(path)
         self.lives -= 1
-        super().replace(path, data, via=via)
+        super().replace(path, data, **more)
 
 
 def state_at(step):

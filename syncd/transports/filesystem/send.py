@@ -76,7 +76,7 @@ class FilesystemSender(WeightSender):
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
         try:
-            all_or_error(self.ranks, self._saver.save, step, attempt, export, files, probe, copy)
+            all_or_error(self.ranks, self._saver.save, step, attempt, export, files, copy, probe)
         except SyncdError:
             # The ranks that did not fail have a save in flight that cannot succeed.
             with contextlib.suppress(SyncdError):

@@ -54,12 +54,12 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """One save of this rank: its writer, the files beside the weights, the probe, the second copy, and its begin."""
+    """One save of this rank: its writer, files beside the weights, second copy and probe, and when it began."""
 
     writer: StepWriter
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    probe: Probe | None = None
     copy: StepCopy | None = None
+    probe: Probe | None = None
     begun: float = 0.0
 
 
@@ -145,8 +145,8 @@ class StepSaver:
         attempt: str,
         tensors: AnyExport,
         companions: Mapping[str, bytes] | None = None,
-        probe: Probe | None = None,
         copy: StepCopy | None = None,
+        probe: Probe | None = None,
     ) -> None:
         """Save a step; every rank walks all the tensors.
 
@@ -156,15 +156,15 @@ class StepSaver:
             tensors: Names and tensors, or a function that begins a walk over them. `stream` needs what can be
                 walked twice for its first save, to know where everything goes.
             companions: Files beside the weights by name, such as config.json; rank 0 writes them.
-            probe: What the model answers with these weights; rank 0's receipt has it.
             copy: Gets the same files as this rank's part of the step.
+            probe: What the model answers with these weights; rank 0's receipt has it.
 
         Raises:
             SyncdError: The save before this one failed, on any rank; or this one failed.
         """
         self.wait()
         writer = StepWriter(self._job, step, self._world_size, attempt, self._clock, fence=self._fence)
-        save = _Save(writer, companions or {}, probe, copy, self._clock.monotonic())
+        save = _Save(writer, companions or {}, copy, probe, self._clock.monotonic())
         if self._mode == "stream":
             self._stream(save, tensors)
         else:

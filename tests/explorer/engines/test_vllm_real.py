@@ -62,7 +62,6 @@ class TestVllm(TakesWeights, RealAnswersProbes, RealEngineContract):
 class TestTied:
     """A model whose head is its embedding: vLLM 0.32.0 on a CPU keeps the head that it was started with."""
 
-    @pytest.mark.fault("a reload leaves the head of the model as it was")
     def test_the_head_that_a_reload_of_a_tied_model_leaves_shows(self, tmp_path, record_line):
         start = small_qwen.write_model(str(tmp_path / "start"), tied=True)
         engine = vllm(PYTHON, start, tmp_path / "log")

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from support import samples
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytestmark = [
@@ -80,6 +81,16 @@ def test_log_probs_cover_the_response_and_are_equal_on_all_ranks(ranks, engine):
     assert [len(row) for row in first] == [7, 4, 6, 2, 2, 3, 4, 8, 8, 8]
     assert all(row.dtype == torch.float32 and (row < 0).all() for row in first)
     assert all(map(torch.equal, first, second))
+
+
+def test_log_probs_of_tokens_are_those_of_responses_at_temperature_1_and_equal_on_all_ranks(ranks, engine):
+    first, second = (found["token_logprobs"] for found in ranks)
+    rows = samples.batch_of(9).experiences
+    assert first == second
+    assert [len(row) for row in first] == [len(row.tokens) - 1 for row in rows]
+    for found, row, response in zip(first, rows, ranks[0]["log_probs"], strict=True):
+        assert all(type(value) is float for value in found)
+        assert found[row.prompt_length - 1 :] == pytest.approx(response.tolist(), abs=1e-5)
 
 
 def test_companion_files_are_bytes_and_include_the_model_config(ranks, engine):

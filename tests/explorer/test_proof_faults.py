@@ -1,0 +1,203 @@
+"""A hundred faults of engine and files, each with the check that must find it, and good loads without alarm.
+
+The engine is a transformers model in this process, loaded by its real hook and followed by a real follower. `make
+test` takes a slice; `make test-proof` takes them all.
+"""
+
+import os
+import random
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("transformers", reason="needs transformers")
+
+from safetensors.torch import save  # noqa: E402
+from support.followers import Scene  # noqa: E402
+from support.small_qwen import model_of  # noqa: E402
+
+from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
+from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
+from syncd.protocol.probe import Probe, write_base_probe  # noqa: E402
+from syncd.protocol.writer import StepWriter  # noqa: E402
+
+ALL = os.environ.get("SYNCD_PROOF") == "full"
+FAULTS = 100 if ALL else 14
+GOOD = 100 if ALL else 4
+"""Good loads in each dtype."""
+
+LONG = 60.0
+SHARD = "actor/model-00001-of-00001.safetensors"
+TOKENS = tuple(tuple((index * 37 + row * 11 + 5) % 512 for index in range(16)) for row in range(4))
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+CHECKS = {
+    "proof": "answers as other weights|does not answer the probe",
+    "content": "differs from its digest|does not match its digest",
+    "fit": "does not fit|missing",
+    "size": "bytes",
+}
+"""What the reason says if a check has found a fault."""
+
+
+@torch.no_grad()
+def answer(model):
+    rows = torch.tensor(TOKENS)
+    found = model(rows).logits.float().log_softmax(-1)[:, :-1].gather(-1, rows[:, 1:, None]).squeeze(-1)
+    return tuple(map(tuple, found.tolist()))
+
+
+class FaultyHook(TransformersHook):
+    """Loads as the real hook does, and then does to the model what an engine with a fault would have done."""
+
+    fault = None
+
+    def load(self, target):
+        before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        super().load(target)
+        if self.fault is not None:
+            with torch.no_grad():
+                self.fault(self.model.state_dict(), before)
+
+
+def stale(names):
+    """Return the fault of an engine that does not reload some tensors."""
+
+    def apply(state, before):
+        for name in names:
+            state[name].copy_(before[name])
+
+    return apply
+
+
+def swapped(one, other):
+    def apply(state, before):
+        kept = state[one].clone()
+        state[one].copy_(state[other])
+        state[other].copy_(kept)
+
+    return apply
+
+
+def nan_in(name):
+    return lambda state, before: state[name].view(-1)[0].fill_(float("nan"))
+
+
+def learnt():
+    """Return the names of tensors that differ from version to version; norms and biases of a new model do not."""
+    one, other = model_of(0).state_dict(), model_of(1).state_dict()
+    return sorted(name for name in one if not torch.equal(one[name], other[name]))
+
+
+def flipped(path, draw):
+    with open(path, "r+b") as file:
+        file.seek(draw.randrange(os.path.getsize(path) // 2, os.path.getsize(path)))
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+
+
+def truncated(path, draw):
+    os.truncate(path, draw.randrange(os.path.getsize(path)))
+
+
+def case(draw):
+    """Return a random fault: its name, the check that must find it, and what it does to engine, tensors or file."""
+    names = learnt()
+    layers = [name for name in names if ".0." in name]
+    name = draw.choice(names)
+    pair = draw.choice(layers)
+    kinds = [
+        ("a label without a load", "proof", {"engine": stale(names)}),
+        ("a stale head", "proof", {"engine": stale(["lm_head.weight"])}),
+        (f"not reloaded: {name}", "proof", {"engine": stale([name])}),
+        (
+            f"swapped with the next layer: {pair}",
+            "proof",
+            {"engine": swapped(pair, pair.replace(".0.", ".1."))},
+        ),
+        (f"NaN in {name}", "proof", {"engine": nan_in(name)}),
+        (f"dropped from the file: {name}", "fit", {"tensors": lambda state: state.pop(name)}),
+        ("a flipped byte", "content", {"file": flipped}),
+        ("a truncated file", "size", {"file": truncated}),
+    ]
+    return draw.choice(kinds)
+
+
+class Bed:
+    """A job, an engine with switches, and its follower."""
+
+    def __init__(self, place, dtype):
+        self.scene, self.dtype = Scene(place), dtype
+        self.hook = FaultyHook(model_of(0).to(DTYPES[dtype]))
+        write_base_probe(self.scene.job, self.probe(0), "start")
+        self.follower = self.scene.follow("e0", self.hook, retries=0)
+        assert "engine_calibrated" in self.scene.names()
+
+    def probe(self, seed):
+        """Return the probe of a version: the trainer computes with the very weights that are published."""
+        return Probe(TOKENS, answer(model_of(seed).to(DTYPES[self.dtype])), self.dtype, self.dtype)
+
+    def publish(self, step, tensors=None, file=None, draw=None):
+        state = {
+            name: tensor.contiguous()
+            for name, tensor in model_of(step).to(DTYPES[self.dtype]).state_dict().items()
+        }
+        if tensors is not None:
+            tensors(state)
+        writer = StepWriter(self.scene.job, step, 1, f"a{step}")
+        writer.begin()
+        shard = writer.write(SHARD, save(state), tensors=len(state))
+        writer.receipt(1, [shard], probe=self.probe(step))
+        writer.seal()
+        writer.announce()
+        self.scene.tick()
+        if file is not None:  # storage damages what was published
+            file(f"{self.scene.job.step(step)}/{SHARD}", draw)
+
+    def report(self):
+        return engine_report_of(self.scene.presence().info)
+
+    def close(self):
+        self.scene.close()
+
+
+@pytest.fixture(params=sorted(DTYPES))
+def bed(request, tmp_path):
+    made = Bed(tmp_path / "job", request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_each_fault_is_found_by_the_check_that_must_find_it(bed):
+    draw, step = random.Random(bed.dtype), 1
+    bed.publish(step)
+    assert bed.follower.turn(timeout=LONG).kind == "applied"
+    for number in range(FAULTS // 2):
+        name, check, does = case(draw)
+        bed.hook.fault = does.get("engine")
+        bed.publish(step + 1, does.get("tensors"), does.get("file"), draw)
+        outcome = bed.follower.turn(timeout=LONG)
+        assert outcome.kind in ("failed", "refused"), (number, name)
+        assert re.search(CHECKS[check], outcome.reason), (number, name, outcome.reason)
+        bed.hook.fault = None
+        bed.publish(step + 2)
+        assert bed.follower.turn(timeout=LONG).pair == (1, step + 2), (number, name)
+        assert bed.report().state is EngineState.PROVEN
+        step += 2
+
+
+@pytest.mark.slow
+def test_good_loads_are_all_proven(bed):
+    worst = 0.0
+    for step in range(1, GOOD + 1):
+        bed.publish(step)
+        outcome = bed.follower.turn(timeout=LONG)
+        assert outcome.kind == "applied", (step, outcome.reason)
+        found = bed.report()
+        assert found.state is EngineState.PROVEN
+        worst = max(worst, found.proof.mean / found.proof.tolerance)
+    assert bed.report().failures == 0
+    assert worst < 1
