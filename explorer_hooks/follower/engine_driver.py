@@ -164,6 +164,8 @@ class EngineDriver:
         engine, (state, reason) = self._engine, self._state()
         is_same = self._reporter.applied == engine.applied
         is_ready, proof = self._is_ready(), self._prover.last
+        if not is_ready:
+            self._reporter.ready.show(None)  # before the presence: writing that may take long
         self._reporter.publish(state, reason, now=is_same, more=more, ready=is_ready, proof=proof, **changes)
         if not is_same:
             self._reporter.confirm(engine.applied)

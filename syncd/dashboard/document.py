@@ -16,7 +16,6 @@ from syncd.errors import ConfigError, StorageError
 from syncd.observe import names
 from syncd.observe.journal import read_events
 from syncd.protocol.disk import Clock
-from syncd.protocol.engine_state import EngineState
 from syncd.protocol.layout import Job
 from syncd.views import data
 from syncd.views.data import listing
@@ -145,9 +144,8 @@ def _worst(explorers: Sequence[Document]) -> list[Document]:
 
 
 def _attention(explorer: Document) -> tuple[int, bool, int, str]:
-    engine = explorer["engine"]
-    is_well = engine is None or not EngineState(engine["state"]).is_trouble
-    return _WORST[explorer["heart"]], is_well, -(explorer["lag"] or 0), explorer["id"]
+    heart = _WORST[explorer["heart"]]
+    return heart, not data.has_engine_trouble(explorer), -(explorer["lag"] or 0), explorer["id"]
 
 
 def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:

@@ -9,7 +9,7 @@ from syncd.config import DaemonConfig
 from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.protocol.engine_state import EngineReport, engine_of
+from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
@@ -76,6 +76,12 @@ def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:
         engine = _engine(view, name)
         if engine is not None and engine.state.is_trouble and _is_followed(view, name):
             yield f"engine_{engine.state.value}", f"{name}: {engine.reason}"
+
+
+def has_engine_trouble(explorer: Mapping[str, Any]) -> bool:
+    """Return whether the engine of an explorer, as `status` shows it, needs a person's attention."""
+    engine = explorer["engine"]
+    return engine is not None and EngineState(engine["state"]).is_trouble
 
 
 def _engine(view: JobView, name: str) -> EngineReport | None:

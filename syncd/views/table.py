@@ -9,6 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from syncd.views.data import has_engine_trouble
+
 Document = Mapping[str, Any]
 
 _HEARTS = {"alive": "green", "dead": "bold red", "left": "dim", "unknown": "yellow"}
@@ -23,6 +25,8 @@ _ENGINES = {
     "wrong": "bold red",
     "dead": "bold red",
 }
+_ENGINE_COLUMNS = ("engine", "load", "failures", "proof")
+_WORKING = ("proven", "loaded", "refused", "failed")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
 _BAR = 24
@@ -205,16 +209,13 @@ def _explorers(explorers: list[Document], rows: int, now: float) -> Table:
     return table
 
 
-_ENGINE_COLUMNS = ("engine", "load", "failures", "proof")
-
-
 def _engine(engine: Document | None, now: float) -> tuple[Text, str, Text, str]:
     """Return the cells of `_ENGINE_COLUMNS`."""
     if engine is None:
         return Text(""), "", Text(""), ""
     state, seconds, proof = engine["state"], engine["load_seconds"], engine["proof"]
     shown = Text(f"{state} {age(max(now - engine['since'], 0.0))}", _ENGINES.get(state, ""))
-    is_waiting_to_work = state in ("proven", "loaded", "refused", "failed") and not engine["ready"]
+    is_waiting_to_work = state in _WORKING and not engine["ready"]
     return (
         shown.append(", not ready" if is_waiting_to_work else "", "yellow"),
         "" if seconds is None else f"{seconds:.3g} s",
@@ -237,11 +238,12 @@ def _doing(trainer: Document) -> str:
 
 
 def _attention(explorer: Document) -> tuple[bool, bool, int, str]:
-    is_well = explorer["engine"] is None or _ENGINES.get(explorer["engine"]["state"]) not in (
-        "yellow",
-        "bold red",
+    return (
+        explorer["heart"] != "dead",
+        not has_engine_trouble(explorer),
+        -(explorer["lag"] or 0),
+        explorer["id"],
     )
-    return explorer["heart"] != "dead", is_well, -(explorer["lag"] or 0), explorer["id"]
 
 
 def _heart(module: Document) -> Text:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,12 @@ class Bed:
     def follow(self, *options, name="e0"):
         hook = ("--hook", self.engine.address, "--timeout", 30)
         return self.start("follow", self.job.root, *hook, "--name", name, *options)
+
+    def status(self, *options):
+        """Return the exit code and the output of `syncd status`."""
+        process = self.start("status", self.job.root, *options)
+        out, _ = process.communicate(timeout=LONG)
+        return process.returncode, out
 
     def start(self, *arguments):
         with pytest.MonkeyPatch.context() as patch:
@@ -183,6 +190,35 @@ def test_syncd_follow_answers_health_checks_by_the_state_of_the_engine(bed, tmp_
     assert process.wait(LONG) == 0
     with pytest.raises(urllib.error.URLError):
         answer_of(url)
+
+
+def test_status_and_its_check_show_the_state_of_a_real_engine(bed):
+    bed.watch()
+    bed.follow("--retries", 0)
+    write_step(bed.job, 1)
+    bed.applies(1)
+    engine = until(lambda: (found := shown_engine(bed)) and found["ready"] and found, "it is shown as ready")
+    assert (engine["state"], engine["reason"], engine["failures"], engine["loads"]) == ("loaded", "", 0, 1)
+    assert engine["load_seconds"] > 0
+    code, out = bed.status("--check")
+    assert (code, out[:9], " ready=1 " in out) == (0, "SYNCD OK ", True), out
+    code, out = bed.status()
+    assert re.search(r"^e0 .* running +loaded \d+ s +[\d.e-]+ s +0 ", out, re.MULTILINE), out
+    bed.engine.call("fail", "load", 9)
+    write_step(bed.job, 2)
+    engine = until(lambda: (found := shown_engine(bed))["state"] == "failed" and found, "its load has failed")
+    assert (engine["ready"], engine["failures"], engine["given_up"][0]["step"]) == (True, 1, 2)
+    code, out = bed.status("--check")
+    assert (code, "; engine of e0 is failed: " in out) == (0, True), out
+    bed.engine.close()
+    until(lambda: shown_engine(bed)["state"] == "unreachable", "it does not answer")
+    code, out = bed.status("--check")
+    assert (code, out[:13], " ready=0 " in out) == (3, "SYNCD ENGINE ", True), out
+
+
+def shown_engine(bed):
+    _, out = bed.status("--json")
+    return next((one["engine"] for one in json.loads(out)["explorers"] if one["id"] == "e0"), None)
 
 
 @pytest.mark.parametrize(
