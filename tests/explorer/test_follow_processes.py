@@ -210,7 +210,7 @@ def test_status_and_its_check_show_the_state_of_a_real_engine(bed):
     assert (engine["ready"], engine["failures"], engine["given_up"][0]["step"]) == (True, 1, 2)
     code, out = bed.status("--check")
     assert (code, "; engine of e0 is failed: " in out) == (0, True), out
-    bed.engine.close()
+    bed.engine.process.kill()
     until(lambda: shown_engine(bed)["state"] == "unreachable", "it does not answer")
     code, out = bed.status("--check")
     assert (code, out[:13], " ready=0 " in out) == (3, "SYNCD ENGINE ", True), out
