@@ -121,23 +121,20 @@ class Readiness:
 
     def show(self, label: str | None) -> None:
         """Set the version that is served; None if the engine is not ready."""
-        self._beat = self._clock.monotonic()
         with self._lock:
             before, self.served = self.served, label
             if label is None and before is not None:
                 self._remove()
-            elif label is not None and (label != before or self._is_due()):
+            elif label is not None and label != before:
                 self._write(label)
+        self.beat()
 
     def beat(self) -> None:
-        """Note that the follower's thread works, and write that into the file from time to time. Never raises."""
+        """Note that the follower's thread works; every few seconds write that into the file too. Never raises."""
         self._beat = self._clock.monotonic()
         with self._lock, contextlib.suppress(OSError):
-            if self.served is not None and self._is_due():
+            if self.served is not None and self._beat - self._written >= HEARTBEAT:
                 self._write(self.served)
-
-    def _is_due(self) -> bool:
-        return self._clock.monotonic() - self._written >= HEARTBEAT
 
     def _write(self, label: str) -> None:
         self._written = self._clock.monotonic()

@@ -187,6 +187,7 @@ def test_a_heartbeat_that_cannot_be_written_ends_nothing(tmp_path):
     path.parent.rmdir()
     clock.at += HEARTBEAT
     ready.beat()
+    ready.show("1.1")
     assert ready.silent_for() == 0.0
     with pytest.raises(FileNotFoundError):
         ready.show("1.2")
