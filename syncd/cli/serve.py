@@ -90,10 +90,10 @@ def serve(
     )
     pages = server.PageServer(address, port, site, known_as)
     _poll_once(poll)
-    stop = server.serve_in_background(pages)
+    stop, signalled = server.serve_in_background(pages), _on_signal()
     click.echo(server.url(address, pages.server_port, socket.gethostname()))
     sys.stdout.flush()
-    _wait_for_signal()
+    signalled.wait()
     stop()
 
 
@@ -126,9 +126,9 @@ def _poll_once(poll: "SharedPoll") -> None:
         )
 
 
-def _wait_for_signal() -> None:
-    """Wait for SIGTERM or Ctrl-C."""
+def _on_signal() -> threading.Event:
+    """Return an event that SIGTERM and Ctrl-C set from now on."""
     signalled = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: signalled.set())
-    signalled.wait()
+    return signalled
