@@ -263,7 +263,7 @@ class _Unsynced(LocalDisk):
     def sync_directory(self, path: str) -> None:
         """Leave it to the kernel."""
 
-    def replace(self, path: str, data: Any, *, via: str | None = None) -> None:  # noqa: ARG002
+    def replace(self, path: str, data: Any, *, via: str | None = None, private: bool = False) -> None:  # noqa: ARG002
         """Write in place: nobody reads yet."""
         Path(path).write_bytes(data if isinstance(data, bytes) else b"".join(data))
 

@@ -5,7 +5,6 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from syncd.errors import ConfigError
@@ -120,13 +119,18 @@ def load(
         ConfigError: The file cannot be read or parsed, a key is unknown, a value is out of range, or one reaches
             beyond the job in a file that is not trusted.
     """
-    table = _table(path, read_config_file if kept else lambda name: Path(name).read_bytes()) if path else {}
+    table = _table(path, read_config_file if kept else _read) if path else {}
     if not trusted:
         _refuse_reaching(table, path)
     given = {key: value for key, value in overrides.items() if value is not None}
     where = path or "the command line"
     values = {key: check_value(key, value, where) for key, value in {**table, **given}.items()}
     return dataclasses.replace(DaemonConfig(), **values)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def check_value(key: str, value: Any, where: str = "the command line") -> Any:

@@ -13,14 +13,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")
 
-from safetensors.torch import save  # noqa: E402
 from support.followers import Scene  # noqa: E402
+from support.proven import SHARD, probe_of, write_version  # noqa: E402
 from support.small_qwen import model_of  # noqa: E402
 
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
-from syncd.protocol.probe import Probe, write_base_probe  # noqa: E402
-from syncd.protocol.writer import StepWriter  # noqa: E402
+from syncd.protocol.probe import write_base_probe  # noqa: E402
 
 ALL = os.environ.get("SYNCD_PROOF") == "full"
 FAULTS = 100 if ALL else 14
@@ -28,8 +27,6 @@ GOOD = 100 if ALL else 4
 """Good loads in each dtype."""
 
 LONG = 60.0
-SHARD = "actor/model-00001-of-00001.safetensors"
-TOKENS = tuple(tuple((index * 37 + row * 11 + 5) % 512 for index in range(16)) for row in range(4))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 CHECKS = {
@@ -39,13 +36,6 @@ CHECKS = {
     "size": "bytes",
 }
 """What the reason says if a check has found a fault."""
-
-
-@torch.no_grad()
-def answer(model):
-    rows = torch.tensor(TOKENS)
-    found = model(rows).logits.float().log_softmax(-1)[:, :-1].gather(-1, rows[:, 1:, None]).squeeze(-1)
-    return tuple(map(tuple, found.tolist()))
 
 
 class FaultyHook(TransformersHook):
@@ -131,27 +121,17 @@ class Bed:
     def __init__(self, place, dtype):
         self.scene, self.dtype = Scene(place), dtype
         self.hook = FaultyHook(model_of(0).to(DTYPES[dtype]))
-        write_base_probe(self.scene.job, self.probe(0), "start")
+        write_base_probe(self.scene.job, self.version(0)[1], "start")
         self.follower = self.scene.follow("e0", self.hook, retries=0)
         assert "engine_calibrated" in self.scene.names()
 
-    def probe(self, seed):
-        """Return the probe of a version: the trainer computes with the very weights that are published."""
-        return Probe(TOKENS, answer(model_of(seed).to(DTYPES[self.dtype])), self.dtype, self.dtype)
+    def version(self, seed):
+        """Return the model of a seed and its probe: the trainer computes with the very weights that it publishes."""
+        model = model_of(seed).to(DTYPES[self.dtype])
+        return model, probe_of(model, self.dtype)
 
     def publish(self, step, tensors=None, file=None, draw=None):
-        state = {
-            name: tensor.contiguous()
-            for name, tensor in model_of(step).to(DTYPES[self.dtype]).state_dict().items()
-        }
-        if tensors is not None:
-            tensors(state)
-        writer = StepWriter(self.scene.job, step, 1, f"a{step}")
-        writer.begin()
-        shard = writer.write(SHARD, save(state), tensors=len(state))
-        writer.receipt(1, [shard], probe=self.probe(step))
-        writer.seal()
-        writer.announce()
+        write_version(self.scene.job, step, *self.version(step), tensors)
         self.scene.tick()
         if file is not None:  # storage damages what was published
             file(f"{self.scene.job.step(step)}/{SHARD}", draw)

@@ -3,8 +3,10 @@
 import pytest
 from support import probe_contract, small_qwen
 from support.engine_process import python_of
+from support.followers import Scene
 from support.hook_contract import load
 from support.probe_contract import ROWS, RealAnswersProbes, difference
+from support.proven import probe_of, write_version
 from support.real_bed import told
 from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
 from support.targets import target_of
@@ -13,6 +15,8 @@ from support.vllm_process import VllmRealBed, plugged, vllm
 from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.vllm import VllmHook
 from syncd.errors import EngineDeadError, LoadFailedError
+from syncd.protocol.engine_state import EngineState, engine_report_of
+from syncd.protocol.probe import write_base_probe
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 
@@ -82,3 +86,36 @@ class TestTied:
         assert before[1] < probe_contract.CLOSE
         assert after[0] > probe_contract.FAR
         assert answer.cached == pytest.approx(answer.fresh, abs=probe_contract.CLOSE)
+
+
+class TestFollowed:
+    """A follower of a real job: each version is proven, or the engine is found out."""
+
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_an_engine_that_keeps_a_tied_head_is_wrong_and_another_is_proven(
+        self, tmp_path, tied, record_line
+    ):
+        start = small_qwen.write_model(str(tmp_path / "start"), tied=tied)
+        engine = vllm(PYTHON, start, tmp_path / "log")
+        engine.start()
+        scene = Scene(tmp_path / "job")
+        try:
+            write_base_probe(scene.job, probe_of(small_qwen.model_of(0, tied=tied)), start)
+            follower = scene.follow("e0", VllmHook.from_options(HookOptions(engine.address)), retries=0)
+            assert "engine_calibrated" in scene.names()
+            assert "reload_tested" in scene.names()
+            for step in (1, 2, 3):
+                model = small_qwen.model_of(step, tied=tied)
+                write_version(scene.job, step, model, probe_of(model))
+                scene.tick()
+                outcome = follower.turn(timeout=60)
+                found = engine_report_of(scene.presence().info)
+                record_line(
+                    f"vLLM, {'tied' if tied else 'untied'}, step {step}: {outcome.kind}, {found.proof}"
+                )
+                assert outcome.kind == ("failed" if tied else "applied")
+                assert found.state is (EngineState.WRONG if tied else EngineState.PROVEN)
+                assert found.ready is follower.may_work() is not tied
+        finally:
+            scene.close()
+            engine.kill()
