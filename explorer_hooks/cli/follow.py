@@ -87,6 +87,11 @@ def _path(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
     help="Have an engine on the job's start model first reload that, to show that it can.",
 )
 @_path("--ready-file", "A file that exists while the engine is ready.", metavar="PATH")
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
+)
 @_path("--state-dir", "The state directory of syncd watch.", envvar="SYNCD_STATE_DIR")
 @_seconds("--ttl", 60.0, "Seconds of silence that mean dead.")
 @click.option("--json", "as_json", is_flag=True, help="Print each result as one JSON line.")
@@ -124,6 +129,7 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
         hear=_print if given["as_json"] else lambda _: None,
         once=given["once"],
         wait=given["wait"],
+        health=given["health"],
     )
 
 

@@ -164,6 +164,8 @@ class EngineDriver:
         engine, (state, reason) = self._engine, self._state()
         is_same = self._reporter.applied == engine.applied
         is_ready, proof = self._is_ready(), self._prover.last
+        if not is_ready:
+            self._reporter.ready.show(None)  # before the presence: writing that may take long
         self._reporter.publish(state, reason, now=is_same, more=more, ready=is_ready, proof=proof, **changes)
         if not is_same:
             self._reporter.confirm(engine.applied)
@@ -196,10 +198,16 @@ class EngineDriver:
             directory = held.directory
             self._versions.add_label(directory.label)
             self._engine.prepare(directory, timings)
+            self._report_loading(held.pair)
             self._reporter.event("debug", "load_started", version=label_of(held.pair), path=directory.path)
             self._engine.load(directory, timings)
             undo.pop_all()
             return held
+
+    def _report_loading(self, pair: Pair) -> None:
+        """Report that the engine is not ready: it is about to change, and has yet to prove what it runs then."""
+        self._reporter.ready.show(None)
+        self._reporter.publish(EngineState.LOADING, label_of(pair), now=False, ready=False)
 
     def _report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
         self.position, self._trouble = held.pair, None

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from explorer_hooks.follower.engine import Engine
 from explorer_hooks.follower.engine_driver import EngineDriver
@@ -26,7 +26,7 @@ from explorer_hooks.follower.policy import (
     policy_of,
 )
 from explorer_hooks.follower.proof import Prover
-from explorer_hooks.follower.reporter import ReadyFile, Reporter
+from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.client.client import Client
@@ -77,7 +77,7 @@ class Follower(Closing):
         self.sync, self.options = sync, options or FollowOptions()
         self._policy, self._stop = policy_of(self.options), stop
         self._versions = KnownVersions(sync)
-        self._reporter = Reporter(sync, listener, ReadyFile(self.options.ready_file))
+        self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
         self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
         prover = Prover(hook, sync.clock, partial(read_base_probe, sync.job))
         self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
@@ -192,6 +192,10 @@ class Follower(Closing):
             self._versions.read()
         return is_within(self.applied, self._versions.pair, self.options.max_lag)
 
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether the engine is ready, and what a health check answers. Any thread may call this."""
+        return self._reporter.health()
+
     def turn(self, timeout: float = 60.0, *, ask: bool = False) -> TurnOutcome:
         """Wait for a version that is due, and load it.
 
@@ -262,6 +266,7 @@ class Follower(Closing):
             self._fetcher.close()
 
     def _is_stopped(self) -> bool:
+        self._reporter.ready.beat()  # whatever this thread waits for or reads, it asks this again and again
         return self._stop()
 
     def _poll(self) -> None:
@@ -291,7 +296,7 @@ class Follower(Closing):
 
     def _next(self) -> Version | int | TurnOutcome | None:
         """Return what is to be loaded now, why nothing will be, or None while that may change."""
-        if self._stop():
+        if self._is_stopped():
             return TurnOutcome("nothing", reason="told to stop")
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace the file
             self._versions.read()

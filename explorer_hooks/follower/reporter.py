@@ -1,7 +1,8 @@
-"""What a follower tells others: the presence, events, and the ready file."""
+"""What a follower tells others: the presence, events, the ready file, and the answer to health checks."""
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 from explorer_hooks.follower.policy import EventListener
 from syncd.client.client import Client
 from syncd.errors import StorageError
+from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineReport, EngineState
-from syncd.protocol.version import Pair
+from syncd.protocol.presence import HEARTBEAT
+from syncd.protocol.version import Pair, label_of
+
+SILENT = 30.0
+"""Seconds without a sign of life of the follower's thread, after which a health check fails."""
 
 
 class Reporter:
@@ -21,10 +27,10 @@ class Reporter:
     Args:
         sync: The follower's connection to the job.
         listener: Hears each event; None for nobody.
-        ready: The ready file.
+        ready: Which version the engine is ready to serve.
     """
 
-    def __init__(self, sync: Client, listener: EventListener | None, ready: "ReadyFile") -> None:
+    def __init__(self, sync: Client, listener: EventListener | None, ready: "Readiness") -> None:
         self._sync, self._listener, self.ready = sync, listener, ready
         self.report = EngineReport(since=sync.clock.time())
         self.applied: Pair | None = None
@@ -63,6 +69,18 @@ class Reporter:
         if self._listener is not None:
             self._listener(level, name, fields)
 
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether the engine is ready, and what a health check answers. Any thread may call this."""
+        report, served, silent = self.report, self.ready.served, self.ready.silent_for()
+        reason = report.reason
+        if silent >= SILENT:
+            reason = f"the follower has not reported for {silent:.0f} s"
+        elif served is None and not reason:
+            reason = "it runs no version that is recent enough"
+        is_ready = served is not None and silent < SILENT
+        document = {"ready": is_ready, "state": report.state.value, "since": report.since, "reason": reason}
+        return is_ready, {**document, "version": served or (label_of(self.applied) if self.applied else None)}
+
     def _write(self, write: Callable[[], None]) -> None:
         # The first call may only raise an error of the heartbeat before it; it is reported, and the write repeated.
         for _ in range(2):
@@ -74,33 +92,58 @@ class Reporter:
                 return
 
 
-class ReadyFile:
-    """A file that exists while the engine is ready, for load balancers; at the start a stale one is removed.
+class Readiness:
+    """Which version the engine is ready to serve, and that the follower's thread works.
+
+    The ready file, for load balancers, exists while there is such a version. It holds the version and the time of the
+    last heartbeat. At the start a stale one is removed.
 
     Args:
-        path: The file; None for no file.
+        path: The ready file; None for no file.
+        clock: This host's clock.
 
     Raises:
         OSError: The file can neither be removed nor created.
     """
 
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._shown: str | None = None
+    def __init__(self, path: str | None, clock: Clock) -> None:
+        self._path, self._clock = path, clock
+        self._lock = threading.Lock()
+        self.served: str | None = None
+        """The label of the version; None if the engine is not ready."""
+        self._beat = clock.monotonic()
+        self._written = float("-inf")
         self._remove()
 
+    def silent_for(self) -> float:
+        """Return the seconds since the follower's thread was last seen to work."""
+        return self._clock.monotonic() - self._beat
+
     def show(self, label: str | None) -> None:
-        """Write the version that is served into the file; None removes it."""
-        if self._path is None or label == self._shown:
+        """Set the version that is served; None if the engine is not ready."""
+        with self._lock:
+            before, self.served = self.served, label
+            if label is None and before is not None:
+                self._remove()
+            elif label is not None and label != before:
+                self._write(label)
+        self.beat()
+
+    def beat(self) -> None:
+        """Note that the follower's thread works; every few seconds write that into the file too. Never raises."""
+        self._beat = self._clock.monotonic()
+        with self._lock, contextlib.suppress(OSError):
+            if self.served is not None and self._beat - self._written >= HEARTBEAT:
+                self._write(self.served)
+
+    def _write(self, label: str) -> None:
+        self._written = self._clock.monotonic()
+        if self._path is None:
             return
-        if label is None:
-            self._remove()
-        else:
-            temporary = f"{self._path}.{os.getpid()}.tmp"
-            with open(temporary, "w", encoding="ascii") as file:
-                file.write(f"{label}\n")
-            os.replace(temporary, self._path)
-        self._shown = label
+        temporary = f"{self._path}.{os.getpid()}.tmp"
+        with open(temporary, "w", encoding="ascii") as file:
+            file.write(f"{label} {self._clock.time():.0f}\n")
+        os.replace(temporary, self._path)
 
     def _remove(self) -> None:
         if self._path is not None:

@@ -1,11 +1,13 @@
 """A follower as a process: signals, the log, and the exit code."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from explorer_hooks.follower.follower import Follower
+from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions, TurnOutcome
 from explorer_hooks.hook import Hook
 from explorer_hooks.stopping import Stop
@@ -40,6 +42,7 @@ def serve(
     hear: Callable[[TurnOutcome], None] = lambda _: None,
     once: bool = False,
     wait: float = 3600.0,
+    health: str | None = None,
 ) -> None:
     """Follow a job until a signal or its end; with `once` until the first version is loaded or failed.
 
@@ -53,6 +56,7 @@ def serve(
         hear: Hears each outcome.
         once: Whether it ends once the engine runs what the policy names.
         wait: Seconds to wait for that.
+        health: `HOST:PORT` to answer health checks at; None for nowhere.
 
     Raises:
         SyncdError: The follower failed; the exit code says how.
@@ -60,10 +64,14 @@ def serve(
     stop = Stop(lambda _: KeyboardInterrupt())  # the second signal aborts the load that has begun
     with (
         stop.on_signals(),
+        HealthServer.serving(health) if health is not None else contextlib.nullcontext() as server,
         Follower.open(job, hook, identity, options, engine=engine, listener=listener) as follower,
     ):
         name = follower.sync.identity
         listener("info", "follower_started", {"job": job, "name": name, "engine": engine})
+        if server is not None:
+            server.health = follower.health
+            listener("info", "health_served", {"url": server.url})
         if once and follower.is_current():
             return
         ends = time.monotonic() + wait if once else math.inf

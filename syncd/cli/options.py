@@ -21,7 +21,7 @@ from syncd.stall.calls import PendingCalls, tracked
 from syncd.stall.verbs import pending_calls
 
 SCHEMA_VERSION = 1
-"""Grows when a documented field changes its meaning or goes; new fields may come without."""
+"""Of a document that names no other one. It grows when a documented field changes its meaning or goes."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,16 +38,16 @@ state_dir_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def json_text(document: Mapping[str, Any]) -> str:
+def json_text(document: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> str:
     """Return a document as one line of JSON; docs/json.md is the contract."""
     import json  # noqa: PLC0415 - most commands print none
 
-    return json.dumps({"schema_version": SCHEMA_VERSION, **document}, allow_nan=False)
+    return json.dumps({"schema_version": schema, **document}, allow_nan=False)
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> None:
     """Print a document as one line of JSON."""
-    click.echo(json_text(document))
+    click.echo(json_text(document, schema))
 
 
 def exit_on_sigterm() -> None:

@@ -71,6 +71,7 @@ def serve(
     from syncd.dashboard import document, server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
+    from syncd.views.data import STATUS_SCHEMA  # noqa: PLC0415
 
     address = server.address_of(host)
     if not server.is_loopback(address):
@@ -84,13 +85,15 @@ def serve(
     )
     poll = SharedPoll(reader, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
-    site = server.Site(lambda: options.json_text(document.answer(poll.current(_PATIENCE), every)))
+    site = server.Site(
+        lambda: options.json_text(document.answer(poll.current(_PATIENCE), every), STATUS_SCHEMA)
+    )
     pages = server.PageServer(address, port, site, known_as)
     _poll_once(poll)
-    stop = server.serve_in_background(pages)
+    stop, signalled = server.serve_in_background(pages), _on_signal()
     click.echo(server.url(address, pages.server_port, socket.gethostname()))
     sys.stdout.flush()
-    _wait_for_signal()
+    signalled.wait()
     stop()
 
 
@@ -123,9 +126,9 @@ def _poll_once(poll: "SharedPoll") -> None:
         )
 
 
-def _wait_for_signal() -> None:
-    """Wait for SIGTERM or Ctrl-C."""
+def _on_signal() -> threading.Event:
+    """Return an event that SIGTERM and Ctrl-C set from now on."""
     signalled = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: signalled.set())
-    signalled.wait()
+    return signalled

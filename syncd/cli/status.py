@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncd.cli import options
-from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError
+from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError, plain
+from syncd.protocol.engine_state import EngineState
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, PendingCalls
 
@@ -33,7 +34,9 @@ _OTHER_LINES = 16
     most=600,
 )
 @click.option(
-    "--check", is_flag=True, help="For monitoring: print one line; exit 3 when the newest version is too old."
+    "--check",
+    is_flag=True,
+    help="For monitoring: print one line; exit 3 when the newest version is too old or an engine cannot work.",
 )
 @options.seconds_option("--max-age", "With --check: the greatest age that is OK.")
 @options.seconds_option(
@@ -77,7 +80,7 @@ def status(
         raise UsageError("--max-age belongs to --check", hint=hint)
     source = _StatusSource(job, state_dir, patience)
     if check:
-        _check(source, max_age)
+        _check(source, look, max_age)
     elif watch:
         _watch(source, interval, as_json=as_json)
     else:
@@ -143,7 +146,7 @@ def _show(source: _StatusSource, seconds: float, *, as_json: bool) -> None:
 
 def _print(document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        options.print_json(document)
+        _print_json(document)
     else:
         from syncd.views import table  # noqa: PLC0415
 
@@ -164,7 +167,13 @@ def _refresh_json(source: _StatusSource) -> None:
         document = source.read()
     except StuckError:
         document = source.known()
-    options.print_json(document)
+    _print_json(document)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    from syncd.views.data import STATUS_SCHEMA  # noqa: PLC0415
+
+    options.print_json(document, STATUS_SCHEMA)
 
 
 @contextlib.contextmanager
@@ -199,10 +208,10 @@ def _frame(source: _StatusSource, where: "Console") -> "RenderableType":
         return Text(f"error: {error}", "bold red")
 
 
-def _check(source: _StatusSource, max_age: float | None) -> None:
+def _check(source: _StatusSource, seconds: float, max_age: float | None) -> None:
     """Print one line in the form of monitoring plug-ins: SYNCD STATE - text | name=value ..."""
     try:
-        document = source.read()
+        document = source.read(seconds)
     except SyncdError as error:
         click.echo(f"SYNCD ERROR - {error}")
         sys.exit(error.exit_code)
@@ -217,16 +226,36 @@ def _judge(document: dict[str, Any], max_age: float | None) -> tuple[str, str]:
     if version is None:
         return "NOT READY", "nothing is published yet"
     text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago"
-    if max_age is not None and version["age"] > max_age:
-        return "STALE", f"{text}, more than {max_age:g} s"
-    return "OK", text
+    is_stale = max_age is not None and version["age"] > max_age
+    useless, behind = _engines_in_trouble(document)
+    text = "; ".join((f"{text}, more than {max_age:g} s" if is_stale else text, *useless, *behind))
+    return ("STALE" if is_stale else "ENGINE" if useless else "OK"), text
+
+
+def _engines_in_trouble(document: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the engines that can do no work, and those that run an older version, each with why."""
+    useless, behind = [], []
+    for item in document["explorers"]:
+        engine = item["engine"]
+        if engine is None or item["alive"] is False:
+            continue
+        state = EngineState(engine["state"])
+        # What follows a `|` would be read as figures.
+        said = plain(f"engine of {item['id']} is {state.value}: {engine['reason']}").replace("|", "/")
+        if state.is_useless or (state.is_behind and not engine["ready"]):
+            useless.append(said)
+        elif state.is_behind:
+            behind.append(said)
+    return useless, behind
 
 
 def _values(document: dict[str, Any], max_age: float | None) -> str:
     version, explorers = document["version"], document["explorers"]
     lag = max((item["lag"] or 0 for item in explorers if item["alive"] is not False), default=0)
     here = sum(item["alive"] is not False for item in explorers)
-    values = [f"explorers={here}", f"lag={lag}", f"bytes={document['steps']['bytes']}B"]
+    engines = [item["engine"] for item in explorers if item["engine"] is not None]
+    ready = [f"ready={sum(engine['ready'] for engine in engines)}"] if engines else []
+    values = [f"explorers={here}", *ready, f"lag={lag}", f"bytes={document['steps']['bytes']}B"]
     if version is not None:
         limit = "" if max_age is None else f";;{max_age:g}"
         values = [f"age={version['age']:.3f}s{limit}", f"step={version['step']}", *values]

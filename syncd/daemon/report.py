@@ -12,6 +12,7 @@ from syncd.errors import StorageError, plain
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
+from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mount import MountState, MountTrouble
 from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
@@ -118,6 +119,7 @@ def differences(before: Snapshot, after: Snapshot) -> Iterator[Message]:
     yield from _modules("explorer", before.explorers, after.explorers)
     yield from _modules("trainer", before.trainers, after.trainers)
     yield from _lags(before, after)
+    yield from _engines(before.explorers, after.explorers)
 
 
 def totals(snapshot: Snapshot) -> dict[str, Any]:
@@ -203,6 +205,44 @@ def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
         known = before.explorers.get(name)
         if lag is not None and module.alive and (known is None or lag != lag_of(before, known)):
             yield Message(names.EXPLORER_LAG_CHANGED, "debug", {"explorer": name, "lag": lag})
+
+
+def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
+    """Yield what each live explorer reports of its engine whenever that changes."""
+    if before is after:
+        return
+    for name, module in after.items():
+        now, was = _engine(module), _engine(before.get(name))
+        if now is None or now == was:
+            continue
+        yield Message(names.ENGINE_REPORTED, "debug", {"explorer": name, **_figures(now)})
+        state = was.state if was else None
+        if now.state is not state and (now.state.is_trouble or (state and state.is_trouble)):
+            fields = {"explorer": name, "state": now.state.value, "before": state and state.value}
+            yield Message(names.ENGINE_STATE_CHANGED, _level(now.state), {**fields, "reason": now.reason})
+
+
+def _engine(module: Module | None) -> EngineReport | None:
+    """Return what a live explorer reports of its engine."""
+    return engine_of(module.presence) if module and module.alive and not _has_left(module) else None
+
+
+def _figures(engine: EngineReport) -> dict[str, Any]:
+    proof = engine.proof
+    return {
+        "state": engine.state.value,
+        "ready": engine.ready,
+        "failures": engine.failures,
+        "load_seconds": engine.load_seconds,
+        "mean": proof and proof.mean,
+        "tolerance": proof and proof.tolerance,
+    }
+
+
+def _level(state: EngineState) -> Level:
+    if state in (EngineState.WRONG, EngineState.DEAD):
+        return "error"
+    return "warning" if state.is_trouble else "info"
 
 
 def lag_of(snapshot: Snapshot, module: Module) -> int | None:

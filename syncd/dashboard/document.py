@@ -37,6 +37,7 @@ _QUIET = frozenset(
     {
         names.SCAN_COMPLETED,
         names.EXPLORER_LAG_CHANGED,
+        names.ENGINE_REPORTED,
         names.STEP_PROGRESSED,
         names.STEP_FOUND,
         names.STEP_COMPLETED,
@@ -138,8 +139,13 @@ def answer(known: PollResult, every: float) -> Document:
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:
     """Return the explorers to show, dead ones first, in an order that does not change while they work."""
-    trouble_first = sorted(explorers, key=lambda one: (_WORST[one["heart"]], -(one["lag"] or 0), one["id"]))
+    trouble_first = sorted(explorers, key=_attention)
     return sorted(trouble_first[:MOST_ROWS], key=lambda one: (_WORST[one["heart"]] != 0, one["id"]))
+
+
+def _attention(explorer: Document) -> tuple[int, bool, int, str]:
+    heart = _WORST[explorer["heart"]]
+    return heart, not data.has_engine_trouble(explorer), -(explorer["lag"] or 0), explorer["id"]
 
 
 def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:

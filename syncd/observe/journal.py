@@ -28,7 +28,9 @@ MAX_LINE = 64 << 10
 _WAITING = 64
 _MOST_READ = 16 << 20
 _ENDS = frozenset({names.STANDBY_STARTED, names.LEADERSHIP_LOST})
-_TOO_MANY = frozenset({names.SCAN_COMPLETED, names.EXPLORER_LAG_CHANGED, names.MOUNT_STUCK})
+_TOO_MANY = frozenset(
+    {names.SCAN_COMPLETED, names.EXPLORER_LAG_CHANGED, names.ENGINE_REPORTED, names.MOUNT_STUCK}
+)
 
 
 class Journal:

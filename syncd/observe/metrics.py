@@ -8,13 +8,14 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from syncd._version import __version__
 from syncd.errors import ConfigError
 from syncd.observe import names
 from syncd.observe.events import Event
+from syncd.protocol.engine_state import EngineState
 from syncd.protocol.mount import MountState
 
 Fields = Mapping[str, Any]
@@ -42,6 +43,12 @@ _GAUGES = {
     "shards_expected": ("Writers or shards of that step, 0 while unknown.",),
     "shards_ratio": ("shards_present / shards_expected.",),
     "explorer_lag_steps": ("Steps that an explorer is behind.", "explorer"),
+    "engine_state": ("1 for the state that an explorer's engine is in.", "explorer", "state"),
+    "engine_ready": ("1 while an explorer's engine may be given work.", "explorer"),
+    "engine_load_failures": ("Loads that failed or were refused since its explorer's start.", "explorer"),
+    "engine_load_seconds": ("Seconds of its last load.", "explorer"),
+    "engine_proof_difference": ("Mean difference of its last proof, in nats.", "explorer"),
+    "engine_proof_tolerance": ("Mean difference up to which a version is proven, in nats.", "explorer"),
     "mount_state": ("1 for the state that the job's file system is in.", "state"),
     "mount_stuck_seconds": ("Seconds that an operation on it has not returned, 0 without one.",),
     "info": ("Constant 1.", "version"),
@@ -79,6 +86,16 @@ _OF_FIELD = {
     },
 }
 """By event: the gauge that shows each of its fields."""
+
+_OF_EXPLORER = {
+    "lag": "explorer_lag_steps",
+    "ready": "engine_ready",
+    "failures": "engine_load_failures",
+    "load_seconds": "engine_load_seconds",
+    "mean": "engine_proof_difference",
+    "tolerance": "engine_proof_tolerance",
+}
+"""The gauges with the label `explorer`, by the field of an event."""
 
 _FAILURES = (
     names.OPERATION_FAILED,
@@ -171,7 +188,8 @@ class Metrics:
             names.VERSION_PUBLISHED: self._on_published,
             names.VERSION_REWOUND: lambda fields: self._counted("versions_rewound", fields, "reason"),
             names.STEP_PRUNED: self._on_pruned,
-            names.EXPLORER_LAG_CHANGED: self._on_lag,
+            names.EXPLORER_LAG_CHANGED: lambda fields: self._show_explorer(fields, ("lag",)),
+            names.ENGINE_REPORTED: self._on_engine,
             **dict.fromkeys((names.EXPLORER_DIED, names.EXPLORER_LEFT), self._on_explorer_gone),
             names.SCAN_COMPLETED: self._on_scan,
             **dict.fromkeys(_FAILURES, lambda fields: self._counted("errors", fields, "code", "unknown")),
@@ -186,7 +204,8 @@ class Metrics:
         # Only a leader scans: what it saw last is out of date.
         self._filling.clear()
         self._show_progress()
-        self._all["explorer_lag_steps"].clear()
+        for gauge in (*_OF_EXPLORER.values(), "engine_state"):
+            self._all[gauge].clear()
 
     def _on_filling(self, fields: Fields) -> None:
         if fields.get("state", "filling") == "filling":
@@ -212,12 +231,25 @@ class Metrics:
         self._all["pruned_bytes"].labels(fields.get("rule", "")).inc(fields.get("bytes") or 0)
         self._on_filled(fields)
 
-    def _on_lag(self, fields: Fields) -> None:
-        self._all["explorer_lag_steps"].labels(fields["explorer"]).set(fields["lag"])
+    def _on_engine(self, fields: Fields) -> None:
+        self._show_explorer(fields, _OF_EXPLORER.keys() - {"lag"})
+        for state in EngineState:
+            self._all["engine_state"].labels(fields["explorer"], state.value).set(state == fields["state"])
+
+    def _show_explorer(self, fields: Fields, shown: Iterable[str]) -> None:
+        """Show fields of an event as gauges of its explorer; one without a value has no gauge."""
+        for field in shown:
+            gauge = self._all[_OF_EXPLORER[field]]
+            if (value := fields.get(field)) is None:
+                _remove(gauge, fields["explorer"])
+            else:
+                gauge.labels(fields["explorer"]).set(value)
 
     def _on_explorer_gone(self, fields: Fields) -> None:
-        with contextlib.suppress(KeyError):
-            self._all["explorer_lag_steps"].remove(fields["explorer"])
+        for gauge in _OF_EXPLORER.values():
+            _remove(self._all[gauge], fields["explorer"])
+        for state in EngineState:
+            _remove(self._all["engine_state"], fields["explorer"], state.value)
 
     def _on_scan(self, fields: Fields) -> None:
         full = "true" if fields.get("full") else "false"
@@ -272,6 +304,11 @@ def _instruments(client: Any, registry: Any) -> dict[str, Any]:
     made["info"].labels(__version__).set(1)
     made["filling_step"].set(-1)
     return made
+
+
+def _remove(gauge: Any, *labels: str) -> None:
+    with contextlib.suppress(KeyError):
+        gauge.remove(*labels)
 
 
 class _Labelled:

@@ -5,12 +5,13 @@ The follower writes it into the presence's `info`; the daemon, `syncd status`, t
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.documents import MAX_INTEGER, Fields
+from syncd.protocol.presence import Presence, RunningStatus
 
 GIVEN_UP = 8
 """How many given-up versions a presence names, the newest ones."""
@@ -26,7 +27,8 @@ class EngineState(StrEnum):
     version's probe within the tolerance. loaded: it names the version, and there was nothing to prove it by.
     refused: the newest version does not fit or is damaged, so an older one runs. failed: the newest version could not
     be loaded or not be proven, so an older one runs. unreachable: it does not answer. wrong: it answers with weights
-    of no version. dead: it can neither load nor be restored.
+    of no version. dead: it can neither load nor be restored. stopped: its explorer has stopped; a reader says this,
+    no explorer does.
     """
 
     WAITING = "waiting"
@@ -38,6 +40,22 @@ class EngineState(StrEnum):
     UNREACHABLE = "unreachable"
     WRONG = "wrong"
     DEAD = "dead"
+    STOPPED = "stopped"
+
+    @property
+    def is_useless(self) -> bool:
+        """Return whether an engine in this state can do no work until something mends it."""
+        return self in (EngineState.UNREACHABLE, EngineState.WRONG, EngineState.DEAD)
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether it runs an older version because the newest one was given up."""
+        return self in (EngineState.REFUSED, EngineState.FAILED)
+
+    @property
+    def is_trouble(self) -> bool:
+        """Return whether a person should see to it."""
+        return self.is_useless or self.is_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +139,14 @@ class EngineReport:
         }
 
 
+def engine_of(explorer: Presence) -> EngineReport | None:
+    """Return what an explorer reports of its engine, None if it reports nothing that can be read."""
+    report = engine_report_of(explorer.info)
+    if report is None or explorer.status is not RunningStatus.STOPPED:
+        return report
+    return replace(report, state=EngineState.STOPPED, since=explorer.updated_at, ready=False, reason="")
+
+
 def engine_report_of(info: Mapping[str, Any]) -> EngineReport | None:
     """Return what a presence's `info` says of an engine, None if it says nothing that can be read."""
     try:
@@ -135,18 +161,18 @@ def _report(fields: Fields) -> EngineReport:
         state=EngineState(fields.text("state")),
         since=fields.number("since"),
         ready=fields.flag("ready"),
-        reason=fields.text("reason"),
+        reason=fields.text("reason")[:_LONGEST],
         loads=fields.integer("loads"),
         failures=fields.integer("failures"),
         load_seconds=_optional_number(fields, "load_seconds"),
         proof=_proof(proof) if proof else None,
-        given_up=tuple(_given_up(one) for one in fields.records("given_up")),
+        given_up=tuple(_given_up(one) for one in fields.records("given_up")[-GIVEN_UP:]),
     )
 
 
 def _proof(fields: Fields) -> Proof:
     return Proof(
-        version=fields.text("version"),
+        version=fields.text("version")[:_LONGEST],
         mean=fields.number("mean"),
         worst=fields.number("worst"),
         tolerance=fields.number("tolerance"),
@@ -158,7 +184,10 @@ def _proof(fields: Fields) -> Proof:
 
 def _given_up(fields: Fields) -> GivenUp:
     return GivenUp(
-        fields.integer("step"), fields.text("digest"), fields.text("reason"), fields.flag("refused")
+        fields.integer("step"),
+        fields.text("digest")[:_LONGEST],
+        fields.text("reason")[:_LONGEST],
+        fields.flag("refused"),
     )
 
 

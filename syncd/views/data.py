@@ -1,13 +1,15 @@
 """A job as plain data: what `status --json` and `ls --json` print. docs/json.md documents every field."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from syncd.config import DaemonConfig
 from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
+from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mount import MountState
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
@@ -16,6 +18,9 @@ from syncd.stall.hostfile import HostFile
 from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
+
+STATUS_SCHEMA = 2
+"""The `schema_version` of what `status` and the page show."""
 
 _POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
 
@@ -60,12 +65,37 @@ def problems(view: JobView) -> list[tuple[str, str]]:
         ("quarantined_step", f"step {step}: {why}") for step, why in put_aside.items() if why is not None
     ]
     found += list(view.problems.items())
+    found += _engine_problems(view)
     found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
     found += [("mount", trouble)] if (trouble := _mount_trouble(view.known)) else []
     heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         found.append(("daemon", "no daemon leads this job"))
     return found
+
+
+def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:
+    """Yield the engines that run no version, or not the newest one, for a reason."""
+    for name in sorted(view.snapshot.explorers):
+        engine = _engine(view, name)
+        if engine is not None and engine.state.is_trouble and _is_followed(view, name):
+            yield f"engine_{engine.state.value}", f"{name}: {engine.reason}"
+
+
+def has_engine_trouble(explorer: Mapping[str, Any]) -> bool:
+    """Return whether the engine of an explorer, as `status` shows it, needs a person's attention."""
+    engine = explorer["engine"]
+    return engine is not None and EngineState(engine["state"]).is_trouble
+
+
+def _engine(view: JobView, name: str) -> EngineReport | None:
+    """Return what an explorer reports of its engine; one whose explorer is dead is not ready."""
+    report = engine_of(view.snapshot.explorers[name].presence)
+    return report and replace(report, ready=report.ready and _is_followed(view, name))
+
+
+def _is_followed(view: JobView, name: str) -> bool:
+    return view.hearts[f"explorer/{name}"] not in (Heart.DEAD, Heart.LEFT)
 
 
 def known(found: HostFile | None, root: str, at: float) -> Document:
@@ -149,13 +179,14 @@ def _module(view: JobView, module: Module, heart: Heart) -> Document:
 
 
 def _explorer(view: JobView, name: str) -> Document:
-    module = view.snapshot.explorers[name]
+    module, engine = view.snapshot.explorers[name], _engine(view, name)
     presence = module.presence
     return {
         **_module(view, module, view.hearts[f"explorer/{name}"]),
         "applied": pair_document(presence.applied),
         "loading": pair_document(presence.loading),
         "lag": lag_of(view.snapshot, module),
+        "engine": engine and engine.document(),
         "leases": list(presence.leases),
     }
 

@@ -9,10 +9,24 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from syncd.views.data import has_engine_trouble
+
 Document = Mapping[str, Any]
 
 _HEARTS = {"alive": "green", "dead": "bold red", "left": "dim", "unknown": "yellow"}
 _STATES = {"complete": "green", "filling": "yellow", "damaged": "bold red"}
+_ENGINES = {
+    "proven": "green",
+    "loaded": "green",
+    "refused": "yellow",
+    "failed": "yellow",
+    "stopped": "dim",
+    "unreachable": "bold red",
+    "wrong": "bold red",
+    "dead": "bold red",
+}
+_ENGINE_COLUMNS = ("engine", "load", "failures", "proof")
+_WORKING = ("proven", "loaded", "refused", "failed")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
 _BAR = 24
@@ -44,7 +58,7 @@ def status(document: Document, rows: int = 50) -> RenderableType:
     if document["filling"]:
         parts += [Text(), _filling(document["filling"])]
     if document["explorers"]:
-        parts += [Text(), _explorers(document["explorers"], rows)]
+        parts += [Text(), _explorers(document["explorers"], rows, document["at"])]
     if document["trainers"]:
         parts += [Text(), _trainers(document["trainers"])]
     if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
@@ -183,13 +197,15 @@ def _filling(filling: Iterable[Document]) -> Table:
     return table
 
 
-def _explorers(explorers: list[Document], rows: int) -> Table:
-    table = _table("explorer", "heartbeat", "status", "applied", "loading", "lag", "leases", "host")
+def _explorers(explorers: list[Document], rows: int, now: float) -> Table:
+    engines = _ENGINE_COLUMNS if any(item["engine"] for item in explorers) else ()
+    table = _table("explorer", "heartbeat", "status", *engines, "applied", "loading", "lag", "leases", "host")
     for item in sorted(explorers, key=_attention)[:rows]:
         table.add_row(
             item["id"],
             _heart(item),
             item["status"],
+            *(_engine(item["engine"], now) if engines else ()),
             _pair(item["applied"]),
             _pair(item["loading"]),
             _lag(item["lag"]),
@@ -199,6 +215,21 @@ def _explorers(explorers: list[Document], rows: int) -> Table:
     if len(explorers) > rows:
         table.add_row(Text(f"and {len(explorers) - rows} more", "dim"))
     return table
+
+
+def _engine(engine: Document | None, now: float) -> tuple[Text, str, Text, str]:
+    """Return the cells of `_ENGINE_COLUMNS`."""
+    if engine is None:
+        return Text(""), "", Text(""), ""
+    state, seconds, proof = engine["state"], engine["load_seconds"], engine["proof"]
+    shown = Text(f"{state} {age(max(now - engine['since'], 0.0))}", _ENGINES.get(state, ""))
+    is_waiting_to_work = state in _WORKING and not engine["ready"]
+    return (
+        shown.append(", not ready" if is_waiting_to_work else "", "yellow"),
+        "" if seconds is None else f"{seconds:.3g} s",
+        Text(str(engine["failures"]), "yellow" if engine["failures"] else ""),
+        "" if proof is None else f"{proof['mean']:.2g} of {proof['tolerance']:.2g}",
+    )
 
 
 def _trainers(trainers: Iterable[Document]) -> Table:
@@ -214,8 +245,13 @@ def _doing(trainer: Document) -> str:
     return f"{trainer['status']}, waits for {_plain(waiting['for'])}" if waiting else str(trainer["status"])
 
 
-def _attention(explorer: Document) -> tuple[bool, int, str]:
-    return explorer["heart"] != "dead", -(explorer["lag"] or 0), explorer["id"]
+def _attention(explorer: Document) -> tuple[bool, bool, int, str]:
+    return (
+        explorer["heart"] != "dead",
+        not has_engine_trouble(explorer),
+        -(explorer["lag"] or 0),
+        explorer["id"],
+    )
 
 
 def _heart(module: Document) -> Text:

@@ -3,10 +3,13 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,12 @@ class Bed:
         hook = ("--hook", self.engine.address, "--timeout", 30)
         return self.start("follow", self.job.root, *hook, "--name", name, *options)
 
+    def status(self, *options):
+        """Return the exit code and the output of `syncd status`."""
+        process = self.start("status", self.job.root, *options)
+        out, _ = process.communicate(timeout=LONG)
+        return process.returncode, out
+
     def start(self, *arguments):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("support.cli.ROOT", PATHS)
@@ -127,7 +136,7 @@ def test_syncd_follow_applies_versions_until_sigterm(bed, tmp_path):
         write_step(bed.job, step)
         bed.applies(step)
         bed.serves(step)
-    until(lambda: ready.exists() and ready.read_text() == "1.2\n", "it is ready")
+    until(lambda: ready.exists() and ready.read_text().split()[0] == "1.2", "it is ready")
     presence = bed.presence()
     assert presence.info["engine"] == bed.engine.address.replace("user:secret@", "")
     assert os.path.isdir(presence.info["staged"])
@@ -143,6 +152,84 @@ def test_syncd_follow_applies_versions_until_sigterm(bed, tmp_path):
     assert bed.presence().status is RunningStatus.STOPPED
     assert bed.presence().leases == ()
     bed.serves(2)
+
+
+def answer_of(url):
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=LONG) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_syncd_follow_answers_health_checks_by_the_state_of_the_engine(bed, tmp_path):
+    bed.watch()
+    ready = tmp_path / "ready"
+    process = bed.follow("--health", "127.0.0.1:0", "--ready-file", ready)
+    lines = map(json.loads, iter(process.stderr.readline, ""))
+    url = next(line["url"] for line in lines if line["event"] == "health_served")
+
+    def answers(status, state):
+        found = lambda: (answer := answer_of(url))[0] == status and answer[1]["state"] == state  # noqa: E731
+        until(found, f"it answers {status} and is {state}")
+
+    answers(503, "waiting")
+    write_step(bed.job, 1)
+    answers(200, "loaded")
+    label, first = until(lambda: ready.exists() and ready.read_text(), "it is ready").split()
+    assert (label, answer_of(url)[1]["version"]) == ("1.1", "1.1")
+    block(bed, "load")
+    answers(503, "loading")
+    assert not ready.exists()
+    bed.engine.call("release", "load")
+    answers(200, "loaded")
+    assert answer_of(url)[1]["version"] == "1.2"
+    until(lambda: int(ready.read_text().split()[1]) >= int(first) + 5, "the file carries later heartbeats")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LONG) == 0
+    with pytest.raises(urllib.error.URLError):
+        answer_of(url)
+
+
+def test_status_and_its_check_show_the_state_of_a_real_engine(bed):
+    bed.watch()
+    bed.follow("--retries", 0)
+    write_step(bed.job, 1)
+    bed.applies(1)
+    engine = until(lambda: (found := shown_engine(bed)) and found["ready"] and found, "it is shown as ready")
+    assert (engine["state"], engine["reason"], engine["failures"], engine["loads"]) == ("loaded", "", 0, 1)
+    assert engine["load_seconds"] > 0
+    code, out = bed.status("--check")
+    assert (code, out[:9], " ready=1 " in out) == (0, "SYNCD OK ", True), out
+    code, out = bed.status()
+    assert re.search(r"^e0 .* running +loaded \d+ s +[\d.e-]+ s +0 ", out, re.MULTILINE), out
+    bed.engine.call("fail", "load", 9)
+    write_step(bed.job, 2)
+    engine = until(lambda: (found := shown_engine(bed))["state"] == "failed" and found, "its load has failed")
+    assert (engine["ready"], engine["failures"], engine["given_up"][0]["step"]) == (True, 1, 2)
+    code, out = bed.status("--check")
+    assert (code, "; engine of e0 is failed: " in out) == (0, True), out
+    bed.engine.process.kill()
+    until(lambda: shown_engine(bed)["state"] == "unreachable", "it does not answer")
+    code, out = bed.status("--check")
+    assert (code, out[:13], " ready=0 " in out) == (3, "SYNCD ENGINE ", True), out
+
+
+def shown_engine(bed):
+    _, out = bed.status("--json")
+    return next((one["engine"] for one in json.loads(out)["explorers"] if one["id"] == "e0"), None)
+
+
+@pytest.mark.parametrize(
+    ("address", "code"), [("example.org:80", 2), ("127.0.0.1", 2), ("203.0.113.9:80", 78)]
+)
+def test_a_wrong_address_for_health_checks_ends_the_command_before_it_joins(bed, address, code):
+    process = bed.follow("--health", address)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == code, err
+    assert "health checks" in err
+    assert bed.presence() is None
 
 
 def block(bed, phase):

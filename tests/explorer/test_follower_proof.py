@@ -7,6 +7,7 @@ from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
+from syncd.daemon import scan
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
 
@@ -264,3 +265,33 @@ def test_states_that_operators_see_follow_the_engine(scene):
     scene.engine.is_gone = True
     follower.turn(timeout=0.1)
     assert (report(scene).state, report(scene).ready) == (EngineState.UNREACHABLE, False)
+
+
+def test_the_daemon_reports_what_engines_report(scene, monkeypatch):
+    monkeypatch.setattr(scan, "MODULES_EVERY", 0.0)
+    monkeypatch.setattr(scan, "MODULES_SHARE", 0)
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    scene.tick()
+    *_, last = reported = scene.heard.of("engine_reported")
+    assert (last["explorer"], last["state"], last["ready"], last["failures"]) == ("e0", "proven", True, 0)
+    assert (last["mean"], last["load_seconds"] > 0) == (0.0, True)
+    assert scene.heard.of("engine_state_changed") == []
+    scene.tick()
+    assert len(scene.heard.of("engine_reported")) == len(reported)
+    publish(scene, 2)
+    scene.engine.answers_as = "a stale head"
+    assert follower.turn(timeout=LONG).kind == "failed"
+    scene.tick()
+    scene.engine.answers_as = None
+    publish(scene, 3)
+    proven(scene, follower, 3)
+    scene.tick()
+    follower.close()
+    scene.tick()
+    assert scene.heard.of("engine_reported")[-1]["state"] == "proven"  # that it has left is another event
+    wrong, well = (event for event in scene.heard.events if event.name == "engine_state_changed")
+    assert (wrong.level, wrong.fields["state"]) == ("error", "wrong")
+    assert (well.level, well.fields["before"]) == ("info", "wrong")
+    assert "answers as other weights" in wrong.fields["reason"]

@@ -12,6 +12,7 @@ from support.jobs import explorer, shard_bytes, write_step
 from syncd import console, errors
 from syncd.cli import main
 from syncd.errors import SyncdError
+from syncd.protocol.engine_state import EngineReport, EngineState, GivenUp, Proof
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
@@ -196,7 +197,7 @@ def test_status_json_has_the_documented_fields(shell, published):
     module = fields("status", 2)
     (explorer_shown,), (trainer_shown,) = document["explorers"], document["trainers"]
     assert set(explorer_shown) == module - {"step", "waiting"}
-    assert set(trainer_shown) == module - {"applied", "loading", "lag", "leases"}
+    assert set(trainer_shown) == module - {"applied", "loading", "lag", "leases", "engine"}
     for name in ("marker", "steps", "daemon", "disk"):
         assert set(document[name]) == inner("status", name), name
     for name in ("filling", "requests", "problems"):
@@ -204,8 +205,25 @@ def test_status_json_has_the_documented_fields(shell, published):
     assert document["version"]["step"] == 2
 
 
+def test_the_state_of_an_engine_has_the_documented_fields(shell, published):
+    proof, one = Proof("1.2", 0.1, 0.2, 0.3, None, 60, 1.0), GivenUp(3, "", "why", refused=False)
+    report = EngineReport(EngineState.PROVEN, proof=proof, given_up=(one,))
+    explorer(published, SystemClock(), "e9", info=report.document())
+    document = shell("status", published.root, "--json").document
+    assert document["schema_version"] == 2
+    engine = document["explorers"][-1]["engine"]
+    assert set(engine) == fields("status", 3)
+    assert set(engine["proof"]) == inner("status", "proof", 3)
+    assert set(engine["given_up"][0]) == inner("status", "given_up", 3)
+    states = next(row for row in section("status").splitlines() if row.startswith("| `state` | waiting"))
+    assert {state.value for state in EngineState} <= set(re.findall(r"\w+", states))
+
+
 def test_problem_names_are_documented(shell, published):
     damage(published)
+    for state in EngineState:
+        if state.is_trouble:
+            explorer(published, SystemClock(), state.value, info=EngineReport(state).document())
     document = shell("status", published.root, "--json").document
     text = section("status").split("`problems[].name`")[1]
     stable = set(re.findall(r"`(\w+)`", text))

@@ -17,9 +17,11 @@ from support.jobs import explorer, write_step
 
 from syncd.cli.wait import wait_for
 from syncd.errors import TimedOutError
+from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import decode_manifest, encode_manifest
+from syncd.protocol.presence import RunningStatus
 from syncd.protocol.request import read_pins
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
@@ -142,6 +144,55 @@ def test_check_before_the_first_version_exits_with_3(shell, job):
     done = shell("status", job.root, "--check")
     assert done.code == 3
     assert done.out == "SYNCD NOT READY - nothing is published yet | explorers=0 lag=0 bytes=0B\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "ready", "code", "text"),
+    [
+        ("proven", True, 0, "SYNCD OK - version 1.2 published 0 s ago | "),
+        ("loading", False, 0, "SYNCD OK - version 1.2 published 0 s ago | "),
+        (
+            "refused",
+            True,
+            0,
+            "SYNCD OK - version 1.2 published 0 s ago; engine of e0 is refused: why / how | ",
+        ),
+        (
+            "failed",
+            False,
+            3,
+            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is failed: why / how | ",
+        ),
+        (
+            "wrong",
+            False,
+            3,
+            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is wrong: why / how | ",
+        ),
+        (
+            "dead",
+            False,
+            3,
+            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is dead: why / how | ",
+        ),
+        (
+            "unreachable",
+            False,
+            3,
+            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is unreachable: why",
+        ),
+    ],
+)
+def test_check_fails_while_an_engine_can_do_no_work(shell, published, state, ready, code, text):
+    publish(published, 2)
+    report = EngineReport(EngineState(state), ready=ready, reason="why | how")
+    presence = explorer(published, SystemClock(), "e0", info=report.document())
+    done = shell("status", published.root, "--check")
+    assert (done.code, done.err) == (code, "")
+    assert done.out.startswith(text)
+    assert f" ready={ready:d} " in done.out
+    presence.update(status=RunningStatus.STOPPED)
+    assert shell("status", published.root, "--check").code == 0
 
 
 def test_check_of_a_missing_job_exits_with_74(shell, tmp_path):

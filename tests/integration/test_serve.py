@@ -45,7 +45,7 @@ def page(job):
 
 def test_served_data_equals_status_and_ls(page, job, shell):
     document = page.get().document
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["serving"]["state"] == "fresh"
     status, ls = shell("status", job.root, "--json").document, shell("ls", job.root, "--json").document
     assert set(document["status"]) | {"schema_version"} == set(status)

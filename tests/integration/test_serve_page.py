@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -243,9 +244,35 @@ def test_the_page_says_that_the_first_poll_is_running(show, server):
 
 
 def test_the_page_asks_for_a_reload_if_the_schema_is_newer(show, server):
-    page = show(answer={**server.get().document, "schema_version": 2})
+    page = show(answer={**server.get().document, "schema_version": 3})
     page.wait_for_selector("#notices :text('reload the page')")
     assert page.locator("#main").is_hidden()
+
+
+def test_the_page_shows_the_state_of_each_engine_with_its_last_proof(show, server):
+    document = server.get().document
+    proof = {"version": "1.2", "mean": 0.00012, "worst": 0.1, "tolerance": 0.005, "calibrated": None}
+    engine = {
+        "state": "proven",
+        "since": document["status"]["at"] - 90,
+        "ready": True,
+        "reason": "",
+        "loads": 2,
+        "failures": 1,
+        "load_seconds": 1.25,
+        "proof": proof,
+        "given_up": [],
+    }
+    row = {**document["status"]["explorers"][0], "heart": "alive", "alive": True, "lag": 0}
+    wrong = {**engine, "state": "wrong", "ready": False, "proof": None, "load_seconds": None, "failures": 0}
+    rows = [{**row, "id": "good", "engine": engine}, {**row, "id": "bad", "engine": wrong}]
+    page = show(PHONE, answer={**document, "status": {**document["status"], "explorers": rows}})
+    page.wait_for_selector("#explorers .heart.bad")
+    text = page.inner_text("#explorers")
+    assert re.search(r"proven 1 min 3\d s", text)
+    assert "loaded in 1.25 s \u00b7 1 failed load \u00b7 difference 0.00012 of 0.0050" in text
+    assert re.search(r"wrong 1 min 3\d s", text)
+    assert "1 engine not ready" in page.inner_text("#tiles")
 
 
 def test_the_page_says_why_a_step_will_be_removed(show, server):

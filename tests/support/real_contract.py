@@ -248,7 +248,7 @@ class RealEngineContract(HookContract):
         job.publish(1)
         with job.follower(bed.open(), ready_file=str(ready)) as follower:
             applied_next(follower, (1, 1))
-            assert ready.read_text().split() == ["1.1"]
+            assert ready.read_text().split()[0] == "1.1"
             bed.bring_down(job, tmp_path)
             bed.process.kill()
             assert follower.turn(5.0).kind == "unreachable"
@@ -259,5 +259,5 @@ class RealEngineContract(HookContract):
             awaited(lambda: follower.turn(1.0).kind == "applied" or follower.applied == (1, 2))
             assert bed.label() == job.label(2)
             assert bed.distance(seed_of((1, 2))) < CLOSE
-            assert ready.read_text().split() == ["1.2"]
+            assert ready.read_text().split()[0] == "1.2"
             assert follower.may_work()

@@ -15,6 +15,7 @@ from syncd.dashboard.document import PageReader
 from syncd.dashboard.poller import PollResult
 from syncd.errors import ConfigError, JobMissingError
 from syncd.observe import names
+from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.layout import Job
 from syncd.views import data
 from syncd.views.job_view import JobViewer
@@ -226,6 +227,18 @@ def test_the_page_describes_only_existing_events():
     words = set(re.findall(r"^  (\w+): \(", (STATIC / "text.js").read_text(), re.MULTILINE))
     assert words
     assert words <= names.EVENTS
+
+
+def test_the_page_describes_every_state_of_an_engine():
+    table = (STATIC / "parts.js").read_text().split("const ENGINES = {")[1].split("};")[0]
+    assert set(re.findall(r"(\w+):", table)) == set(EngineState) - {EngineState.WAITING, EngineState.LOADING}
+
+
+def test_explorers_whose_engine_is_in_trouble_are_not_cut_off(job, clock, sight, monkeypatch):
+    monkeypatch.setattr(document, "MOST_ROWS", 1)
+    for name, state in (("a", EngineState.PROVEN), ("b", EngineState.WRONG)):
+        explorer(job, clock, name, info=EngineReport(state).document())
+    assert [row["id"] for row in sight()["status"]["explorers"]] == ["b"]
 
 
 def test_every_alert_is_documented():

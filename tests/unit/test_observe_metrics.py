@@ -13,6 +13,7 @@ from syncd.errors import ConfigError
 from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.observe.metrics import Metrics
+from syncd.protocol.engine_state import EngineState
 
 pytest.importorskip("prometheus_client")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -76,6 +77,53 @@ def test_the_lag_metric_of_an_explorer_is_removed_when_it_dies(metrics):
     assert value(metrics, "explorer_lag_steps", explorer="b") == 3
 
 
+ENGINE = {
+    "explorer": "a",
+    "ready": True,
+    "failures": 2,
+    "load_seconds": 1.5,
+    "mean": 0.001,
+    "tolerance": 0.005,
+}
+GAUGES = ("ready", "load_failures", "load_seconds", "proof_difference", "proof_tolerance")
+
+
+def engine_gauges(metrics, explorer="a"):
+    return [value(metrics, f"engine_{name}", explorer=explorer) for name in GAUGES]
+
+
+def engine_states(metrics, explorer="a"):
+    found = {
+        state.value: value(metrics, "engine_state", explorer=explorer, state=state) for state in EngineState
+    }
+    return {state: shown for state, shown in found.items() if shown != 0}
+
+
+def test_an_engines_state_and_its_figures_are_gauges_of_its_explorer(metrics):
+    tell(metrics, names.ENGINE_REPORTED, state="proven", **ENGINE)
+    assert engine_gauges(metrics) == [1, 2, 1.5, 0.001, 0.005]
+    assert engine_states(metrics) == {"proven": 1}
+    restarted = {
+        **ENGINE,
+        "ready": False,
+        "failures": 0,
+        "load_seconds": None,
+        "mean": None,
+        "tolerance": None,
+    }
+    tell(metrics, names.ENGINE_REPORTED, state="wrong", **restarted)
+    assert engine_gauges(metrics) == [0, 0, None, None, None]
+    assert engine_states(metrics) == {"wrong": 1}
+
+
+@pytest.mark.parametrize("gone", [names.EXPLORER_DIED, names.EXPLORER_LEFT, names.LEADERSHIP_LOST])
+def test_the_gauges_of_an_engine_are_removed_with_its_explorer_or_leader(metrics, gone):
+    tell(metrics, names.ENGINE_REPORTED, state="proven", **ENGINE)
+    tell(metrics, gone, explorer="a")
+    assert engine_gauges(metrics) == [None] * 5
+    assert set(engine_states(metrics).values()) == {None}
+
+
 def test_a_deposed_leader_resets_its_gauges(metrics):
     tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
     tell(metrics, names.STEP_FOUND, step=3, state="filling", present=1, expected=2)
@@ -123,6 +171,7 @@ def test_errors_are_counted_by_code(metrics):
 def test_every_event_is_accepted_without_an_error(metrics):
     for name in names.EVENTS - {
         names.EXPLORER_LAG_CHANGED,
+        names.ENGINE_REPORTED,
         names.EXPLORER_DIED,
         names.EXPLORER_LEFT,
         names.SCAN_COMPLETED,

@@ -13,6 +13,7 @@ from syncd.config import DaemonConfig
 from syncd.daemon.retention import decide
 from syncd.daemon.scan import Scanner
 from syncd.errors import JobMissingError
+from syncd.protocol.engine_state import EngineReport, EngineState, GivenUp, Proof
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
@@ -255,3 +256,98 @@ def test_sizes_are_shown_with_their_unit(count, text):
 )
 def test_ages_are_shown_with_their_unit(seconds, text):
     assert table.age(seconds) == text
+
+
+# --- engines ----------------------------------------------------------------------------------------------------
+
+PROOF = Proof("1.5.abc", 0.0001234, 0.01, 0.005, 0.0002, 60, 0.5)
+
+
+def engine(job, clock, name, state, **more):
+    """Return the published presence of an explorer whose engine is in a state for 90 seconds."""
+    report = EngineReport(EngineState(state), **{"since": clock.time() - 90, "ready": True, **more})
+    return explorer(job, clock, name, info=report.document())
+
+
+def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
+    given_up = (GivenUp(6, "xxh", "it does not fit", refused=True),)
+    more = {"loads": 3, "failures": 2, "load_seconds": 1.25, "proof": PROOF, "given_up": given_up}
+    engine(job, clock, "e0", "proven", **more)
+    explorer(job, clock, "older")
+    document = data.status(JobViewer(job, clock).read())
+    (shown_engine, older) = (item["engine"] for item in document["explorers"])
+    assert (shown_engine["state"], shown_engine["since"], shown_engine["ready"]) == (
+        "proven",
+        clock.time() - 90,
+        True,
+    )
+    assert (shown_engine["loads"], shown_engine["failures"], shown_engine["load_seconds"]) == (3, 2, 1.25)
+    assert (shown_engine["proof"]["mean"], shown_engine["proof"]["tolerance"]) == (0.0001234, 0.005)
+    assert shown_engine["given_up"][0]["reason"] == "it does not fit"
+    assert older is None
+    assert json.loads(json_text(document, data.STATUS_SCHEMA))["schema_version"] == 2
+    text = shown(table.status(document))
+    head, row, other = text.split("explorer  ")[1].splitlines()[:3]
+    columns = "heartbeat status engine load failures proof applied loading lag leases host"
+    assert head.split() == columns.split()
+    assert "proven 1 min 30 s" in row
+    assert "1.25 s" in row
+    assert "0.00012 of 0.005" in row
+    assert other.split() == ["older", "~", "0", "s", "ago", "running"]
+
+
+def test_explorers_that_report_no_engine_are_shown_as_before(job, clock):
+    explorer(job, clock, "e0", info={"state": "serving", "engine": "vllm"})
+    explorer(job, clock, "e1", info={"state": "proven", "since": "yesterday"})
+    document = data.status(JobViewer(job, clock).read())
+    assert [item["engine"] for item in document["explorers"]] == [None, None]
+    assert "engine" not in shown(table.status(document))
+    assert {item["name"] for item in document["problems"]} == {"daemon"}
+
+
+@pytest.mark.parametrize("state", ["refused", "failed", "unreachable", "wrong", "dead"])
+def test_an_engine_in_trouble_is_a_problem_with_its_reason(job, clock, state):
+    engine(job, clock, "a", "proven")
+    engine(job, clock, "b", state, reason="it says why", ready=state == "refused")
+    document = data.status(JobViewer(job, clock).read())
+    assert {"name": f"engine_{state}", "detail": "b: it says why"} in document["problems"]
+    text = shown(table.status(document))
+    assert f"! engine_{state}: b: it says why" in text
+    rows = [line for line in text.splitlines() if line.startswith(("a ", "b "))]
+    assert rows[0].startswith("b "), "trouble comes first"
+    assert ("not ready" in rows[0]) == (state == "failed")
+
+
+def test_an_explorer_that_has_stopped_has_a_stopped_engine(job, clock):
+    beating = engine(job, clock, "e0", "wrong", reason="stale head")
+    beating.update(status=RunningStatus.STOPPED)
+    document = data.status(JobViewer(job, clock).read())
+    (item,) = document["explorers"]
+    assert (item["engine"]["state"], item["engine"]["ready"], item["engine"]["reason"]) == (
+        "stopped",
+        False,
+        "",
+    )
+    assert item["engine"]["since"] == clock.time()
+    assert {item["name"] for item in document["problems"]} == {"daemon"}
+
+
+def test_the_engine_of_a_dead_explorer_is_not_ready_and_no_problem_of_its_own(job, clock):
+    engine(job, clock, "good", "proven")
+    engine(job, clock, "bad", "wrong", reason="stale head")
+    looker = JobViewer(job, clock)
+    looker.read()
+    clock.at += 61
+    document = data.status(looker.read())
+    assert [item["engine"]["ready"] for item in document["explorers"]] == [False, False]
+    assert {item["name"] for item in document["problems"]} == {"dead", "daemon"}
+
+
+def test_texts_of_a_hostile_presence_are_bounded(job, clock):
+    long = "x" * 5000
+    report = EngineReport(EngineState.WRONG, reason="short").document()
+    one = {"step": 1, "digest": long, "reason": long, "refused": True}
+    explorer(job, clock, "e0", info={**report, "reason": long, "given_up": [one] * 50})
+    document = data.status(JobViewer(job, clock).read())
+    assert len(json_text(document)) < 20_000
+    assert len(document["explorers"][0]["engine"]["given_up"]) == 8

@@ -3,13 +3,14 @@
 import * as parts from "./parts.js";
 import { clock, lasting, plain } from "./text.js";
 
-const SCHEMA = 1;
+const SCHEMA = 2;
 const ANSWER_WITHIN = 8000;
 const LEAST = 500;
 const MOST = 30000;
 const OLD_AFTER = 10;
 const MANY = 8;
 const MOST_PROBLEMS = 6;
+const MENDS = new Set(["dead", "config", "engine_refused", "engine_failed"]);
 
 const place = (id) => document.getElementById(id);
 const shown = new Map();
@@ -68,7 +69,7 @@ function show(data) {
   put("place", job, () => [job]);
   put("tiles", [status, ls.policy], () => parts.tiles(data));
   put("filling", status.filling, () => parts.filling(status.filling));
-  put("explorers", status.explorers, () => parts.explorers(status.explorers, left.explorers));
+  put("explorers", status.explorers, () => parts.explorers(status.explorers, left.explorers, status.at));
   const sums = status.steps.total > MANY ? rules : [];
   put("rules", sums, () => parts.rules(sums));
   put("steps", ls.steps, () => parts.steps(ls.steps, left.steps));
@@ -111,7 +112,7 @@ function notices() {
   }
   const problems = latest?.status?.problems ?? [];
   for (const { name, detail } of problems.slice(0, MOST_PROBLEMS)) {
-    add(name === "dead" || name === "config" ? "wait" : "bad", `${plain(name).replaceAll("_", " ")}: ${plain(detail)}`);
+    add(MENDS.has(name) ? "wait" : "bad", `${plain(name).replaceAll("_", " ")}: ${plain(detail)}`);
   }
   const others = problems.length - MOST_PROBLEMS + (latest?.left_out.problems ?? 0);
   if (others > 0) {

@@ -104,13 +104,16 @@ function explorersTile({ explorers }) {
   const dead = explorers.filter((item) => item.heart === "dead").length;
   const lag = Math.max(0, ...living.map((item) => item.lag ?? 0));
   const loading = living.filter((item) => item.loading).length;
+  const idle = living.filter((item) => item.engine && !item.engine.ready).length;
+  const useless = living.some((item) => ENGINES[item.engine?.state] === "bad");
   const follow = lag ? `at most ${count(lag, "step", "steps")} behind` : "all at the version";
   return tile(
     "Explorers",
     living.length ? `${living.length}` : "none",
-    dead ? "bad" : "",
+    dead || useless ? "bad" : "",
     living.length ? follow : "nobody follows",
     loading ? `${loading} loading now` : "",
+    idle ? `${count(idle, "engine", "engines")} not ready` : "",
     dead ? `${dead} dead` : "",
   );
 }
@@ -160,22 +163,57 @@ function fill(row) {
   );
 }
 
-export function explorers(rows, left) {
+export function explorers(rows, left, now) {
   if (!rows.length) {
     return [node("p", "quiet", "No explorer has shown itself.")];
   }
   const worst = Math.max(1, ...rows.map((row) => row.lag ?? 0));
   // Where not all are seen at first, those that need to be seen come first.
   const ordered = rows.length > FOLD ? [...rows].sort((a, b) => need(b) - need(a)) : rows;
-  const shown = table(["explorer", "heartbeat", "runs", "behind", "reads", "host"], ordered.map((row) => explorer(row, worst)));
+  const engines = rows.some((row) => row.engine);
+  const columns = ["explorer", "heartbeat", ...(engines ? ["engine"] : []), "runs", "behind", "reads", "host"];
+  const shown = table(columns, ordered.map((row) => explorer(row, worst, engines ? [engine(row, now)] : [])));
   return [shown, unfold(rows.length), more(left, "explorers")];
 }
 
 function need(row) {
-  return row.heart === "dead" ? Infinity : row.heart === "left" ? -1 : row.lag ?? 0;
+  const trouble = { bad: 2e9, wait: 1e9 }[ENGINES[row.engine?.state]] ?? 0;
+  return row.heart === "dead" ? Infinity : row.heart === "left" ? -1 : trouble + (row.lag ?? 0);
 }
 
-function explorer(row, worst) {
+const ENGINES = {
+  proven: "ok",
+  loaded: "ok",
+  refused: "wait",
+  failed: "wait",
+  unreachable: "bad",
+  wrong: "bad",
+  dead: "bad",
+  stopped: "off",
+};
+
+// The state of an explorer's engine, since when, and its figures; nothing of one that reports none.
+function engine({ engine: found }, now) {
+  if (!found) {
+    return "";
+  }
+  const { state, since, ready, load_seconds: seconds, failures, proof } = found;
+  const style = ENGINES[state] ?? "";
+  const figures = [
+    seconds === null ? "" : `loaded in ${seconds.toPrecision(3)} s`,
+    failures ? `${count(failures, "failed load", "failed loads")}` : "",
+    proof ? `difference ${proof.mean.toPrecision(2)} of ${proof.tolerance.toPrecision(2)}` : "",
+  ].filter(Boolean);
+  return node(
+    "span",
+    "",
+    node("span", `heart ${style}`, ago(Math.max(0, now - since), `${plain(state)} `, "")),
+    ready || style === "bad" || style === "off" ? "" : node("span", "quiet", " not ready"),
+    figures.length ? node("span", "quiet", ` ${figures.join(" \u00B7 ")}`) : "",
+  );
+}
+
+function explorer(row, worst, engines) {
   const runs = [row.applied ? pair(row.applied) : "nothing yet"];
   if (row.loading) {
     runs.push(" ", chip(`loading ${pair(row.loading)}`, "accent"));
@@ -183,7 +221,7 @@ function explorer(row, worst) {
   const gone = row.heart === "dead" || row.heart === "left";
   const lag = row.lag === null ? "" : row.lag ? node("span", "lag", `${row.lag}`, bar(row.lag / worst, row.lag > 1 ? "wait" : "", "behind")) : "0";
   const status = row.status === "require_sync" ? chip("waits for a version", "accent") : "";
-  return [gone ? "faint" : "", [plain(row.id), heart(row), node("span", "", ...runs, " ", status), lag, row.leases.join(", "), where(row)]];
+  return [gone ? "faint" : "", [plain(row.id), heart(row), ...engines, node("span", "", ...runs, " ", status), lag, row.leases.join(", "), where(row)]];
 }
 
 export function rules(rows) {

@@ -61,6 +61,7 @@ const SENTENCES = {
   explorer_joined: (e) => `explorer ${e.explorer} has joined from ${e.host}`,
   explorer_left: (e) => `explorer ${e.explorer} has left`,
   explorer_died: (e) => `explorer ${e.explorer} is dead: silent for ${lasting(e.silent_for ?? 0)}`,
+  engine_state_changed: (e) => `engine of explorer ${e.explorer}: ${e.state}${e.reason ? `: ${e.reason}` : ""}`,
   trainer_joined: (e) => `trainer ${e.trainer} has joined from ${e.host}`,
   trainer_left: (e) => `trainer ${e.trainer} has left`,
   trainer_died: (e) => `trainer ${e.trainer} is dead: silent for ${lasting(e.silent_for ?? 0)}`,
