@@ -139,12 +139,12 @@ def test_a_rewind_without_a_new_generation_is_caught(monkeypatch):
 def test_sealing_over_a_sealed_step_is_caught(monkeypatch):
     """A writer that clears the way for its rename."""
 
-    def rename_onto_step(self):
+    def become_step(self):
         remove_tree(self.job.disk, self.sealed_path)
         original(self)
 
-    original = StepWriter._rename_onto_step
-    monkeypatch.setattr(StepWriter, "_rename_onto_step", rename_onto_step)
+    original = StepWriter._become_step
+    monkeypatch.setattr(StepWriter, "_become_step", become_step)
     assert_caught("I9 what is sealed does not change", first=13, deeds=frozenset({Deed.ZOMBIE}))
 
 

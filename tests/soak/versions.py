@@ -55,7 +55,7 @@ class Versions:
             self.wrong += ["version.json has gone"] if self._last else []
         elif found != self._last:
             before, self._last = self._last, found
-            self.seen += 1
+            self.seen += not is_amended(before, found)
             self.wrong += why_not_after(before, found)
             self._check(found)
 
@@ -83,13 +83,26 @@ class Versions:
         return None if same else "its digest is not that of the manifest"
 
 
+_AMENDED = ("quarantine", "last_good", "term")
+"""Fields that the daemon changes without a new version."""
+
+
+def is_amended(before: dict | None, found: dict) -> bool:
+    """Return whether it is the same version with other facts about steps."""
+    same = (
+        {name: one for name, one in (document or {}).items() if name not in _AMENDED}
+        for document in (before, found)
+    )
+    return next(same) == next(same)
+
+
 def why_not_after(before: dict | None, found: dict) -> list[str]:
     """Return what forbids that one version comes after another, each as it is on disk."""
     if before is None:
         return []
     old, new = ((one["generation"], one["step"]) for one in (before, found))
     wrong = []
-    if new <= old:
+    if new <= old and not is_amended(before, found):
         wrong.append(f"the version went from {old} to {new}" if new < old else f"version {new} came twice")
     if found["term"] < before["term"]:
         wrong.append(f"term {found['term']} published {new} after term {before['term']} had published {old}")
