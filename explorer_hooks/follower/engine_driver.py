@@ -150,7 +150,7 @@ class EngineDriver:
             self.position = engine.applied
             shown = label_of(good.pair) if good else None
             self._reporter.event("info", "engine_restored", version=shown)
-        elif engine.is_reachable and good is not None and engine.dead is None:
+        elif engine.is_reachable and good is not None and engine.dead is None and engine.wrong is None:
             engine.die(EngineDeadError(f"the engine cannot be restored to {good.directory.label}"))
         self._publish()
 

@@ -126,6 +126,22 @@ def test_an_engine_that_cannot_be_brought_back_is_wrong_and_gets_no_work(scene):
     proven(scene, follower, 3)
 
 
+def test_a_restarted_engine_that_cannot_prove_the_version_it_is_restored_to_is_wrong_and_not_dead(scene):
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.fails["prepare"] = 1
+    assert follower.turn(timeout=LONG).kind == "refused"
+    scene.engine.restart()
+    scene.engine.answers_as = "a stale head"
+    assert follower.turn(timeout=0.5).kind == "nothing"
+    assert (report(scene).state, report(scene).ready) == (EngineState.WRONG, False)
+    scene.engine.answers_as = None
+    publish(scene, 3)
+    proven(scene, follower, 3)
+
+
 def test_the_first_version_that_cannot_be_proven_leaves_the_engine_wrong(scene):
     follower = scene.follow(retries=0)
     publish(scene, 1)
