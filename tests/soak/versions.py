@@ -83,17 +83,16 @@ class Versions:
         return None if same else "its digest is not that of the manifest"
 
 
-_AMENDED = ("quarantine", "last_good", "term")
-"""Fields that the daemon changes without a new version."""
+_AMENDMENTS = ("quarantine", "last_good")
+"""Fields that a daemon changes without a new version; its term comes with them."""
 
 
 def is_amended(before: dict | None, found: dict) -> bool:
     """Return whether it is the same version with other facts about steps."""
-    same = (
-        {name: one for name, one in (document or {}).items() if name not in _AMENDED}
-        for document in (before, found)
-    )
-    return next(same) == next(same)
+    if before is None or all(before.get(name) == found.get(name) for name in _AMENDMENTS):
+        return False
+    names = (before.keys() | found.keys()) - {*_AMENDMENTS, "term"}
+    return all(before.get(name) == found.get(name) for name in names)
 
 
 def why_not_after(before: dict | None, found: dict) -> list[str]:
