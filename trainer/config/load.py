@@ -24,6 +24,7 @@ from trainer.config.algorithms import (
     unread,
     with_published,
 )
+from trainer.config.lora import lora_problems
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
@@ -187,6 +188,7 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     yield from _unread(section)
     yield from algorithm_problems(section)
     yield from engine_problems(config.engine)
+    yield from lora_problems(config)
 
 
 def _unread(section: AlgorithmSection) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
 from trainer.config.algorithms import SFT, VERL
+from trainer.config.lora import check_start_adapter
 from trainer.config.model import JobConfig
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -35,6 +36,7 @@ def check_model(config: JobConfig) -> None:
         return
     path = config.model.path
     read_model_config(path)
+    check_start_adapter(config.model.lora)
     with storage_errors(path):
         missing = list(_missing_weights(path))
         if missing:

@@ -51,6 +51,7 @@ class FilesystemSender(WeightSender):
             check_finite=settings.check_finite,
             timeout=settings.save_timeout,
             fence=context.fence,
+            base=context.base,
         )
         return cls(context.job, ranks, saver)
 

@@ -4,6 +4,7 @@ from syncd.errors import ConfigError
 from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.load import LOADER, optimizer_problems, verl_problems
+from trainer.config.lora import check_start_adapter
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import read_model_config
 
@@ -25,6 +26,7 @@ def check(config: JobConfig, device: str) -> None:
             f"{config.engine.strategy} does not run on processors", hint='engine.strategy = "fsdp2"'
         )
     read_model_config(config.model.path)
+    check_start_adapter(config.model.lora)
 
 
 def resolve(section: AlgorithmSection) -> AlgorithmSection:

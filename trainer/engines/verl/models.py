@@ -19,18 +19,24 @@ _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
 
 
-class Model(Protocol):
+class Answering(Protocol):
+    """What passes without gradients need of an engine of verl's."""
+
+    @property
+    def engine_config(self) -> Any: ...
+    def eval_mode(self) -> contextlib.AbstractContextManager[None]: ...
+    def infer_batch(self, data: TensorDict) -> dict[str, Any]: ...
+
+
+class Model(Answering, Protocol):
     """The part of verl.workers.engine.BaseEngine that is used here."""
 
     module: Any
     optimizer: Any
     lr_scheduler: Any
     model_config: Any
-    engine_config: Any
 
     def train_mode(self) -> contextlib.AbstractContextManager[None]: ...
-    def eval_mode(self) -> contextlib.AbstractContextManager[None]: ...
-    def infer_batch(self, data: TensorDict) -> dict[str, Any]: ...
     def forward_backward_batch(self, data: TensorDict, loss_function: Any) -> Any: ...
     def optimizer_zero_grad(self) -> None: ...
     def optimizer_step(self) -> float: ...
@@ -38,6 +44,7 @@ class Model(Protocol):
     def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]: ...
     def save_checkpoint(self, local_path: str) -> None: ...
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None: ...
+    def disable_adapter(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
@@ -55,12 +62,18 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
                 model_config=settings.model_config(config),
                 engine_config=engine_config,
                 optimizer_config=settings.optimizer_config(config),
-                checkpoint_config=CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED),
+                checkpoint_config=_checkpoint_config(config),
             )
             model.initialize()  # type: ignore[attr-defined]
-    except (ValueError, AssertionError, ImportError, NotImplementedError, OSError) as error:
-        raise ConfigError(f"the model cannot be built: {error}", path=config.model.path) from error
+    except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
+        hint = "model.lora.targets names linear layers only" if config.model.lora.rank else None
+        raise ConfigError(f"the model cannot be built: {error}", path=config.model.path, hint=hint) from error
     return model
+
+
+def _checkpoint_config(config: JobConfig) -> CheckpointConfig:
+    is_lora = config.model.lora.rank > 0  # the weights beside the adapter are those of `model.path`
+    return CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED, save_lora_only=is_lora)
 
 
 @contextlib.contextmanager
