@@ -73,9 +73,7 @@ def model_digest(disk: Disk, model: str) -> str:
         OSError: A file cannot be read.
     """
     try:
-        # A model directory may hold links, as that of a hub's cache does.
-        paths = [os.path.realpath(f"{model}/{name}") for name in _shards(disk, model)]
-        headers = {path: read_header(disk, path) for path in paths}
+        headers = {path: read_header(disk, path) for path in weight_files(disk, model)}
         described = sorted((name, *kind) for name, kind in signature(headers.values()).items())
     except (*MISSING, CorruptDataError) as error:
         raise ConfigError(f"the model's safetensors files are not whole: {error}", path=model) from error
@@ -90,6 +88,17 @@ def model_digest(disk: Disk, model: str) -> str:
         for start in _blocks(tensor):
             state.update(disk.read_at(path, offset + start, min(BLOCK, tensor.end - start)))
     return f"{DEFAULT}:{state.hexdigest()}"
+
+
+def weight_files(disk: Disk, model: str) -> list[str]:
+    """Return the paths of the safetensors files of a model directory, links resolved: a hub's cache has links.
+
+    Raises:
+        ConfigError: The directory has none.
+        CorruptDataError: The index is none.
+        OSError: The directory cannot be read.
+    """
+    return [os.path.realpath(f"{model}/{name}") for name in _shards(disk, model)]
 
 
 def _shards(disk: Disk, model: str) -> list[str]:

@@ -14,8 +14,10 @@ from syncd.protocol.layout import MAX_STEP
     type=click.Choice(["bfloat16", "float16", "float32"]),
     help="Of the weights; as they are unless given.",
 )
-def export(job: str, step: int, out: str, dtype: str | None) -> None:
-    """Make the Hugging Face directory OUT of a step or full checkpoint of JOB.
+@click.option("--base", metavar="DIR", help="The model that an adapter belongs to, if it was moved.")
+@click.option("--adapter", is_flag=True, help="Copy an adapter alone, as peft reads it.")
+def export(job: str, step: int, out: str, dtype: str | None, base: str | None, *, adapter: bool) -> None:
+    """Make the Hugging Face directory OUT of a step or full checkpoint of JOB. An adapter is merged into its model.
 
     \b
     Example:
@@ -23,4 +25,4 @@ def export(job: str, step: int, out: str, dtype: str | None) -> None:
     """  # noqa: D301 - click's mark is one backspace
     from trainer.export import export as write  # noqa: PLC0415
 
-    write(job, step, out, dtype)
+    write(job, step, out, dtype, base=base, adapter=adapter)

@@ -180,10 +180,19 @@ def companions(path: str, dtype: str, *, code: bool) -> dict[str, bytes]:
     """
     config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype}
     found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
-    suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
     with storage_errors(path):
-        for name in sorted(os.listdir(path)):
-            if name in _COMPANIONS or name.endswith(suffixes):
-                with open(os.path.join(path, name), "rb") as file:
-                    found[name] = file.read()
+        for name in companion_names(path, code=code):
+            with open(os.path.join(path, name), "rb") as file:
+                found[name] = file.read()
     return found
+
+
+def companion_names(path: str, *, code: bool) -> list[str]:
+    """Return the names of a model directory's files beside the weights, all but config.json.
+
+    Args:
+        path: The model directory.
+        code: Whether to include the model's own code.
+    """
+    suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
+    return [name for name in sorted(os.listdir(path)) if name in _COMPANIONS or name.endswith(suffixes)]

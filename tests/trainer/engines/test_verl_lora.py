@@ -105,6 +105,18 @@ def far(found, wanted):
     return max(abs(a - b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_a_step_is_exported_merged_from_the_step_or_from_the_training_state(two, tmp_path, dtype):
+    from support import lora_cases
+
+    from trainer.export import export
+
+    found = two["lora_published"][0]["adapter"]
+    export(os.path.dirname(found["step"]), 2, str(tmp_path / "merged"), dtype)
+    assert far(lora_cases.answers_of(tmp_path / "merged"), found["answers"]) < NOISE
+    assert "tokenizer.json" in os.listdir(tmp_path / "merged")
+
+
 def test_the_manifest_names_the_base_by_its_digest(two, lora_models):
     from syncd.protocol.adapter_base import model_digest
     from syncd.protocol.local_disk import LocalDisk
