@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import save_file
 
 from support import samples
-from support.engine_cases import content_of, equal, gradients, log_probs, refusal, weights_of
+from support.engine_cases import content_of, equal, gradients, log_probs, refusal, weights_of, write_state
 from trainer.config.algorithms import ALGORITHMS
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import resolve
@@ -214,7 +214,7 @@ def undisturbed(bench):
                 engine.token_logprobs(PROBED)
             metrics.append(engine.train_step(samples.batch_of(seed)))
         weights = weights_of(engine)
-        engine.save_training_state(bench.place(f"asked-{asked}"))
+        write_state(engine, bench.place(f"asked-{asked}"))
         found.append((metrics, weights, float(torch.rand(()))))
     bench.ranks.gather(None)
     same = {

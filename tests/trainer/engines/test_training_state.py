@@ -15,7 +15,7 @@ from syncd.errors import StorageError
 from syncd.protocol.layout import parse_attempt_name
 from syncd.protocol.writer import StepWriter
 from syncd.transports.ranks import Ranks
-from trainer.engines import files
+from trainer import checkpoints
 
 pytestmark = pytest.mark.group("engines")
 
@@ -41,24 +41,28 @@ class Threads:
         return self.gather(value)[0]
 
 
-def test_a_rank_waits_to_sync_files_until_all_ranks_have_written_theirs(tmp_path, monkeypatch):
-    """Some engines write more than belongs there and take it away again: verl's, on its first rank."""
+def test_a_checkpoint_is_completed_once_all_ranks_have_written_their_parts(tmp_path, monkeypatch):
+    """One rank's storage is slow: the other one does not wait for it, and the first completes nothing before."""
     (tmp_path / "job").mkdir()
-    config, told = configured("none", tmp_path / "job"), []
+    config, said = configured("none", tmp_path / "job"), []
 
-    class Slow(TinyEngine):
+    class Quick(TinyEngine):
         def train(self, batch, step):
             return {}
 
-        def save_training_state(self, directory):
-            super().save_training_state(directory)
-            if self.context.ranks.rank == 0:
-                time.sleep(0.2)
-            told.append("written")
+    def slow(job, directory, rank, note=checkpoints.note_written):
+        time.sleep(0.2 if rank else 0)
+        said.append(f"written {rank}")
+        note(job, directory, rank)
 
-    monkeypatch.setattr(files, "sync_tree", lambda *_: told.append("synced"))
+    def completed(*arguments, complete=checkpoints.complete, **more):
+        said.append("completed")
+        complete(*arguments, **more)
+
+    monkeypatch.setattr(checkpoints, "note_written", slow)
+    monkeypatch.setattr(checkpoints, "complete", completed)
     values, barrier = [None, None], threading.Barrier(2, timeout=_LONG)
-    engines = [Slow(context_of(config, Threads(rank, values, barrier))) for rank in range(2)]
+    engines = [Quick(context_of(config, Threads(rank, values, barrier))) for rank in range(2)]
 
     def save(engine):
         engine.prepare()
@@ -72,7 +76,9 @@ def test_a_rank_waits_to_sync_files_until_all_ranks_have_written_theirs(tmp_path
     for thread in threads:
         thread.join(_LONG)
     assert [engine.saved_step for engine in engines] == [1, 1]
-    assert told == ["written", "written", "synced", "synced"]
+    assert said == ["written 0", "written 1", "completed"]
+    names = os.listdir(tmp_path / "job" / "global_step_1" / "training")
+    assert sorted(names) == ["tiny_0_of_2.pt", "tiny_1_of_2.pt", "trainer.json"]
 
 
 def test_a_save_that_fails_in_the_background_removes_its_attempt(tmp_path, monkeypatch):
