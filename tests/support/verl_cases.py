@@ -1,7 +1,10 @@
 """Cases of verl's engine: gradients however rows are dealt, and what it refuses."""
 
+import contextlib
+import glob
 import json
 import os
+import tempfile
 
 import torch
 import transformers
@@ -222,6 +225,23 @@ def undisturbed(bench):
         for name in os.listdir(bench.place("asked-True"))
     }
     return {"found": found, "same": same}
+
+
+def as_verl_saves(bench):
+    """Return whether this rank's files hold what verl's own `save_checkpoint` writes, by name."""
+    engine = bench.engine_of("tied")
+    engine.train_step(samples.batch_of(1))
+    engine.model.save_checkpoint(bench.place("by verl"))
+    for lock in glob.glob(f"{tempfile.gettempdir()}/ckpt_*.lock"):  # verl leaves them; we must not
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(lock)
+    write_state(engine, bench.place("by us"))
+    ending = f"rank_{bench.ranks.rank}.pt"
+    names = [name for name in os.listdir(bench.place("by verl")) if name.endswith(ending)]
+    return {
+        name: equal(*(content_of(f"{bench.place(place)}/{name}") for place in ("by verl", "by us")))
+        for name in names
+    }
 
 
 def many_updates(bench):

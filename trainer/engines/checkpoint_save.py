@@ -13,7 +13,8 @@ from threading import Event, Thread
 from typing import Any
 
 from syncd.errors import StorageError, SyncdError, TimedOutError
-from syncd.protocol.writer import StepWriter
+from syncd.protocol.disk import MISSING
+from syncd.protocol.manifest import read_manifest
 from syncd.transports.ranks import all_or_error
 from trainer import checkpoints
 from trainer.engines.base import EngineContext
@@ -147,11 +148,13 @@ class CheckpointSave:
         )
 
     def _is_sealed(self) -> bool:
-        context = self._context
-        writer = StepWriter(
-            context.job, self.step, context.ranks.world_size, self._attempt, fence=context.fence
-        )
-        return writer.sealed() is not None
+        """Return whether the step holds the weights of this save; if it never will, waiting for them tells."""
+        job = self._context.job
+        job.disk.refresh(job.root)
+        try:
+            return read_manifest(job.disk, job.step(self.step)).attempt == self._attempt
+        except MISSING:
+            return False
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float = float("inf")) -> None:
         """Wait until something is so, without a timeout until the save is abandoned.

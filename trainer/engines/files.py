@@ -13,7 +13,15 @@ import torch
 from syncd.errors import SyncdError, UsageError
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.protocol.process import Process
-from syncd.transports.base import FILES, SendContext, Sent, WeightSender, close_senders, open_senders
+from syncd.transports.base import (
+    FILES,
+    SendContext,
+    Sent,
+    StepContent,
+    WeightSender,
+    close_senders,
+    open_senders,
+)
 from syncd.transports.host_memory import HostMemory
 from syncd.transports.memory.room import free_memory
 from syncd.transports.ranks import all_or_error, raise_agreed
@@ -91,12 +99,15 @@ class FileEngine(TrainEngineWrapper):
         """Build the model, and open the senders that `sync.method` needs."""
         self.build()
         context, settings = self.context, self.context.config.sync
-        opened = SendContext(context.job, context.ranks, settings, context.sync, self.tied, context.fence)
+        self._memory = memory = self._host_memory()
+        opened = SendContext(
+            context.job, context.ranks, settings, context.sync, self.tied, context.fence, memory=memory
+        )
         self.senders = open_senders(senders_of(settings.method), opened)
         for sender in self.senders.values():
             sender.prepare(self.export)
         live = "sync.mode is stream" if settings.mode == "stream" else ""
-        self._arena = StateArena(self._host_memory(), live)
+        self._arena = StateArena(memory, live)
         if settings.probe and type(self).token_logprobs is not TrainEngineWrapper.token_logprobs:
             self._probe_tokens = self._find_probe_tokens()
 
@@ -150,9 +161,9 @@ class FileEngine(TrainEngineWrapper):
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
         # Now: it must be of the very weights that are exported.
-        probe = self._measured_probe()
+        content = StepContent(self.export, self._files, self._measured_probe())
         self._attempt = self._new_attempt()
-        self._sender.send(self.train_step_num, self._attempt, self.export, self._files, probe)
+        self._sender.send(self.train_step_num, self._attempt, content)
         self._handed = self.train_step_num
 
     def save_checkpoint(
@@ -170,7 +181,10 @@ class FileEngine(TrainEngineWrapper):
         )
         self._saving.start()
         self._wait_if_live(captured)
-        self._sync_metrics["time/save_blocked"] = time.perf_counter() - start
+        self._sync_metrics |= {
+            "time/save_blocked": time.perf_counter() - start,
+            "save/host_memory_mib": self._memory.used / (1 << 20),
+        }
         if block_until_saved:
             self.wait_for_save()
 
