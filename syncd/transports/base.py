@@ -23,6 +23,7 @@ from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.round import Round
 from syncd.protocol.version import Pair, Version, engine_label, unpublished_label
+from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.tensors import TensorMeta
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class SendContext:
         fence: The directory through which this trainer seals and announces steps.
         files: The opened sender of transport `checkpoint`; None while that one is opened.
         base: If steps are adapters, the model that they belong to; None if steps are whole weights.
+        memory: The budget of this rank for buffers and copies in the memory of its host.
     """
 
     job: Job
@@ -158,6 +160,7 @@ class SendContext:
     fence: str = ""
     files: "WeightSender | None" = None
     base: AdapterBase | None = None
+    memory: HostMemory = field(default_factory=unlimited)
 
 
 @dataclass(frozen=True)

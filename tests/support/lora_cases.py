@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from support import samples
-from support.engine_cases import contract, gradients, refusal, weights_of
+from support.engine_cases import contract, gradients, refusal, weights_of, write_state
 from support.verl_cases import PROBED, _chosen, _distribution, _grpo, _sft
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -174,7 +174,7 @@ def lora_refused(bench):
     found["tied head"] = refusal(lambda: bench.engine_of("tied-safe", model=head))
     model = shutil.copytree(f"{bench.models}/untied", f"{bench.directory}/moved")
     engine = bench.engine_of(f"{os.path.relpath(model, bench.models)}", model={"lora": {"rank": 4}})
-    engine.save_training_state(bench.place("moved-state"))
+    write_state(engine, bench.place("moved-state"))
     tensors = load_file(f"{model}/model.safetensors")
     tensors["lm_head.weight"][0, 0] += 1
     save_file(tensors, f"{model}/model.safetensors", {"format": "pt"})

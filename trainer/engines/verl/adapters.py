@@ -15,7 +15,7 @@ from peft.tuners.lora import Linear, LoraLayer
 from torch.distributed.tensor import DTensor, Replicate
 from verl.utils.fsdp_utils import load_fsdp_model_to_gpu, offload_fsdp_model_to_cpu
 
-from syncd.errors import ConfigError, CorruptDataError, storage_errors
+from syncd.errors import ConfigError, CorruptDataError
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import ADAPTER_CONFIG
@@ -25,7 +25,7 @@ from trainer.engines.verl.models import Model
 _NAME = "default"
 """What peft calls the one adapter."""
 
-_OUTSIDE, _BASE = "base_model.model.", ".base_layer."
+_OUTSIDE, _BASE, _OWN = "base_model.model.", ".base_layer.", ".lora_"
 
 _RECORD = "base.json"
 
@@ -75,7 +75,7 @@ class Adapter:
         """
         with self._on_device():
             for name, weight in self._model.module.state_dict().items():
-                if ".lora_" in name:
+                if is_of_adapter(name):
                     continue
                 layer, _, leaf = name.rpartition(_BASE)
                 if layer and leaf == "weight":
@@ -143,14 +143,14 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return found.full_tensor() if isinstance(found, DTensor) else found
 
 
-def write_base(directory: str, base: AdapterBase) -> None:
-    """Record beside a training state which model its adapter belongs to: the state has none of its weights.
+def is_of_adapter(name: str) -> bool:
+    """Return whether a parameter belongs to an adapter, by its name in the model."""
+    return _OWN in name
 
-    Raises:
-        StorageError: It cannot be written.
-    """
-    with storage_errors(directory):
-        LocalDisk().replace(f"{directory}/{_RECORD}", encode(base.document()))
+
+def base_file(base: AdapterBase) -> dict[str, bytes]:
+    """Return the file of a training state that says which model its adapter belongs to."""
+    return {_RECORD: encode(base.document())}
 
 
 def require_base(directory: str, base: AdapterBase) -> None:

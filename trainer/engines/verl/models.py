@@ -34,6 +34,7 @@ class Model(Answering, Protocol):
     module: Any
     optimizer: Any
     lr_scheduler: Any
+    checkpoint_manager: Any
     model_config: Any
 
     def train_mode(self) -> contextlib.AbstractContextManager[None]: ...
@@ -42,7 +43,6 @@ class Model(Answering, Protocol):
     def optimizer_step(self) -> float: ...
     def lr_scheduler_step(self) -> float: ...
     def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]: ...
-    def save_checkpoint(self, local_path: str) -> None: ...
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None: ...
     def disable_adapter(self) -> contextlib.AbstractContextManager[None]: ...
 
@@ -62,18 +62,13 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
                 model_config=settings.model_config(config),
                 engine_config=engine_config,
                 optimizer_config=settings.optimizer_config(config),
-                checkpoint_config=_checkpoint_config(config),
+                checkpoint_config=CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED),
             )
             model.initialize()  # type: ignore[attr-defined]
     except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
         hint = "model.lora.targets names linear layers only" if config.model.lora.rank else None
         raise ConfigError(f"the model cannot be built: {error}", path=config.model.path, hint=hint) from error
     return model
-
-
-def _checkpoint_config(config: JobConfig) -> CheckpointConfig:
-    is_lora = config.model.lora.rank > 0  # the weights beside the adapter are those of `model.path`
-    return CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED, save_lora_only=is_lora)
 
 
 @contextlib.contextmanager
