@@ -10,8 +10,8 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Iterated
-from collections.abc import Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -27,6 +27,8 @@ from explorer_hooks.explorer.generation import (
     version_of,
 )
 from explorer_hooks.finding import open_hook, shown
+from explorer_hooks.hook import Running
+from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
@@ -53,7 +55,7 @@ _PAUSE = 0.1
 _CONFIRM = 2.0
 """Seconds between an engine's new version and its confirmation, at most; a longer difference is a restart."""
 
-_TRANSIENT, _SERVER_ERROR = frozenset({408, 429}), 500
+_TRANSIENT, _SERVER_ERROR, _NOT_FOUND = frozenset({408, 429}), 500, 404
 """Statuses of answers after which a retry may succeed: timed out, too many requests, and errors of the server."""
 
 _FINISHED = frozenset({"stop", "length"})
@@ -144,6 +146,8 @@ class ServerGenerator(Generator):
         concurrency: Groups that are requested at a time.
         retries: Retries of one request.
         settle: Seconds that a group waits for an engine that loads a version.
+        adapter_name: If versions are adapters, returns the name of the one with a label: a request that names it is
+            answered by that version from the first token to the last. None if requests name no version.
     """
 
     def __init__(
@@ -155,9 +159,11 @@ class ServerGenerator(Generator):
         concurrency: int,
         retries: int,
         settle: float,
+        adapter_name: Callable[[str], str] | None = None,
     ) -> None:
         self._server, self._model, self._context = server, model, context
         self._concurrency, self._retries, self._settle = concurrency, retries, settle
+        self._adapter_name = adapter_name
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as it is ready, and None every so often."""
@@ -212,8 +218,10 @@ class ServerGenerator(Generator):
             before = self._await_usable(given_up)
             if before is None:
                 return GroupResult(index, problem="the engine runs no applied version", retry=True)
-            first, unproven = before
-            responses = self._responses(asked, given_up)
+            first, running = before
+            responses = self._responses(asked, self._name_of(running), given_up)
+            if self._adapter_name is not None:
+                return GroupResult(index, responses, first, first)
             after = self._context.running()
             last = version_after(after, first)
         except EngineUnreachableError as error:
@@ -222,21 +230,27 @@ class ServerGenerator(Generator):
             return GroupResult(index, problem=str(error))
         if last is None:
             return GroupResult(index, problem="the engine was restarted meanwhile", retry=True)
-        return GroupResult(index, responses, first, last, unproven=after.unproven != unproven)
+        return GroupResult(index, responses, first, last, unproven=after.unproven != running.unproven)
 
-    def _await_usable(self, given_up: threading.Event) -> tuple[Pair, int] | None:
-        """Return the version with which work begins, and how many loads were never proven; wait for a load."""
+    def _name_of(self, running: Running) -> str:
+        """Return what a request calls the model: the adapter of the version that runs, or the server's model."""
+        if self._adapter_name is None or running.label is None:
+            return self._model
+        return self._adapter_name(running.label)
+
+    def _await_usable(self, given_up: threading.Event) -> tuple[Pair, Running] | None:
+        """Return the version with which work begins, and what the engine says that it runs; wait for a load."""
         begin = time.monotonic()
         while True:
             running = self._context.running()
             found = version_of(running, self._context.permitted())
             patience = self._settle if running.paused else min(self._settle, _CONFIRM)
             if found is not None:
-                return found, running.unproven
+                return found, running
             if time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return None
 
-    def _responses(self, asked: GroupRequest, given_up: threading.Event) -> tuple[Response, ...]:
+    def _responses(self, asked: GroupRequest, model: str, given_up: threading.Event) -> tuple[Response, ...]:
         """Send a request until it is answered, a bounded number of times.
 
         Raises:
@@ -244,7 +258,7 @@ class ServerGenerator(Generator):
             MalformedError: The last answer could not be used, or the server refused the request.
             ConfigError: The server does not return what is needed.
         """
-        body = request_body(asked, self._model)
+        body = request_body(asked, model)
         for attempt in range(self._retries + 1):
             if attempt and given_up.wait(backoff(attempt)):
                 raise EngineUnreachableError("given up")
@@ -259,7 +273,10 @@ class ServerGenerator(Generator):
 
     def _answer(self, body: dict[str, object]) -> "dict[str, object] | None":
         reply = self._server.post_any(PATH, body)
-        if reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
+        is_gone = (
+            reply.status == _NOT_FOUND and self._adapter_name is not None
+        )  # the server was restarted, say
+        if is_gone or reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
             raise EngineUnreachableError(self._server.complaint(reply))
         if reply.is_error:
             raise RefusedRequestError(self._server.complaint(reply))
@@ -302,7 +319,8 @@ class ServerEngine(InferenceEngine):
 
     def __init__(self, file: ExplorerFile) -> None:
         self._file, section = file, file.explorer.engine
-        self._token, address = _token(section.token_env), f"{section.kind}={section.address}"
+        kind = LoraHook.name if file.model.publishes_adapters else section.kind
+        self._token, address = _token(section.token_env), f"{kind}={section.address}"
         self.name = shown(address)
         self.hook = open_hook(address, settings=section.options, timeout=section.timeout, token=self._token)
 
@@ -326,6 +344,7 @@ class ServerEngine(InferenceEngine):
             concurrency=section.concurrency,
             retries=section.retries,
             settle=settle,
+            adapter_name=self.hook.name_of if isinstance(self.hook, LoraHook) else None,
         )
 
 

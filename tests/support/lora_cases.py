@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from support import samples
-from support.engine_cases import contract, gradients, refusal, weights_of, write_state
+from support.engine_cases import content_of, contract, gradients, refusal, weights_of, write_state
 from support.verl_cases import PROBED, _chosen, _distribution, _grpo, _sft
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -100,12 +100,9 @@ def _kl(model, start, batch):
 
 def lora_resumed(bench):
     """Train, save, train on; and once more from what was saved: new adapters of all linear layers."""
-    return contract(bench, model={"lora": {"rank": RANK}}) | {
-        "sizes": {
-            name: os.path.getsize(f"{bench.place('state')}/{name}")
-            for name in os.listdir(bench.place("state"))
-        }
-    }
+    found = contract(bench, model={"lora": {"rank": RANK}})
+    own = f"model_world_size_{bench.ranks.world_size}_rank_{bench.ranks.rank}.pt"
+    return found | {"saved": set(content_of(f"{bench.place('state')}/{own}"))}
 
 
 def lora_published(bench):

@@ -1,6 +1,7 @@
 """kill -9 of one rank or of all at random moments, then a start again: as if nothing had happened.
 
-SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes.
+SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, SYNCD_ENGINE=lora the same with
+adapters as steps. Both take minutes.
 """
 
 import contextlib
@@ -29,7 +30,9 @@ SIGNALS = [signal.SIGTERM, signal.SIGUSR2] if KILLS > 3 else [signal.SIGUSR2]
 """Each, or the one that is Slurm's: test_launch_signals.py has all of them on ranks that train nothing."""
 
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
-VERL = os.environ.get("SYNCD_ENGINE") == "verl"
+LORA = os.environ.get("SYNCD_ENGINE") == "lora"
+VERL = LORA or os.environ.get("SYNCD_ENGINE") == "verl"
+MODEL = "[model.lora]\nrank = 4" if LORA else ""
 ENGINE = (
     'compute_dtype = "float32"' if VERL else 'name = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }'
 )
@@ -43,6 +46,7 @@ CONFIG = """
 dir = "{job}"
 [model]
 path = "{model}"
+{lora}
 [engine]
 {engine}
 [algorithm.optimizer]
@@ -81,7 +85,8 @@ def start(job):
     """Start a trainer of two ranks in a session of its own."""
     path = f"{job}.toml"
     with open(path, "w", encoding="utf-8") as file:
-        file.write(CONFIG.format(job=job, steps=STEPS, model=f"{os.path.dirname(job)}/model", engine=ENGINE))
+        model = f"{os.path.dirname(job)}/model"
+        file.write(CONFIG.format(job=job, steps=STEPS, model=model, lora=MODEL, engine=ENGINE))
     with open(f"{job}.log", "ab") as log:
         command = [sys.executable, "-m", "trainer", "train", path]
         return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)

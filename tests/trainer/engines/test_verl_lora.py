@@ -73,9 +73,7 @@ def test_training_resumes_bit_for_bit_and_saves_no_weight_of_the_base(two):
         assert all(found["files"].values()), found["files"]
         assert "optim_world_size_2_rank_0.pt" in found["files"]
         assert any(not torch.equal(found["start"][name], tensor) for name, tensor in found["end"].items())
-        adapter = sum(tensor.nbytes for tensor in found["end"].values())
-        for rank in range(2):
-            assert found["sizes"][f"model_world_size_2_rank_{rank}.pt"] < adapter / 2 + 20_000
+        assert {of_peft(name) for name in found["saved"]} == found["end"].keys()
 
 
 def test_a_step_is_an_adapter_that_peft_loads(one, two, lora_models):
