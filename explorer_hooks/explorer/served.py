@@ -26,9 +26,9 @@ from explorer_hooks.explorer.generation import (
     version_of,
 )
 from explorer_hooks.explorer.server_apis import (
-    Answer,
     ApiChoice,
     MalformedError,
+    ServerAnswer,
     ServerApi,
     UnsupportedServerError,
 )
@@ -157,7 +157,7 @@ class ServerGenerator(Generator):
         return self._labelled(index, answers, first, last, after.unproven_since(began))
 
     def _labelled(
-        self, index: int, answers: Sequence[Answer], first: Pair, last: Pair, unproven: frozenset[str]
+        self, index: int, answers: Sequence[ServerAnswer], first: Pair, last: Pair, unproven: frozenset[str]
     ) -> GroupResult:
         """Return a group, each response with the versions that the server names for its tokens if it does.
 
@@ -181,7 +181,7 @@ class ServerGenerator(Generator):
         )
 
     def _versions(
-        self, answer: Answer, first: Pair, last: Pair, unproven: frozenset[str]
+        self, answer: ServerAnswer, first: Pair, last: Pair, unproven: frozenset[str]
     ) -> TokenVersions | str | None:
         """Return the versions of a response's tokens, None if the server names none, or why they cannot be read."""
         try:
@@ -209,7 +209,7 @@ class ServerGenerator(Generator):
             if time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return None
 
-    def _answers(self, asked: GroupRequest, given_up: threading.Event) -> tuple[Answer, ...]:
+    def _answers(self, asked: GroupRequest, given_up: threading.Event) -> tuple[ServerAnswer, ...]:
         """Send a request until it is answered, a bounded number of times.
 
         Raises:
@@ -229,7 +229,7 @@ class ServerGenerator(Generator):
                 raise ConfigError(str(error), path=self._server.address) from error
         raise AssertionError("the loop returns or raises")
 
-    def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[Answer, ...]:
+    def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         reply = self._server.post_any(api.path, api.body(asked))
         if reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
             raise EngineUnreachableError(self._server.complaint(reply))

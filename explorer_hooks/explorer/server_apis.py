@@ -49,7 +49,7 @@ class UnsupportedServerError(Exception):
     """The server does not return what is needed, and never will."""
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """A response, and what the server says of the versions that chose its tokens; None if it says nothing."""
 
     response: Response
@@ -65,7 +65,7 @@ class ServerApi(ABC):
     def body(self, asked: GroupRequest) -> dict[str, object]:
         """Return the body of a request for one group."""
 
-    def parse(self, document: object, asked: GroupRequest) -> tuple[Answer, ...]:
+    def parse(self, document: object, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         """Return the responses of an answer.
 
         Args:
@@ -83,7 +83,7 @@ class ServerApi(ABC):
         """Return the responses as the server has them."""
 
     @abstractmethod
-    def _answer(self, choice: object, asked: GroupRequest) -> Answer:
+    def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
         """Return one response."""
 
 
@@ -116,10 +116,10 @@ class CompletionsApi(ServerApi):
     def _choices(self, document: object, asked: GroupRequest) -> Sequence[object]:
         return _listed_choices(document, asked)
 
-    def _answer(self, choice: object, asked: GroupRequest) -> Answer:
+    def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
         _require_prompt(_optional(choice, "prompt_token_ids"), list(asked.prompt))
         values = _optional(_optional(choice, "logprobs"), "token_logprobs")
-        return Answer(_response(choice, "token_ids", values, _optional(choice, "finish_reason"), asked))
+        return ServerAnswer(_response(choice, "token_ids", values, _optional(choice, "finish_reason"), asked))
 
 
 class VllmGenerateApi(ServerApi):
@@ -150,11 +150,11 @@ class VllmGenerateApi(ServerApi):
         _require_prompt(_optional(document, "prompt_token_ids"), list(asked.prompt))
         return _listed_choices(document, asked)
 
-    def _answer(self, choice: object, asked: GroupRequest) -> Answer:
+    def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
         content = _optional(_optional(choice, "logprobs"), "content")
         values = [_optional(one, "logprob") for one in content] if isinstance(content, list) else None
         response = _response(choice, "token_ids", values, _optional(choice, "finish_reason"), asked)
-        return Answer(response, _optional(choice, "weight_versions"))
+        return ServerAnswer(response, _optional(choice, "weight_versions"))
 
 
 class SGLangGenerateApi(ServerApi):
@@ -176,13 +176,13 @@ class SGLangGenerateApi(ServerApi):
         # One response comes as an object, several as a list.
         return _counted([document] if isinstance(document, dict) else document, asked)
 
-    def _answer(self, choice: object, asked: GroupRequest) -> Answer:
+    def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
         told = _optional(choice, "meta_info")
         _require_prompt(_optional(told, "prompt_tokens"), len(asked.prompt))
         pairs, reason = _optional(told, "output_token_logprobs"), _optional(told, "finish_reason")
         values = [_first(pair) for pair in pairs] if isinstance(pairs, list) else None
         response = _response(choice, "output_ids", values, _optional(reason, "type"), asked)
-        return Answer(response, _optional(told, "weight_versions"))
+        return ServerAnswer(response, _optional(told, "weight_versions"))
 
 
 class ApiChoice:
