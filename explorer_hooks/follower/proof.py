@@ -6,9 +6,9 @@ differ by about 1e-2 nats.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from explorer_hooks.hook import ProbeAnswer, ProbingHook
+from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
 from syncd.errors import DOCS, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof, finite
@@ -95,6 +95,40 @@ def has_grown(proof: Proof) -> bool:
 
 def _largest(values: Sequence[float]) -> float:
     return math.nan if any(math.isnan(value) for value in values) else max(values)
+
+
+class UnprovenLoads:
+    """Which weights an engine has worked on without a proof. One thread changes it, any may read `by_label`."""
+
+    def __init__(self) -> None:
+        self.by_label: Mapping[str, Unproven] = {}
+        self._pending: str | None = None
+
+    def begin(self, label: str) -> None:
+        """Note that the engine is about to work on weights whose probe it has not answered yet."""
+        self.fail()
+        self._pending = label
+        self._note(label, self._failed(label), pending=True)
+
+    def succeed(self) -> None:
+        """Note that it has answered the probe: what it did meanwhile was of the right weights."""
+        self._end(0)
+
+    def fail(self) -> None:
+        """Note that these weights will never be proven."""
+        self._end(1)
+
+    def _end(self, failures: int) -> None:
+        label, self._pending = self._pending, None
+        if label is not None:
+            self._note(label, self._failed(label) + failures, pending=False)
+
+    def _failed(self, label: str) -> int:
+        return self.by_label.get(label, Unproven()).failed
+
+    def _note(self, label: str, failed: int, *, pending: bool) -> None:
+        kept = {key: value for key, value in self.by_label.items() if key != label}
+        self.by_label = {**kept, label: Unproven(failed, pending)} if failed or pending else kept
 
 
 class Prover:
