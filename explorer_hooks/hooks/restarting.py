@@ -150,7 +150,7 @@ class RestartingHook(ProbingHook):
             raise ConfigError(
                 f"a server at {host} cannot be started from here", hint="--hook vllm=http://127.0.0.1:8000"
             )
-        self._inner, self._options, self._host, self._port = inner, options, host, port
+        self._inner, self.options, self._host, self._port = inner, options, host, port
         self.probes = inner.probes
         self._process = ServerProcess(options.stop_timeout, options.log)
         self._lock = threading.Lock()
@@ -225,7 +225,7 @@ class RestartingHook(ProbingHook):
             return
         with self._state.restoring("see the log of the server, then start the follower again"):
             if last_good is None:
-                self._replace(self._options.start_model, "the start model")
+                self._replace(self.options.start_model, "the start model")
                 self._is_named = True
             else:
                 self._replace(last_good.path, last_good.label)
@@ -259,7 +259,7 @@ class RestartingHook(ProbingHook):
             self._busy = ""
 
     def _await(self, label: str) -> None:
-        until = time.monotonic() + self._options.start_timeout
+        until = time.monotonic() + self.options.start_timeout
         while True:
             if not self._process.is_running:
                 raise LoadFailedError(f"the server, started on {label}, {self._process.end}")
@@ -267,7 +267,7 @@ class RestartingHook(ProbingHook):
                 break
             if time.monotonic() > until:
                 raise LoadFailedError(
-                    f"the server, started on {label}, did not answer for {self._options.start_timeout:g} s",
+                    f"the server, started on {label}, did not answer for {self.options.start_timeout:g} s",
                     hint="its log says why; a longer start_timeout if it needs more time",
                 )
             time.sleep(_TICK)
@@ -290,7 +290,7 @@ class RestartingHook(ProbingHook):
             if self._process.is_running or self._busy:
                 return
             end = self._process.end
-            self._start(self._options.start_model)
+            self._start(self.options.start_model)
             self._is_named = True
         why = f"the server {end}, and is started again" if end else "the server is starting"
         raise EngineUnreachableError(why)
@@ -298,7 +298,7 @@ class RestartingHook(ProbingHook):
     def _give_up_silent(self) -> None:
         """Stop a server that has long not answered; the next question starts another."""
         with self._lock:
-            if not self._busy and time.monotonic() - self._answered_at > self._options.start_timeout:
+            if not self._busy and time.monotonic() - self._answered_at > self.options.start_timeout:
                 self._process.stop()
 
     def _start(self, model: str) -> None:
@@ -314,7 +314,7 @@ class RestartingHook(ProbingHook):
                 f"port {self._port} of {self._host} is in use by another process",
                 hint=f"ss -ltnp 'sport = :{self._port}'",
             )
-        self._process.start(self._options.command(model, self._host, self._port))
+        self._process.start(self.options.command(model, self._host, self._port))
         self._answered_at = time.monotonic()
 
 
