@@ -16,7 +16,7 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine works again
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 from syncd.client.client import Client
 from syncd.errors import LoadFailedError
@@ -119,7 +119,7 @@ class Hook(ABC):
 
     @classmethod
     @abstractmethod
-    def from_options(cls, options: HookOptions) -> Self:
+    def from_options(cls, options: HookOptions) -> "Hook":
         """Return a hook for an engine.
 
         Raises:

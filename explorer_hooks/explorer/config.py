@@ -28,6 +28,10 @@ class InferenceSection(Section):
     """vllm, sglang: the server's URL, such as http://127.0.0.1:8000."""
     model: str = ""
     """vllm, sglang: what requests call the model; what the server names first unless given."""
+    reload: Literal["in_place", "restart"] = "in_place"
+    """vllm, sglang: in_place: it reads each version; restart: the explorer owns the server, and starts it on each."""
+    command: str = ""
+    """reload = restart: starts the server on `{model}` at `{host}` and `{port}`; split into words as a shell does."""
     options: dict[str, str] = Field(default_factory=dict)
     """What the engine's hook takes, as `--hook-option` of `syncd follow`."""
     token_env: str = ""

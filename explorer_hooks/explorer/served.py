@@ -5,6 +5,7 @@ The versions are those that the server itself names for each token, or those tha
 
 import os
 import random
+import shlex
 import threading
 import time
 from collections.abc import Generator as Iterated
@@ -279,7 +280,15 @@ class ServerEngine(InferenceEngine):
         self._file, section = file, file.explorer.engine
         self._token, address = _token(section.token_env), f"{section.kind}={section.address}"
         self.name = shown(address)
-        self.hook = open_hook(address, settings=section.options, timeout=section.timeout, token=self._token)
+        self.hook = open_hook(
+            address,
+            argv=tuple(shlex.split(section.command)),
+            settings={"start_model": file.model.path, **section.options, "reload": section.reload}
+            if section.command
+            else section.options,
+            timeout=section.timeout,
+            token=self._token,
+        )
 
     def generator(self, context: GeneratorContext) -> ServerGenerator:
         """Return what generates groups by the server's API."""

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from explorer_hooks.follower.proof import Prover, UnprovenError, UnprovenLoads
+from explorer_hooks.follower.proof import UnprovenError
+from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError

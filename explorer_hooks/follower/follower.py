@@ -25,7 +25,7 @@ from explorer_hooks.follower.policy import (
     needs_steps,
     policy_of,
 )
-from explorer_hooks.follower.proof import Prover
+from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, ProbingHook, Running
