@@ -7,7 +7,9 @@ differ by about 1e-2 nats.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from explorer_hooks.follower.checksums import ParameterCheck
 from explorer_hooks.hook import Hook, ProbeAnswer
 from syncd.errors import DOCS, LoadFailedError
 from syncd.protocol.disk import Clock
@@ -88,6 +90,23 @@ def problem(proof: Proof, answer: ProbeAnswer) -> str:
     return f"the prefix cache holds keys and values of other weights: {stale:.3g} nats off for one token"
 
 
+def judge(
+    version: str, probe: Probe, answer: ProbeAnswer, allowed: float, calibrated: float | None, seconds: float
+) -> tuple[Proof, str]:
+    """Return the proof by an engine, that of its worst replica, and why it proves nothing, empty if it does.
+
+    Raises:
+        LoadFailedError: An answer is of other tokens.
+    """
+    answers = (answer, *answer.others)
+    proofs = [compare(version, probe, each, allowed, calibrated, seconds) for each in answers]
+    reasons = [problem(*pair) for pair in zip(proofs, answers, strict=True)]
+    wrong = next((at for at, reason in enumerate(reasons) if reason), None)
+    where = f"replica {wrong} of {len(answers)}: " if answer.others and wrong is not None else ""
+    worst = replace(max(proofs, key=lambda one: one.mean), replicas=len(answers))
+    return worst, "" if wrong is None else f"{where}{reasons[wrong]}"
+
+
 def has_grown(proof: Proof) -> bool:
     """Return whether a proven version answers much worse than the start model did."""
     return proof.calibrated is not None and proof.mean > GREW * proof.tolerance
@@ -108,6 +127,7 @@ class Prover:
 
     def __init__(self, hook: Hook, clock: Clock, baseline: Callable[[], Probe | None]) -> None:
         self._hook, self._clock, self._baseline = hook, clock, baseline
+        self._parameters = ParameterCheck(hook, clock)
         self.calibrated: float | None = None
         self.last: Proof | None = None
 
@@ -155,6 +175,21 @@ class Prover:
         """Return whether there is a probe of a version, and the engine answers probes."""
         return target.probe is not None and bool(self._hook.probes)
 
+    def begin(self, running: WeightDirectory | None, target: WeightDirectory) -> None:
+        """Note the engine's checksums before it loads a version, if the version's probe alone may not prove it.
+
+        Args:
+            running: The version that it runs, None if that is not known.
+            target: The version that it is about to load.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        allowed = math.inf
+        if running is not None and target.probe is not None and self._hook.probes:
+            allowed = tolerance(target.probe, self._hook.dtype(), self.calibrated)
+        self._parameters.begin(running if allowed < math.inf else None, target, allowed)
+
     def prove(self, target: WeightDirectory | WeightTensors) -> Proof | None:
         """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven.
 
@@ -165,10 +200,19 @@ class Prover:
         """
         if target.probe is None or not self._hook.probes:
             return None
-        proof, reason = self._ask(target.label, target, target.probe)
+        _, reason = self._ask(target.label, target, target.probe)
+        if not reason and isinstance(target, WeightDirectory):
+            reason = self._ask_checksums(target)
         if reason:
             raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
-        return proof
+        return self.last
+
+    def _ask_checksums(self, target: WeightDirectory) -> str:
+        """Return why the engine's checksums show that it has not loaded a version, empty if they do not."""
+        found, reason = self._parameters.end(target)
+        if self.last is not None:
+            self.last = replace(self.last, checksums=found.value)
+        return f"the engine's checksums are those of the version before: {reason}" if reason else ""
 
     def _ask(
         self, name: str, target: WeightDirectory | WeightTensors | None, probe: Probe
@@ -177,5 +221,5 @@ class Prover:
         answer = self._hook.probe(target, probe.tokens)
         seconds = self._clock.monotonic() - begun
         allowed = tolerance(probe, self._hook.dtype(), self.calibrated)
-        self.last = proof = compare(name, probe, answer, allowed, self.calibrated, seconds)
-        return proof, problem(proof, answer)
+        self.last, reason = judge(name, probe, answer, allowed, self.calibrated, seconds)
+        return self.last, reason

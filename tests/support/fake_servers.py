@@ -34,6 +34,7 @@ class FakeServer:
         self.seen = []
         self.replies = {}
         self.lock = threading.RLock()
+        self.request = threading.local()
         self._open = threading.Event()
         self._open.set()
         self._server = None
@@ -123,6 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             fake.authorize(self.headers.get("Authorization"))
+            fake.request.headers = self.headers
             given = fake.routed(method, self.path, json.loads(raw) if raw else None)
         except VanishError:
             self.close_connection = True
