@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from explorer_hooks.hook import Checksums, Hook
+from explorer_hooks.hook import Checksums, ProbingHook
 from syncd.errors import SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import LocalDisk
@@ -94,12 +94,13 @@ class ParameterCheck:
         clock: This host's clock.
     """
 
-    def __init__(self, hook: Hook, clock: Clock) -> None:
+    def __init__(self, hook: ProbingHook, clock: Clock) -> None:
         self._hook, self._clock = hook, clock
         self._old: WeightDirectory | None = None
         self._before: Checksums | None = None
         self._kept: tuple[str, Checksums] | None = None
         """The checksums after the last load, with its label: those before the next one."""
+        self._loading = ""
         self._leave_until = -math.inf
         self._skipped = Moved.NOT_NEEDED
 
@@ -115,6 +116,7 @@ class ParameterCheck:
             EngineUnreachableError: The engine does not answer.
         """
         kept, self._kept, self._before, self._old = self._kept, None, None, old
+        self._loading = new.label
         if old is None or not is_needed(old, new, allowed):
             self._skipped = Moved.NOT_NEEDED
         elif self._clock.monotonic() < self._leave_until:
@@ -123,15 +125,19 @@ class ParameterCheck:
             self._skipped = Moved.NOT_GIVEN
             self._before = kept[1] if kept and kept[0] == old.label else self._ask()
 
-    def end(self, new: WeightDirectory) -> tuple[Moved, str]:
+    def end(self, new: WeightDirectory) -> tuple[Moved | None, str]:
         """Ask again after the load.
 
         Returns:
-            What the checksums say, and why they show that the version was not loaded, empty if they do not.
+            What the checksums say, None if this version was not loaded just now; and why they show that it was not
+            loaded, empty if they do not.
 
         Raises:
             EngineUnreachableError: The engine does not answer.
         """
+        loading, self._loading = self._loading, ""
+        if loading != new.label:
+            return None, ""
         if self._old is None or self._before is None or (after := self._ask()) is None:
             return self._skipped, ""
         self._kept = new.label, after

@@ -6,11 +6,12 @@ directory once more. So every version is checked before it reaches the server.
 
 from collections.abc import Sequence
 
-from explorer_hooks.hook import Checksums, HookSettings, Running, UntouchedError
+from explorer_hooks.hook import Checksums, Running, UntouchedError
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.checksums import sglang_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
+from explorer_hooks.hooks.settings import HookSettings
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 _LOG = "see the log of the SGLang server"

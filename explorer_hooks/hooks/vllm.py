@@ -6,11 +6,12 @@ The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sgla
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer_hooks.hook import Checksums, HookSettings, Running
+from explorer_hooks.hook import Checksums, Running
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.checksums import vllm_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word
+from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
 
