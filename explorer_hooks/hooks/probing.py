@@ -24,6 +24,8 @@ Rows = Sequence[Sequence[int]]
 SWITCH_OFF = "an engine that cannot answer probes: --hook-option probe=false"
 
 _GREEDY: Mapping[str, object] = {"temperature": 0, "repetition_penalty": 1.0}
+_RANK = "X-data-parallel-rank"
+"""The header by which a request to vLLM names the replica that answers."""
 _BLOCK = 128
 """The tokens of the largest usual block of a prefix cache, which holds no part of a block."""
 _BEYOND = 64
@@ -193,6 +195,13 @@ def longest_sequence(server: HttpClient) -> int | None:
         else []
     )
     return min((length for length in lengths if type(length) is int), default=None)
+
+
+def each_replica(server: HttpClient, replicas: int) -> list[HttpClient]:
+    """Return a client of each data-parallel replica behind a vLLM server."""
+    if replicas == 1:
+        return [server]
+    return [server.sending({_RANK: str(rank)}) for rank in range(replicas)]
 
 
 def dtype_word(found: object) -> str | None:

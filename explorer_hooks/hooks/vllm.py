@@ -10,7 +10,7 @@ from explorer_hooks.hook import Checksums, Running
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.checksums import vllm_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word
+from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word, each_replica
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
@@ -21,8 +21,6 @@ BACKEND = "syncd"
 NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
 
 _LOG = "see the log of the vLLM server"
-_RANK = "X-data-parallel-rank"
-"""The header that names the replica that answers."""
 
 
 class VllmHook(HttpEngineHook):
@@ -73,10 +71,7 @@ class VllmHook(HttpEngineHook):
     def _server_probes(self) -> Sequence[CompletionsProbe]:
         if self._block_size is None:
             self._block_size = positive(self._config("cache_config").get("block_size"), 0)
-        replicas = _replicas(self._config("parallel_config"))
-        if replicas == 1:
-            return [CompletionsProbe(self._server, block_size=self._block_size)]
-        servers = [self._server.sending({_RANK: str(rank)}) for rank in range(replicas)]
+        servers = each_replica(self._server, _replicas(self._config("parallel_config")))
         return [CompletionsProbe(server, block_size=self._block_size) for server in servers]
 
     def _config(self, part: str) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")
 
-from support.engine_beds import SmallSglangBed, SmallVllmBed
+from support.engine_beds import SmallLoraBed, SmallSglangBed, SmallVllmBed
 from support.probe_contract import CLOSE, FAR, ROWS, difference, load_and_probe, stale
 
 from explorer_hooks.follower.checksums import Moved, moved
@@ -33,6 +33,17 @@ def test_each_replica_answers_and_one_that_kept_its_weights_shows(bed):
     assert difference(answer, bed.model(following))[1] < CLOSE
     assert difference(answer.others[0], bed.model(following))[0] > FAR
     assert moved(before, hook.checksums()) is Moved.UNCHANGED
+
+
+def test_each_replica_is_asked_for_an_adapter(tmp_path):
+    with SmallLoraBed(tmp_path) as bed:
+        hook, target = bed.open(), bed.target((1, 10))
+        right = load_and_probe(bed, hook, target)
+        assert (right.others, bed.engine.asked_ranks) == ((), [None])
+        bed.engine.replicas = 3
+        answer = hook.probe(target, ROWS)
+        assert bed.engine.asked_ranks[1:] == ["0", "1", "2"]
+        assert [one.logprobs for one in answer.others] == [right.logprobs] * 2
 
 
 def test_an_engine_of_one_replica_is_asked_once(bed):

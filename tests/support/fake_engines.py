@@ -339,6 +339,7 @@ class FakeAdapters(FakeServer):
     tells_use = True
     start_weights = START
     fault = ""
+    replicas = 1
 
     def __init__(self, token=None):
         self.fail_next_load = False
@@ -350,6 +351,7 @@ class FakeAdapters(FakeServer):
         self.merged = {}
         self.used = {}
         self.stale = []
+        self.asked_ranks = []
 
     def get_v1_models(self, query, body):
         cards = [{"id": self.base, "root": "/start"}]
@@ -362,6 +364,7 @@ class FakeAdapters(FakeServer):
         for at, (running, waiting) in enumerate([*self.stale, (",".join(self.used), "")]):
             labels = f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
             lines.insert(1, f"vllm:lora_requests_info{{{labels}}} {1.76e9 + at}")
+        lines += [f'vllm:num_requests_running{{engine="{rank}"}} 0.0' for rank in range(self.replicas)]
         return "\n".join(lines).encode()
 
     def post_v1_load_lora_adapter(self, query, body):
@@ -395,6 +398,7 @@ class FakeAdapters(FakeServer):
     def post_v1_completions(self, query, body):
         name = body.get("model", self.base)
         if not isinstance(body["prompt"], str) and name in {self.base, *self.adapters}:
+            self.asked_ranks.append(self.request.headers.get("X-data-parallel-rank"))
             weights = self.merged.get(name, self.start_weights)
             generate = functools.partial(fake_answers.next_token, weights)
             return completed(body, generate, functools.partial(fake_answers.log_probs, weights))
