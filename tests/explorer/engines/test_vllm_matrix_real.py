@@ -11,6 +11,7 @@ from support.probe_contract import CLOSE
 from support.real_bed import asked
 from support.vllm_process import vllm
 
+from explorer_hooks.follower import checksums
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.vllm import VllmHook
@@ -31,7 +32,8 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, record_line):
+def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, record_line, monkeypatch):
+    monkeypatch.setattr(checksums, "SHARE", 0.0)  # on a busy machine they take long
     start = write_start(tmp_path / "start", row.model)
     with running(vllm(PYTHON, start, tmp_path / "log", *row.flags, **row.env), row) as engine:
         hook = VllmHook.from_options(HookOptions(engine.address, timeout=120))
