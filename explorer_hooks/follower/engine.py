@@ -175,6 +175,8 @@ class Engine:
 
     def _load_and_prove(self, directory: WeightDirectory, timings: LoadTimings) -> bool:
         """Load a version and return whether the engine has proven it, before it works again if it can."""
+        with timings.part("prove"):
+            self._prover.begin(self._running_version(), directory)
         with timings.part("load"):
             self._hook.load(directory)
         can_prove, is_held = self._prover.can_prove(directory), self._prover.is_held
@@ -187,6 +189,11 @@ class Engine:
         if can_prove and not is_held:
             self._prove(directory, timings)
         return can_prove
+
+    def _running_version(self) -> WeightDirectory | None:
+        """Return the version that it runs, None if its files are not on this host."""
+        good = self.good.directory if self.good is not None else None
+        return good if good is not None and good.label == self.label and not self.is_suspect else None
 
     def _prove(self, directory: WeightDirectory, timings: LoadTimings) -> None:
         with timings.part("prove"):
