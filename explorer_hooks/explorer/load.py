@@ -20,6 +20,7 @@ KEYS = Keys(
         "job.dir",
         "job.state_dir",
         "model.path",
+        "model.lora.adapter",
         "explorer.tasks",
         "explorer.evaluation.tasks",
         "explorer.follow.stage",

@@ -64,7 +64,7 @@ class TransformersHook(TensorHook, ProbingHook):
         if not probe:
             self.probes = ""
         self.loaded: LoadCounts | None = None
-        self._targets = target_tensors(model.state_dict(keep_vars=True))
+        self._targets = target_tensors(self._loadable_tensors())
         self._runs: Mapping[str, TensorMeta] | None = None if cast else self._targets.metas
         self._direct, self._cast, self._on_commit = direct, cast, on_commit
         self._gate, self._state = LoadGate(timeout), LoadState()
@@ -195,6 +195,10 @@ class TransformersHook(TensorHook, ProbingHook):
             self._label, self._runs = UNKNOWN_LABEL, None
             self._gate.shut_for_good(dead)
             raise dead from error
+
+    def _loadable_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors that a version fills, by its names for them."""
+        return self.model.state_dict(keep_vars=True)
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
         if last_good is None:
