@@ -28,7 +28,7 @@ from syncd.protocol.version import Version
 from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
 from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
-from syncd.transports.broadcast.packing import carry
+from syncd.transports.broadcast.packing import receive_buckets
 from syncd.transports.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.transports.tensors import TensorMeta, compare, require_fit
 from syncd.transports.torch_tensors import TO_TORCH, target_tensors
@@ -167,7 +167,7 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         group, _, plan = joined
         memory = self._allocated(plan.total, group.device)
         buckets = (memory[start:end] for start, end in plan.buckets())
-        found = carry(group, buckets, deadline, lambda: self.is_open(opened))
+        found = receive_buckets(group, buckets, deadline, lambda: self.is_open(opened))
         views = {
             slot.name: memory[slot.start : slot.end].view(TO_TORCH[slot.dtype]).view(slot.shape)
             for slot in plan.slots
