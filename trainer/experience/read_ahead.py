@@ -44,7 +44,9 @@ class ReadAhead:
         stop = Event()
         if self._thread is None or not self._thread.is_alive():
             # Without those that were read while somebody else read them too.
-            due = {file: rows for file, rows in self._found.items() if file.seq > through.get(file.explorer, 0)}
+            due = {
+                file: rows for file, rows in self._found.items() if file.seq > through.get(file.explorer, 0)
+            }
             self._found = due
             work = Thread(target=self._fill, args=(dict(through), rows, stop), name="read-ahead", daemon=True)
             self._thread = work
