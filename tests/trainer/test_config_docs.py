@@ -16,6 +16,7 @@ from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
     ALGORITHMS,
+    GAE,
     KL_TYPES,
     LACKING,
     LOSSES,
@@ -101,7 +102,7 @@ def test_algorithm_tables_match_the_names_in_verl():
         for call in node.decorator_list
         if isinstance(call, ast.Call) and call.func.id == "register_policy_loss"
     }
-    assert estimators == ADVANTAGES | LACKING.keys()
+    assert estimators == ADVANTAGES | LACKING.keys() | {GAE}
     assert not ADVANTAGES & LACKING.keys()
     assert losses - LOSSES.keys() == {"bypass_mode", "geo_mean"}, "docs/engines.md says why not these"
     assert losses >= LOSSES.keys()
