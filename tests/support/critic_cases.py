@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from support import samples
-from support.engine_cases import content_of, equal, refusal, weights_of
+from support.engine_cases import content_of, equal, refusal, weights_of, write_state
 from support.verl_cases import _chosen, _distribution
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.rows import rollout_rows
@@ -173,16 +173,16 @@ def ppo_resumed(bench):
     start = weights_of(engine)
     found = {"metrics": [engine.train_step(samples.batch_of(1))]}
     found["actor moved"] = [not equal(start, weights_of(engine))]
-    engine.save_training_state(bench.place("ppo-state"))
+    write_state(engine, bench.place("ppo-state"))
     found["metrics"] += [engine.train_step(samples.batch_of(seed)) for seed in (2, 3)]
     found["actor moved"].append(not equal(start, weights_of(engine)))
     found["critic end"] = critic_weights(engine)
-    engine.save_training_state(bench.place("ppo-straight"))
+    write_state(engine, bench.place("ppo-straight"))
     again = bench.engine_of(**tables)
     again.load_training_state(bench.place("ppo-state"))
     again.train_step_num = 1
     found["again"] = [again.train_step(samples.batch_of(seed)) for seed in (2, 3)]
-    again.save_training_state(bench.place("ppo-resumed"))
+    write_state(again, bench.place("ppo-resumed"))
     bench.ranks.gather(None)
     found["files"] = _same_files(bench.place("ppo-straight"), bench.place("ppo-resumed"))
     if bench.ranks.rank == 0:

@@ -48,6 +48,7 @@ def two_ranks(launch, tmp_path_factory):
         "undisturbed",
         "ppo_steps",
         "ppo_resumed",
+        "as_verl_saves",
     )
     found = {}
 

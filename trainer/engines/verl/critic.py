@@ -1,14 +1,13 @@
 """The critic of PPO: its values of a batch, what it learns from their returns, and its part of a full checkpoint."""
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from syncd.errors import ConfigError, storage_errors
+from syncd.errors import ConfigError
 from trainer.checkpoints import CRITIC, HUGGINGFACE
 from trainer.config.critic import critic_epochs, critic_mini_batches, critic_path
 from trainer.config.model import AlgorithmSection
@@ -20,7 +19,7 @@ from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
 from trainer.engines.verl.rows import TokenRow, TrainingStep, UpdateRows, deal, limits_of, split_updates
 from trainer.engines.verl.settings import VALUE_HEAD, critic_config
-from trainer.engines.verl.state import apply_settings, load_state, save_state
+from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import Updates
 from trainer.experience.limits import Limits
 
@@ -74,17 +73,12 @@ class Critic:
         measured = value_metrics(values, returns, [row.mask for row in step.rollouts])
         return advantages, done | measured | {"time/critic": time.perf_counter() - start}
 
-    def save(self, directory: str) -> None:
-        """Write this rank's part of its training state, and on rank 0 its config and tokenizer, below `directory`.
-
-        Raises:
-            StorageError: They cannot be written.
-        """
-        place = f"{directory}/{CRITIC}"
-        save_state(self.model, place, self._ranks)
+    def training_state(self) -> dict[str, Any]:
+        """Return this rank's part of weights and optimizer, schedule and RNG; of rank 0, config and tokenizer too."""
+        files = training_files(self.model, self._ranks)
         if self._ranks.rank == 0:
-            with storage_errors(place):
-                self._write_companions(f"{place}/{HUGGINGFACE}")
+            files |= {f"{HUGGINGFACE}/{name}": content for name, content in self._companions().items()}
+        return {f"{CRITIC}/{name}": content for name, content in files.items()}
 
     def load(self, directory: str) -> None:
         """Resume exactly where it was written.
@@ -121,14 +115,10 @@ class Critic:
 
         return self._updates.run(parts, add_gradients, number)
 
-    def _write_companions(self, directory: str) -> None:
+    def _companions(self) -> dict[str, bytes]:
         config, model = self._config.model, self.model.model_config
         own = {"architectures": model.architectures, **VALUE_HEAD}
-        found = companions(model.path, config.dtype, code=config.trust_remote_code, changes=own)
-        os.makedirs(directory, exist_ok=True)
-        for name, content in found.items():
-            with open(f"{directory}/{name}", "wb") as file:
-                file.write(content)
+        return companions(model.path, config.dtype, code=config.trust_remote_code, changes=own)
 
 
 def value_metrics(values: Rows, returns: Rows, masks: Rows) -> Metrics:

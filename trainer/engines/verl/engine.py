@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from syncd.transports.ranks import all_or_error
 from trainer.config.algorithms import SFT
 from trainer.config.critic import algorithm_of
 from trainer.config.model_files import companions
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
 from trainer.engines.files import FileEngine
+from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import Found, MicroBatch, forward
@@ -33,7 +33,7 @@ from trainer.engines.verl.rows import (
     token_row,
 )
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
-from trainer.engines.verl.state import apply_settings, load_state, save_state
+from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import PolicyUpdates
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
@@ -105,16 +105,10 @@ class VerlEngine(FileEngine):
         dtype = config.model.dtype if config.sync.dtype == "keep" else config.sync.dtype
         return companions(config.model.path, dtype, code=config.model.trust_remote_code)
 
-    def save_training_state(self, directory: str) -> None:
-        """Write this rank's part of weights and optimizer, the schedule and the RNG.
-
-        Raises:
-            StorageError: They cannot be written.
-        """
-        ranks = self.context.ranks
-        all_or_error(ranks, save_state, self.model, directory, ranks)
-        if self._critic is not None:
-            self._critic.save(directory)
+    def training_state(self) -> TrainingState:
+        """Return this rank's part of weights and optimizer, the schedule and the RNG, and the same of the critic."""
+        own = training_files(self.model, self.context.ranks)
+        return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
         """Resume exactly where it was written.
