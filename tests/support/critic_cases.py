@@ -1,5 +1,6 @@
 """Cases of the critic: a step of PPO against plain torch, resumes bit for bit, and what is refused."""
 
+import itertools
 import math
 import os
 import shutil
@@ -202,6 +203,17 @@ def ppo_learns(bench):
     tables = PPO | {"critic": PPO["critic"] | {"clip_range": 10.0, "optimizer": {"lr": 1e-2}}}
     engine = bench.engine_of("tied", **tables | {"algorithm": {"name": "ppo", "lam": 1.0}})
     return [engine.train_step(samples.batch_of(3)) for _ in range(12)]
+
+
+def ppo_on_gpus(bench):
+    """Return metrics of steps on one batch by each strategy, in bfloat16, with all that is kept elsewhere."""
+    tables = PPO | {"critic": PPO["critic"] | {"clip_range": 10.0, "optimizer": {"lr": 1e-2}}}
+    found = {}
+    for strategy, offload in itertools.product(("fsdp2", "fsdp"), (False, True)):
+        kept = {"offload_params": offload, "offload_optimizer": offload}
+        engine = bench.engine_of(**tables, engine={"strategy": strategy, "compute_dtype": "bfloat16", **kept})
+        found[strategy, offload] = [engine.train_step(samples.batch_of(3)) for _ in range(12)]
+    return found
 
 
 def small_critic(bench):
