@@ -71,9 +71,10 @@ def test_the_example_of_stages_loads():
     ]
 
 
-def test_the_examples_are_grpo_sft_and_stages_only():
+def test_the_examples_are_grpo_ppo_sft_and_stages_only():
     assert sorted(map(os.path.basename, glob.glob(f"{EXAMPLES}/*"))) == [
         "grpo.toml",
+        "ppo.toml",
         "sft.toml",
         "stages.toml",
     ]
