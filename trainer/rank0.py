@@ -135,7 +135,8 @@ class Rank0:
 
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
-        self._uncommitted = TrainerState(step, self._generation, self._world_size, self.strategy.state_dict())
+        samples, critic = self.strategy.state_dict(), self.config.critic.enabled
+        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic)
         return self._uncommitted.document()
 
     def commit(self, saved_step: int) -> None:
