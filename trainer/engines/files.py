@@ -49,6 +49,7 @@ class FileEngine(TrainEngineWrapper):
         self._attempt = ""  # the save of those weights
         self._saving: CheckpointSave | None = None
         self._arena: StateArena | None = None
+        self._is_arena_ready = False
         self._files: Mapping[str, bytes] | None = None
         self._probe_tokens: Tokens = ()
         self._sync_metrics: Metrics = {}
@@ -146,6 +147,7 @@ class FileEngine(TrainEngineWrapper):
         """Train on the whole batch."""
         metrics = self.train(batch, self.train_step_num + 1)
         self.train_step_num += 1
+        self._prepare_arena()
         self._sync_metrics = {}
         return metrics
 
@@ -218,6 +220,13 @@ class FileEngine(TrainEngineWrapper):
         neighbours = self.context.ranks.gather(here).count(here)
         limit = self.context.config.trainer.host_memory_mib << 20
         return HostMemory(limit or free_memory() // 2 // neighbours)
+
+    def _prepare_arena(self) -> None:
+        """Allocate the memory for the copy of the training state, once there is one of its full size."""
+        if self._is_arena_ready or self._arena is None or not self.context.config.trainer.save_interval:
+            return
+        self._is_arena_ready = True
+        self._arena.prepare(self.training_state())
 
     def _find_probe_tokens(self) -> Tokens:
         model, limits, tokens = self.context.config.model, self.limits, Tokens()

@@ -60,6 +60,16 @@ def test_a_copy_reuses_the_memory_of_the_one_before(arena, tmp_path):
     assert arena._buffer.bytes.data_ptr() == first
 
 
+def test_prepared_memory_is_what_the_first_copy_is_made_in(arena, tmp_path):
+    state = state_of(torch.nn.Linear(4, 4))
+    arena.prepare(state)
+    ahead = arena._ahead.result().bytes.data_ptr()
+    arena.capture(state).write(str(tmp_path))
+    assert arena._buffer.bytes.data_ptr() == ahead
+    arena.prepare({"a.pt": torch.zeros(MIB)})
+    assert arena.capture(state).live == "", "what does not fit is not allocated ahead"
+
+
 def test_tensors_that_share_memory_are_copied_and_written_once(arena, tmp_path):
     weight = torch.randn(64, 64)
     arena.capture({"tied.pt": {"embed": weight, "head": weight.detach()}}).write(str(tmp_path))
