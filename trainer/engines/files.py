@@ -274,5 +274,6 @@ class FileEngine(TrainEngineWrapper):
         if not reason:
             return
         if self.context.ranks.rank == 0 and self.context.config.sync.mode == "background":
-            structlog.get_logger().warning("save_blocks", step=self.train_step_num, reason=reason)
+            hint = "--trainer.host_memory_mib MIB"
+            structlog.get_logger().warning("save_blocks", step=self.train_step_num, reason=reason, hint=hint)
         self.wait_for_save()

@@ -90,7 +90,7 @@ def test_a_state_beyond_the_budget_is_not_copied_and_the_reason_names_both(tmp_p
     memory.record("the buffer for weights", MIB // 2)
     arena, weight = StateArena(memory), torch.zeros(MIB // 4)
     captured = arena.capture({"a.pt": weight})
-    assert captured.live == "the copy of the training state needs 1 MiB; a rank may take 1, and 0 are taken"
+    assert captured.live == "no room for the copy of the training state: 1 MiB where 0 of 1 are free"
     weight.add_(1)
     captured.write(str(tmp_path))
     assert torch.load(tmp_path / "a.pt").sum() == weight.numel(), "what is written is the engine's own state"
