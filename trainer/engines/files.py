@@ -257,6 +257,7 @@ class FileEngine(TrainEngineWrapper):
         except SyncdError:
             if self._saving is not None:
                 self._saving.abandon()
+                self._saving.close()
             self._handed = self._saving = None
             raise
 
