@@ -229,11 +229,13 @@ def wait_for_random_work(job, process, draw):
 
 
 def wait_for_saving_behind(job, process, draw):
-    """Wait until a training state is written behind and a little longer; False when the run has ended before."""
-    before, deadline = set(unfinished(job)), time.monotonic() + _LONG
+    """Wait until one of the next training states is written behind and a little longer; False at the run's end."""
+    seen, more, deadline = set(unfinished(job)), draw.randint(1, 3), time.monotonic() + _LONG
     while process.poll() is None:
         assert time.monotonic() < deadline, tail(job)
-        if set(unfinished(job)) - before:
+        if new := set(unfinished(job)) - seen:
+            seen, more = seen | new, more - 1
+        if more == 0:
             time.sleep(draw.uniform(0, 0.03))
             return True
         time.sleep(0.001)
