@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from support import samples
-from support.engine_cases import content_of, contract, gradients, refusal, weights_of, write_state
+from support.engine_cases import content_of, contract, gradients, refusal, trained, weights_of, write_state
 from support.verl_cases import PROBED, _chosen, _distribution, _grpo, _sft
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -103,6 +103,13 @@ def lora_resumed(bench):
     found = contract(bench, model={"lora": {"rank": RANK}})
     own = f"model_world_size_{bench.ranks.world_size}_rank_{bench.ranks.rank}.pt"
     return found | {"saved": set(content_of(f"{bench.place('state')}/{own}"))}
+
+
+def lora_resharded(bench):
+    """Go on from what other ranks have saved in the middle of `lora_resumed`."""
+    engine = bench.engine_of(model={"lora": {"rank": RANK}}, data={"sft_ratio": 0.1})
+    engine.load_training_state(bench.place("state"))
+    return {"metrics": trained(engine, (3, 4)), "end": weights_of(engine)}
 
 
 def lora_published(bench):

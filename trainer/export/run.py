@@ -22,7 +22,7 @@ from syncd.transports.filesystem.export_walk import (
 )
 from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
 from syncd.transports.torch_tensors import FROM_TORCH
-from trainer.export.source import CONFIG, ExportSource, find_adapter, find_source
+from trainer.export.source import CONFIG, ExportSource, find_adapter, find_critic, find_source
 from trainer.export.weights import ModelWeights, leave_out_tied
 
 SHARD_LIMIT = 5_000_000_000
@@ -44,6 +44,7 @@ def export(
     *,
     base: str | None = None,
     adapter: bool = False,
+    critic: bool = False,
 ) -> None:
     """Write a step as a complete Hugging Face directory, or nothing. An adapter is merged into its base.
 
@@ -55,6 +56,7 @@ def export(
             `float32` takes the training weights of a full checkpoint where there are some.
         base: The directory of the model that an adapter belongs to; the one that its writer had unless given.
         adapter: Write the adapter alone, as peft reads it.
+        critic: Whether the critic of a full checkpoint is exported instead of the policy.
 
     Raises:
         UsageError: There is no such step, it holds no whole model, or `out` is taken.
@@ -75,6 +77,8 @@ def export(
     try:
         if adapter:
             source = find_adapter(job, step)
+        elif critic:
+            source = find_critic(job, step)
         else:
             source = find_source(job, step, full_precision=dtype == "float32", base=base)
         if not adapter and CONFIG not in source.companions:

@@ -23,14 +23,20 @@ def lora_models(models):
 
 
 @pytest.fixture(scope="module")
-def two(launch, lora_models, tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("lora2"), "verl", 2, "lora_steps", "lora_resumed", "lora_published")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("lora")
 
 
 @pytest.fixture(scope="module")
-def one(launch, lora_models, tmp_path_factory):
-    names = ("lora_steps", "expected_lora_steps", "plain_answers", "lora_refused")
-    return launch(tmp_path_factory.mktemp("lora1"), "verl", 1, *names)
+def two(launch, lora_models, place):
+    return launch(place, "verl", 2, "lora_steps", "lora_resumed", "lora_published")
+
+
+@pytest.fixture(scope="module")
+def one(launch, lora_models, place, two):
+    """Return what one rank found, in the directory of two ranks."""
+    names = ("lora_steps", "expected_lora_steps", "plain_answers", "lora_refused", "lora_resharded")
+    return launch(place, "verl", 1, *names)
 
 
 def of_peft(name):
@@ -74,6 +80,13 @@ def test_training_resumes_bit_for_bit_and_saves_no_weight_of_the_base(two):
         assert "optim_world_size_2_rank_0.pt" in found["files"]
         assert any(not torch.equal(found["start"][name], tensor) for name, tensor in found["end"].items())
         assert {of_peft(name) for name in found["saved"]} == found["end"].keys()
+
+
+def test_one_rank_goes_on_from_the_state_of_two(one, two):
+    (found,) = one["lora_resharded"]
+    close(found["end"], two["lora_resumed"][0]["end"], 1e-4)
+    for mine, its in zip(found["metrics"], two["lora_resumed"][0]["metrics"][2:], strict=True):
+        assert mine == pytest.approx(its, rel=1e-3, abs=1e-6)
 
 
 def test_a_step_is_an_adapter_that_peft_loads(one, two, lora_models):
