@@ -165,7 +165,7 @@ class NamedRequests:
         context = GeneratorContext(
             None, lambda: self.running, lambda: self.permitted, lambda _: None, "", lambda: False
         )
-        client = HttpClient(server.address, timeout=20.0)
+        client = HttpClient(server.address, token=None, timeout=20.0, ask_timeout=5.0, missing="nothing")
         self.permitted = (1, 0)
         self.generator = ServerGenerator(
             client, ApiChoice(client, "vllm", "base", "required"), context, concurrency=1, retries=3,
