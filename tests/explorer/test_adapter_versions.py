@@ -163,7 +163,7 @@ class NamedRequests:
     def __init__(self, server):
         self.server, self.running = server, Running(None)
         context = GeneratorContext(
-            None, lambda: self.running, lambda: self.permitted, lambda _: None, "", lambda: False
+            None, lambda: self.running, lambda _: None, lambda: self.permitted, "", lambda: False
         )
         client = HttpClient(server.address, token=None, timeout=20.0, ask_timeout=5.0, missing="nothing")
         self.permitted = (1, 0)
@@ -214,7 +214,7 @@ def test_a_newer_adapter_during_a_request_changes_nothing_in_it(named):
 def test_a_server_that_has_lost_its_adapters_is_asked_again_later(named, monkeypatch):
     monkeypatch.setattr("explorer_hooks.explorer.served.backoff", lambda attempt: 0.01)
     named.running, named.permitted = Running(label(7)), (1, 7)
-    named.server.replies["/v1/completions"] = Answer(404, {"message": "no model"})
+    named.server.replies["/v1/completions"] = Answer(404, {"error": {"message": "no model"}})
     found = named.made()
     assert found.retry
     assert "no model" in found.problem
