@@ -42,6 +42,8 @@ class InferenceSection(Section):
     """vllm, sglang: seconds that one request may take; also those of one load."""
     retries: Count = 4
     """vllm, sglang: retries of a request that failed temporarily, each after a longer pause."""
+    spans: Literal["auto", "required", "off"] = "auto"
+    """vllm, sglang: the version of each token by the server; auto: if it names it; required: an error if not."""
     processed_logprobs: bool = False
     """vllm, sglang: log-probs are of the sampling temperature (vLLM: --logprobs-mode processed_logprobs)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -11,6 +11,7 @@ from support.probe_contract import ROWS, RealAnswersProbes, difference
 from support.proven import probe_of, write_version
 from support.real_bed import awaited, told
 from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
+from support.real_spans import NamesVersions
 from support.targets import target_of
 from support.vllm_process import VllmRealBed, plugged, vllm
 
@@ -41,7 +42,7 @@ class Bed(VllmRealBed):
         assert hook.current_version() == Running(job.label(1), paused=True)
 
 
-class TestVllm(TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestVllm(NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
     """It has the back end of this package throughout, so that files are seen to come as ever beside it."""
 
     bed_type = Bed
@@ -50,8 +51,8 @@ class TestVllm(TakesWeights, RealAnswersProbes, RealEngineContract):
     @classmethod
     def engine(cls, start_directory, tmp_path_factory):
         place = tmp_path_factory.mktemp("vllm")
-        transfer = ["--weight-transfer-config", '{"backend": "syncd"}']
-        engine = vllm(PYTHON, start_directory, place / "log", *transfer, PYTHONPATH=plugged(place))
+        flags = ["--enable-scale-out", "--weight-transfer-config", '{"backend": "syncd"}']
+        engine = vllm(PYTHON, start_directory, place / "log", *flags, PYTHONPATH=plugged(place))
         engine.start()
         yield engine
         engine.kill()
