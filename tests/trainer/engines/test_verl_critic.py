@@ -78,6 +78,15 @@ def test_actor_and_critic_resume_bit_for_bit(one, two):
             assert without_times(straight) == without_times(again)
 
 
+def test_one_rank_resumes_the_critic_of_two(one, two):
+    (found,), expected = one["ppo_of_two_ranks"], two["ppo_resumed"][0]
+    for name in ("critic end", "moments"):
+        assert found[name].keys() == expected[name].keys()
+        assert all(torch.equal(value, expected[name][key]) for key, value in found[name].items())
+    for name in ("critic/vf_loss", "critic/value_mean", "critic/grad_norm", "actor/grad_norm"):
+        assert found["next"][name] == pytest.approx(expected["next"][name], rel=1e-3, abs=1e-6)
+
+
 def without_times(metrics):
     return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 

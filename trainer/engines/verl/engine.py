@@ -135,10 +135,11 @@ class VerlEngine(FileEngine):
         return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written.
+        """Resume exactly where it was written, by any number of ranks.
 
         Raises:
-            ConfigError: It was written by another number of ranks, or `model.path` is another model since.
+            ConfigError: Another number of ranks wrote it, and the model is not of FSDP2, or `model.path` is another
+                model since.
             CorruptDataError: It is not whole; on all ranks.
         """
         if self.base is not None:
