@@ -47,12 +47,13 @@ def two_ranks(launch, tmp_path_factory):
         "probed",
         "undisturbed",
     )
-    found = {}
+    legacy = (*every, "legacy_gradients", "published", "no_ray", "undisturbed")
+    cases, found = {"verl": verl, "verl_legacy": legacy}, {}
 
     def of(engine):
         if engine not in found:
             place = tmp_path_factory.mktemp("two")
-            found[engine] = launch(place, engine, 2, *(verl if engine == "verl" else every)), place
+            found[engine] = launch(place, engine, 2, *cases.get(engine, every)), place
         return found[engine]
 
     return of
@@ -66,11 +67,15 @@ def one_rank(launch, two_ranks):
         "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
         "through_the_engine", "keys_matter", "segments", "expected_segments", "probed", "undisturbed",
     )  # fmt: skip
-    found = {}
+    legacy = (
+        "other_ranks", "legacy_gradients", "legacy_expected", "legacy_log_probs", "legacy_learns", "legacy_refused",
+        "not_finite", "no_ray", "undisturbed",
+    )  # fmt: skip
+    cases, found = {"verl": verl, "verl_legacy": legacy}, {}
 
     def of(engine):
         if engine not in found:
-            names = verl if engine == "verl" else ("other_ranks",)
+            names = cases.get(engine, ("other_ranks",))
             found[engine] = launch(two_ranks(engine)[1], engine, 1, *names)
         return found[engine]
 

@@ -1,6 +1,6 @@
 """One rank that runs cases: run_cases.py DIRECTORY ENGINE MODELS DEVICE RANK WORLD_SIZE PORT CASE ...
 
-Each case is a function of engine_cases, verl_cases or algorithm_cases; what it returns is written to
+Each case is a function of engine_cases, legacy_cases, verl_cases or algorithm_cases; what it returns is written to
 DIRECTORY/<case>.<rank>.pt.
 """
 
@@ -39,6 +39,8 @@ def case_of(name):
     """Return a case; those of verl are looked for last, because it takes long to import what they need."""
     if hasattr(engine_cases, name):
         return getattr(engine_cases, name)
+    if name.startswith("legacy_"):
+        return getattr(importlib.import_module("support.legacy_cases"), name)
     verl_cases = importlib.import_module("support.verl_cases")
     return getattr(verl_cases, name, None) or getattr(
         importlib.import_module("support.algorithm_cases"), name
