@@ -103,7 +103,7 @@ def _measure(place: Path, trace: _Trace) -> dict[str, object]:
     (job := place / "job").mkdir()
     engine = _Engine(EngineContext(_config(job), Job.at(job), Ranks(), torch.device("cpu")))
     engine.prepare()
-    engine.train_step(Batch([], [], [], [], []))
+    engine.train_step(Batch((), (), (), (), ()))
     model = torch.nn.Linear(64, 64)
     with (
         _daemon(job),

@@ -178,7 +178,7 @@ class Engine:
         """Load a version and return whether the engine has proven it, before it works again if it can."""
         with timings.part("load"):
             self._hook.load(directory)
-        can_prove, is_held = self._prover.can_prove(directory), self._hook.probes == "held"
+        can_prove, is_held = self._prover.can_prove(directory), self._prover.is_held
         if can_prove and is_held:
             self._prove(directory, timings)
         # From here on it works: work that ends before the proof may be of other weights.

@@ -28,7 +28,7 @@ from explorer_hooks.follower.policy import (
 from explorer_hooks.follower.proof import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
-from explorer_hooks.hook import Hook, Running
+from explorer_hooks.hook import Hook, ProbingHook, Running
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
@@ -79,7 +79,8 @@ class Follower(Closing):
         self._versions = KnownVersions(sync)
         self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
         self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
-        prover = Prover(hook, sync.clock, partial(read_base_probe, sync.job))
+        answering = hook if isinstance(hook, ProbingHook) else None
+        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job))
         self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
         self._driver = EngineDriver(
             self._engine, self._versions, self._fetcher, self._reporter, prover, sync.clock, self.options

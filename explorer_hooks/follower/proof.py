@@ -8,7 +8,7 @@ differ by about 1e-2 nats.
 import math
 from collections.abc import Callable, Sequence
 
-from explorer_hooks.hook import Hook, ProbeAnswer
+from explorer_hooks.hook import ProbeAnswer, ProbingHook
 from syncd.errors import DOCS, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof, finite
@@ -101,15 +101,20 @@ class Prover:
     """Asks one engine for its answers to probes, and keeps what calibration has measured.
 
     Args:
-        hook: The hook.
+        hook: The hook; None if the engine answers no probes.
         clock: This host's clock.
         baseline: Reads the probe of the job's start model, None while there is none.
     """
 
-    def __init__(self, hook: Hook, clock: Clock, baseline: Callable[[], Probe | None]) -> None:
+    def __init__(self, hook: ProbingHook | None, clock: Clock, baseline: Callable[[], Probe | None]) -> None:
         self._hook, self._clock, self._baseline = hook, clock, baseline
         self.calibrated: float | None = None
         self.last: Proof | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether the engine answers while its work is held, so before it serves what it has loaded."""
+        return self._hook is not None and self._hook.probes == "held"
 
     def calibrate(self) -> Proof | None:
         """Measure how far an engine that runs its start weights is from the trainer; None if that cannot be asked.
@@ -120,11 +125,12 @@ class Prover:
             LoadFailedError: It gave no usable answer.
             EngineUnreachableError: It does not answer.
         """
-        baseline = self._baseline() if self._hook.probes else None
-        if baseline is None:
+        hook = self._answering()
+        baseline = self._baseline() if hook else None
+        if hook is None or baseline is None:
             return None
         self.calibrated = None
-        proof, _ = self._ask(START, None, baseline)
+        proof, _ = self._ask(hook, START, None, baseline)
         if proof.is_proven:
             self.calibrated = proof.mean
         return proof
@@ -140,10 +146,11 @@ class Prover:
             LoadFailedError: It could not read them.
             EngineUnreachableError: It does not answer.
         """
+        hook = self._answering()
         baseline = self._baseline() if self.calibrated is not None else None
-        if baseline is None or not self._hook.reload_start():
+        if hook is None or baseline is None or not hook.reload_start():
             return None
-        proof, reason = self._ask(START, None, baseline)
+        proof, reason = self._ask(hook, START, None, baseline)
         if reason:
             raise UnprovenError(
                 f"this engine cannot reload this model: after reading its own start weights again, {reason}",
@@ -153,7 +160,7 @@ class Prover:
 
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
         """Return whether there is a probe of a version, and the engine answers probes."""
-        return target.probe is not None and bool(self._hook.probes)
+        return target.probe is not None and self._answering() is not None
 
     def prove(self, target: WeightDirectory | WeightTensors) -> Proof | None:
         """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven.
@@ -163,19 +170,24 @@ class Prover:
             LoadFailedError: It gave no usable answer.
             EngineUnreachableError: It does not answer.
         """
-        if target.probe is None or not self._hook.probes:
+        hook = self._answering()
+        if target.probe is None or hook is None:
             return None
-        proof, reason = self._ask(target.label, target, target.probe)
+        proof, reason = self._ask(hook, target.label, target, target.probe)
         if reason:
             raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
         return proof
 
+    def _answering(self) -> ProbingHook | None:
+        """Return the hook if its engine answers probes."""
+        return self._hook if self._hook is not None and self._hook.probes else None
+
     def _ask(
-        self, name: str, target: WeightDirectory | WeightTensors | None, probe: Probe
+        self, hook: ProbingHook, name: str, target: WeightDirectory | WeightTensors | None, probe: Probe
     ) -> tuple[Proof, str]:
         begun = self._clock.monotonic()
-        answer = self._hook.probe(target, probe.tokens)
+        answer = hook.probe(target, probe.tokens)
         seconds = self._clock.monotonic() - begun
-        allowed = tolerance(probe, self._hook.dtype(), self.calibrated)
+        allowed = tolerance(probe, hook.dtype(), self.calibrated)
         self.last = proof = compare(name, probe, answer, allowed, self.calibrated, seconds)
         return proof, problem(proof, answer)

@@ -12,18 +12,11 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar
 
-from explorer_hooks.hook import (
-    Hook,
-    HookOptions,
-    HookSettings,
-    ProbeAnswer,
-    Running,
-    TensorHook,
-    UntouchedError,
-    require_loadable,
-)
+from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
 from explorer_hooks.hooks.http_settings import LOOPBACK, ServerHook, is_at_least, meeting_address
+from explorer_hooks.hooks.phases import require_loadable
 from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
+from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (

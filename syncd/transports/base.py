@@ -97,6 +97,21 @@ class WeightTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class StepContent:
+    """What one step is made of.
+
+    Args:
+        export: The weights.
+        files: What belongs beside the weights, by file name.
+        probe: What the model answers with these weights, so that receivers get it with them; None without one.
+    """
+
+    export: Export
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """The result of one send, as one rank knows it.
 
@@ -180,22 +195,13 @@ class WeightSender(ABC):
         """Allocate what the first send needs, by shapes and dtypes alone. A second call does nothing."""
 
     @abstractmethod
-    def send(
-        self,
-        step: int,
-        attempt: str,
-        export: Export,
-        files: Mapping[str, bytes],
-        probe: Probe | None = None,
-    ) -> None:
+    def send(self, step: int, attempt: str, content: StepContent) -> None:
         """Begin to send one step; return once training may continue. The send before it must have ended by `wait`.
 
         Args:
             step: The trainer's step.
             attempt: A name that all ranks share in this send and that no other send has.
-            export: The weights.
-            files: What belongs beside the weights, by file name.
-            probe: What the model answers with these weights; receivers get it with them.
+            content: The weights, and what goes with them.
 
         Raises:
             SyncdError: The step will not exist; on all ranks, and nothing of it is left.

@@ -15,7 +15,15 @@ import torch
 
 from syncd.errors import SyncdError, UsageError
 from syncd.protocol.probe import Probe, write_base_probe
-from syncd.transports.base import FILES, SendContext, Sent, WeightSender, close_senders, open_senders
+from syncd.transports.base import (
+    FILES,
+    SendContext,
+    Sent,
+    StepContent,
+    WeightSender,
+    close_senders,
+    open_senders,
+)
 from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
 from trainer.auto_method import senders_of
 from trainer.checkpoints import (
@@ -152,8 +160,8 @@ class FileEngine(TrainEngineWrapper):
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
         # Now: it must be of the very weights that are exported.
-        probe = self._measured_probe()
-        self._sender.send(self.train_step_num, self._new_attempt(), self.export, self._files, probe)
+        content = StepContent(self.export, self._files, self._measured_probe())
+        self._sender.send(self.train_step_num, self._new_attempt(), content)
         self._handed = self.train_step_num
 
     def save_checkpoint(

@@ -1,7 +1,6 @@
 """The trainer's end of the transport through files. All other senders wrap this one, for the durable step."""
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -9,9 +8,8 @@ import torch
 
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
-from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
-from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
+from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.ranks import Ranks, all_or_error
@@ -64,19 +62,20 @@ class FilesystemSender(WeightSender):
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
         return self._saver.planned_size(export)
 
-    def send(
-        self,
-        step: int,
-        attempt: str,
-        export: Export,
-        files: Mapping[str, bytes],
-        probe: Probe | None = None,
-        copy: StepCopy | None = None,
-    ) -> None:
+    def send(self, step: int, attempt: str, content: StepContent, copy: StepCopy | None = None) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
         try:
-            all_or_error(self.ranks, self._saver.save, step, attempt, export, files, copy, probe)
+            all_or_error(
+                self.ranks,
+                self._saver.save,
+                step,
+                attempt,
+                content.export,
+                content.files,
+                copy,
+                content.probe,
+            )
         except SyncdError:
             # The ranks that did not fail have a save in flight that cannot succeed.
             with contextlib.suppress(SyncdError):

@@ -6,7 +6,7 @@ only consequence is that there is none. docs/memory.md has the rules.
 
 import atexit
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -26,10 +26,9 @@ from syncd.protocol.memory import (
     is_private,
     lock_directory,
 )
-from syncd.protocol.probe import Probe
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import receipts_directory
-from syncd.transports.base import Export, SendContext, Sent, WeightSender
+from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.filesystem.send import FilesystemSender
 from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.memory.room import capacity, is_memory, read_free_memory, refusal
@@ -91,17 +90,10 @@ class MemorySender(WeightSender):
         """Prepare the sender through files; a copy's memory is allocated by each send."""
         self._files.prepare(export)
 
-    def send(
-        self,
-        step: int,
-        attempt: str,
-        export: Export,
-        files: Mapping[str, bytes],
-        probe: Probe | None = None,
-    ) -> None:
+    def send(self, step: int, attempt: str, content: StepContent) -> None:
         """Begin to write a step, and its copy if there is room for one."""
-        self._copy = self._next_copy(step, attempt, export)
-        self._files.send(step, attempt, export, files, probe, self._copy)
+        self._copy = self._next_copy(step, attempt, content.export)
+        self._files.send(step, attempt, content, self._copy)
 
     def wait(self) -> None:
         """Return once the step is whole and announced; its copy is whole then too."""
