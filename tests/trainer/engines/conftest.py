@@ -16,7 +16,7 @@ def models(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     samples.make_model(place / "untied", tied=False, tokenizer=True)
     samples.make_model(place / "tied", tied=True, binary=True)
-    samples.make_model(place / "dropout", tied=False, dropout=0.3)
+    samples.make_model(place / "dropout", tied=False, tokenizer=True, dropout=0.3)
     return place
 
 
