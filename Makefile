@@ -67,10 +67,11 @@ test-slurm: $(READY)
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	$(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
-		tests/explorer/engines/test_vllm_adapters_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py $(PYTEST_ARGS)
 
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
-	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
+		tests/explorer/engines/test_sglang_matrix_real.py $(PYTEST_ARGS)
 
 # The tests of training engines under another release of verl, in an environment with it.
 test-verl08: .venv-verl08/.ready

@@ -85,8 +85,9 @@ class _Engine(FileEngine):
         """Return the model's configuration."""
         return {"config.json": b"{}"}
 
-    def save_training_state(self, directory: str) -> None:
-        """Save nothing."""
+    def training_state(self) -> Mapping[str, bytes]:
+        """Return nothing to save."""
+        return {}
 
     def load_training_state(self, directory: str) -> None:
         """Load nothing."""

@@ -16,7 +16,7 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine works again
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 from syncd.client.client import Client
 from syncd.errors import LoadFailedError
@@ -27,6 +27,21 @@ from syncd.transports.tensors import TensorMeta
 ProbeTime = Literal["", "held", "serving"]
 """When an engine answers probes: never, while its work is held, or only while it works."""
 
+Checksums = Mapping[str, Mapping[str, str]]
+"""Of each replica the checksum of each parameter, by worker and name; empty where the engine gives none of it."""
+
+
+class Unproven(NamedTuple):
+    """What is not proven of an engine's weights under one label.
+
+    Args:
+        failed: How many loads under this label ended in weights that were never proven.
+        pending: Whether it may work on weights under this label whose probe it has not answered yet.
+    """
+
+    failed: int = 0
+    pending: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -36,18 +51,26 @@ class Running:
         label: The engine's label for its weights; None if it was never given one, so it runs its start weights. A
             label that is of no version of the job means that nobody knows what the engine runs.
         paused: Whether it was left paused, so that it takes no work.
-        unproven: How many loads ended in weights that were never proven, the present one too until it is proven. A
-            follower counts them. Work that begins with one count and ends with another may be of such weights.
+        unproven: What is not proven, by label. A follower counts it; the engine does not know.
     """
 
     label: str | None
     paused: bool = False
-    unproven: int = 0
+    unproven: Mapping[str, Unproven] = field(default_factory=dict)
 
     @property
     def pair(self) -> Pair | None:
         """Return the pair that the label names, None if it names none; its job is not checked here."""
         return pair_of(self.label)
+
+    def unproven_since(self, before: "Running") -> frozenset[str]:
+        """Return the labels of weights on which it may have worked since then, and which were not proven."""
+        known = before.unproven
+        return frozenset(
+            label
+            for label, now in self.unproven.items()
+            if now.pending or now.failed != known.get(label, Unproven()).failed
+        )
 
 
 class ProbeAnswer(NamedTuple):
@@ -58,11 +81,13 @@ class ProbeAnswer(NamedTuple):
         fresh: The log-prob of the token that the engine chose after one long prompt, read without its prefix cache;
             None if that was not asked.
         cached: The same, for a request that goes through its prefix cache.
+        others: The answers of the other replicas behind the engine's address, which may hold other weights.
     """
 
     logprobs: tuple[tuple[float, ...], ...]
     fresh: float | None = None
     cached: float | None = None
+    others: tuple["ProbeAnswer", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +124,7 @@ class Hook(ABC):
 
     @classmethod
     @abstractmethod
-    def from_options(cls, options: HookOptions) -> Self:
+    def from_options(cls, options: HookOptions) -> "Hook":
         """Return a hook for an engine.
 
         Raises:
@@ -182,6 +207,16 @@ class ProbingHook(Hook):
             LoadFailedError: It gives no answer, or none that can be read.
             EngineUnreachableError: It does not answer.
         """
+
+    def checksums(self) -> Checksums | None:
+        """Return checksums of the parameters that the engine holds, None if it gives none.
+
+        Two answers are compared with each other only: how they are computed is the engine's affair.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return None
 
     def reload_start(self) -> bool:
         """Have an engine on its start weights read them again; return false if it cannot be asked to.

@@ -25,7 +25,7 @@ from explorer_hooks.follower.policy import (
     needs_steps,
     policy_of,
 )
-from explorer_hooks.follower.proof import Prover
+from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, ProbingHook, Running
@@ -36,7 +36,7 @@ from syncd.context import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.probe import read_base_probe
-from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version
+from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version, pair_of
 from syncd.transports.base import WeightTensors
 
 __all__ = ["FollowOptions", "Follower", "TurnOutcome"]
@@ -160,7 +160,11 @@ class Follower(Closing):
         running, engine = self._engine.running(), self._engine
         is_known = running.label is None or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
-        return Running(label, running.paused, engine.unproven_loads + engine.is_unproven)
+        return Running(label, running.paused, engine.unproven.by_label)
+
+    def pair_named(self, label: str) -> Pair | None:
+        """Return the pair that a label of this job names, None of any other label. Any thread may call this."""
+        return pair_of(label) if self._versions.has_label(label) else None
 
     def recover(self) -> None:
         """Restore an engine that weights from elsewhere have left half loaded.

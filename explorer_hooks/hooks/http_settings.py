@@ -5,7 +5,7 @@ import os
 import re
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from explorer_hooks.hook import HookOptions, ProbingHook
 from explorer_hooks.hooks.phases import restoring
@@ -76,7 +76,7 @@ class ServerHook(ProbingHook):
         return f"{type(self).__name__}({self._server.address})"
 
     @classmethod
-    def from_options(cls, options: HookOptions) -> Self:
+    def from_options(cls, options: HookOptions) -> ProbingHook:
         """Return a hook for the server at the address."""
         return cls(options)
 

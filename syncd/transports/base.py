@@ -22,6 +22,7 @@ from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.round import Round
 from syncd.protocol.version import Pair, Version, engine_label, unpublished_label
+from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.tensors import TensorMeta
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class SendContext:
         tied: Names of the export that repeat another tensor, and are left out.
         fence: The directory through which this trainer seals and announces steps.
         files: The opened sender of transport `checkpoint`; None while that one is opened.
+        memory: The budget of this rank for buffers and copies in the memory of its host.
     """
 
     job: Job
@@ -153,6 +155,7 @@ class SendContext:
     tied: Collection[str] = ()
     fence: str = ""
     files: "WeightSender | None" = None
+    memory: HostMemory = field(default_factory=unlimited)
 
 
 @dataclass(frozen=True)

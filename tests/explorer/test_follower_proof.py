@@ -7,6 +7,7 @@ from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
+from explorer_hooks.hook import Unproven
 from syncd.daemon import scan
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
@@ -97,6 +98,38 @@ def test_an_engine_that_names_a_version_and_answers_as_another_is_led_back_to_th
     scene.engine.doing.clear()
     publish(scene, 3)
     proven(scene, follower, 3)
+
+
+def test_which_versions_work_without_a_proof_is_known_by_label_while_and_after_they_do(scene):
+    """Work that ends during a proof, or begins before a failed one and ends after it, may be of other weights."""
+    follower, seen = scene.follow(retries=0), []
+    answer = scene.engine.probe
+
+    def watched(tokens):
+        seen.append(follower.running())
+        return answer(tokens)
+
+    scene.engine.probe = watched
+    publish(scene, 1)
+    before = follower.running()
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.doing["commit"] = lambda: stay(scene, 2, 1)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    after = follower.running()
+    first, second = scene.label(1), scene.label(2)
+    assert [one.unproven for one in seen] == [
+        {first: Unproven(pending=True)},
+        {second: Unproven(pending=True)},
+        {second: Unproven(1), first: Unproven(pending=True)},
+    ]
+    assert [one.unproven_since(before) for one in seen] == [{first}, {second}, {first, second}]
+    assert (before.unproven, after.unproven) == ({}, {second: Unproven(1)})
+    assert after.unproven_since(before) == {second}
+    assert after.unproven_since(seen[1]) == {second}
+    assert after.unproven_since(after) == frozenset()
+    assert (follower.pair_named(first), follower.pair_named(second)) == ((1, 1), (1, 2))
+    assert follower.pair_named("1.1.0000000000000000") is None
 
 
 def stay(scene, step, on):
@@ -229,6 +262,59 @@ def test_the_reload_test_is_left_out(scene, why):
     scene.hook.reloads_start = True
     scene.follow(reload_test=why != "switched off")
     assert scene.engine.log == []
+
+
+def neighbour(scene, step):
+    """Publish a step whose trainer answers as that of the first: too close to it for a probe."""
+    write_step(scene.job, step, probe=lambda _: probe_of(read(scene, 1)))
+    scene.tick()
+
+
+def test_an_engine_that_stayed_where_it_was_is_found_by_its_checksums_alone(scene):
+    follower = scene.follow(retries=0)
+    scene.engine.gives_checksums = True
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    assert report(scene).proof.checksums == "not needed"
+    scene.engine.answers_as = read(scene, 1)
+    neighbour(scene, 2)
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert "checksums are those of the version before" in outcome.reason
+    found = report(scene)
+    assert (found.state, found.proof.version) == (EngineState.FAILED, scene.label(1))
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_neighbouring_versions_are_proven_with_the_word_of_the_checksums(scene, gives):
+    follower = scene.follow(retries=0)
+    scene.engine.gives_checksums = gives
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    right = logprobs_of(read(scene, 1), TOKENS)
+    scene.engine.probe = lambda tokens: right
+    neighbour(scene, 2)
+    proven(scene, follower, 2)
+    assert report(scene).proof.checksums == ("changed" if gives else "not given")
+
+
+@pytest.mark.parametrize("others", [["stale"], ["right", "stale"]])
+def test_a_replica_that_answers_as_other_weights_proves_nothing(scene, others):
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    right = read(scene, 1)
+    scene.engine.others_answer_as = [right if other == "right" else other for other in others]
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert outcome.reason.startswith(
+        f"replica {len(others)} of {len(others) + 1}: the engine answers as other"
+    )
+    assert report(scene).state is EngineState.WRONG
+    assert report(scene).proof.mean > 0.01
+    publish(scene, 2)
+    scene.engine.others_answer_as = [read(scene, 2)] * len(others)
+    proven(scene, follower, 2)
+    assert report(scene).proof.replicas == len(others) + 1
 
 
 def test_an_engine_on_another_model_is_named_and_not_calibrated(scene):

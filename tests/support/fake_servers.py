@@ -29,16 +29,18 @@ class FakeServer:
         replies: What a path answers instead of what it does: `Answer`, or bytes that are sent as they are.
     """
 
+    port = 0
+
     def __init__(self, token=None):
         self.token = token
         self.seen = []
         self.replies = {}
         self.lock = threading.RLock()
+        self.request = threading.local()
         self._open = threading.Event()
         self._open.set()
         self._server = None
         self._thread = None
-        self.port = 0
         self.start()
 
     @property
@@ -123,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             fake.authorize(self.headers.get("Authorization"))
+            fake.request.headers = self.headers
             given = fake.routed(method, self.path, json.loads(raw) if raw else None)
         except VanishError:
             self.close_connection = True

@@ -79,6 +79,7 @@ class BroadcastSender(WeightSender):
         self._attempt = ""
         self._sent: Sent | None = None
         if self._control is not None:
+            context.memory.record("the buckets of the broadcast", 2 * self._bucket)
             self._control.drop_group()  # what an earlier start left behind
             self._control.take_part(BACKEND)
 

@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import replace
 from typing import Self
 
+import structlog
 import torch
 
 from syncd.errors import SyncdError
@@ -49,6 +50,7 @@ class FilesystemSender(WeightSender):
             check_finite=settings.check_finite,
             timeout=settings.save_timeout,
             fence=context.fence,
+            memory=context.memory,
         )
         return cls(context.job, ranks, saver)
 
@@ -56,7 +58,11 @@ class FilesystemSender(WeightSender):
         """Begin to allocate the memory that saves need; a second call does nothing."""
         if not self._is_prepared:
             self._is_prepared = True
-            self._saver.prepare(export)
+            refused = next(filter(None, self.ranks.gather(self._saver.prepare(export))), "")
+            if refused:
+                self._saver.stream()
+            if refused and self.ranks.rank == 0:
+                structlog.get_logger().warning("save_blocks", reason=refused)
 
     def planned_size(self, export: Export) -> int:
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""

@@ -4,23 +4,19 @@ import shutil
 from typing import ClassVar
 
 import pytest
-from support.engine_process import EngineProcess, python_of
+from support.engine_process import python_of
 from support.probe_contract import RealAnswersProbes
-from support.real_bed import RealBed, asked, told
+from support.real_bed import RealBed, applied_next, asked, told
 from support.real_contract import RealEngineContract, TakesWeights
+from support.real_spans import Groups, NamesVersions, distances
+from support.sglang_process import sglang
 
+from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hooks.sglang import SGLangHook
 
 PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-ENV = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-FLAGS = [
-    "--served-model-name", "policy", "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native",
-    "--sampling-backend", "pytorch", "--disable-overlap-schedule", "--mem-fraction-static", "0.3",
-    "--max-total-tokens", "8192", "--skip-server-warmup", "--host", "127.0.0.1", "--port", "{port}",
-]  # fmt: skip
 
 
 class SglangRealBed(RealBed):
@@ -33,6 +29,8 @@ class SglangRealBed(RealBed):
         "gone": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
         "restart": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
     }
+
+    stays = Moved.UNCHANGED
 
     def __enter__(self):
         told(self.process.address, "/pause_generation", {"mode": "abort"})
@@ -70,7 +68,7 @@ class SglangRealBed(RealBed):
 
     def inject(self, fault):
         assert fault == "label without load"
-        self.hook._reload = lambda target: self.hook._set_engine_label(target.label)
+        self.hook._reload = lambda _, label: self.hook._set_engine_label(label)
 
     def load_stale(self, hook, target):
         body = {"model_path": target.path, "weight_version": target.label, "flush_cache": False}
@@ -82,14 +80,32 @@ class SglangRealBed(RealBed):
         told(self.process.address, "/pause_generation", {"mode": "retract"})
 
 
-class TestSglang(TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestSglang(NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, start_directory, tmp_path_factory):
-        argv = [PYTHON, "-m", "sglang.launch_server", "--model-path", start_directory, *FLAGS]
-        engine = EngineProcess(argv, ENV, tmp_path_factory.mktemp("sglang") / "log", "/model_info")
+        engine = sglang(PYTHON, start_directory, tmp_path_factory.mktemp("sglang") / "log")
         engine.start()
         yield engine
         engine.kill()
+
+    def test_a_pause_in_place_with_old_keys_and_values_names_the_versions_too(self, bed, job, record_line):
+        """Tokens behind the load are of new weights over old keys and values: no version gives their log-probs."""
+        bed.settings = lambda: {"pause": "in_place", "flush_cache": "false"}
+        with job.follower(bed.open()) as follower:
+            groups = Groups(bed, follower)
+            for step in range(1, 9):
+                groups.await_next()
+                job.publish(step)
+                applied_next(follower, (1, step))
+                if len(groups.crossed) >= 3:
+                    break
+            groups.finish()
+        first = [one for _, start, one in distances(groups) if start == 0]
+        later = [one for _, start, one in distances(groups) if start]
+        record_line(
+            f"SGLang, in_place: first spans within {max(first):.1e} nats, later ones within {max(later):.1e}"
+        )
+        assert len(groups.crossed) >= 3

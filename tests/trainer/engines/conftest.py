@@ -46,6 +46,7 @@ def two_ranks(launch, tmp_path_factory):
         "segments",
         "probed",
         "undisturbed",
+        "as_verl_saves",
     )
     legacy = (*every, "legacy_gradients", "published", "no_ray", "undisturbed")
     cases, found = {"verl": verl, "verl_legacy": legacy}, {}

@@ -27,19 +27,15 @@ class LegacyModel:
     """
 
     def __init__(self, worker: Any) -> None:
-        self.worker = worker
+        self._worker = worker
         self.module, self.optimizer = worker.actor_module_fsdp, worker.actor_optimizer
         self.lr_scheduler, self.actor = worker.actor_lr_scheduler, worker.actor
-
-    def save_checkpoint(self, local_path: str) -> None:
-        """Write this rank's files of weights, optimizer, schedule and RNG."""
-        with _quiet():
-            self.worker.save_checkpoint(local_path)
+        self.checkpoint_manager = worker.checkpoint_manager
 
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None:
-        """Load what `save_checkpoint` wrote."""
+        """Load this rank's files of weights, optimizer, schedule and RNG."""
         with _quiet():
-            self.worker.load_checkpoint(local_path, del_local_after_load=del_local_after_load)
+            self._worker.load_checkpoint(local_path, del_local_after_load=del_local_after_load)
 
 
 def build_model(config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks) -> LegacyModel:
