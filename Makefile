@@ -13,7 +13,7 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-proof test-slurm test-vllm test-sglang test-verl08 test-verl-legacy lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-proof test-slurm test-vllm test-sglang test-verl08 test-verl-legacy lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -55,6 +55,10 @@ test-faults: $(READY)
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py $(PYTEST_ARGS)
+
+# Fifty kills of ranks that train an actor and a critic: an hour and more.
+test-kills-ppo: $(READY)
+	SYNCD_ENGINE=ppo SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
 
 # A hundred faults of engine and files, each found by the check that must find it, and two hundred good loads.
 test-proof: $(READY)

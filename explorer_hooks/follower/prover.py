@@ -172,22 +172,16 @@ class UnprovenLoads:
 
     def begin(self, label: str) -> None:
         """Note that the engine is about to work on weights whose probe it has not answered yet."""
-        self.fail()
-        self._pending = label
-        self._note(label, self._failed(label), pending=True)
+        if label != self._pending:
+            self.end(is_proven=False)
+            self._pending = label
+            self._note(label, self._failed(label), pending=True)
 
-    def succeed(self) -> None:
-        """Note that it has answered the probe: what it did meanwhile was of the right weights."""
-        self._end(0)
-
-    def fail(self) -> None:
-        """Note that these weights will never be proven."""
-        self._end(1)
-
-    def _end(self, failures: int) -> None:
+    def end(self, *, is_proven: bool) -> None:
+        """Note that it has answered the probe, so that its work was of the right weights, or that it never will."""
         label, self._pending = self._pending, None
         if label is not None:
-            self._note(label, self._failed(label) + failures, pending=False)
+            self._note(label, self._failed(label) + (not is_proven), pending=False)
 
     def _failed(self, label: str) -> int:
         return self.by_label.get(label, Unproven()).failed

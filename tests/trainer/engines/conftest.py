@@ -32,6 +32,13 @@ def launch(models):
     return run
 
 
+def _with_critic(*names):
+    """Return cases of the critic where the release of verl can have one."""
+    from support.verl_release import LACKS
+
+    return () if LACKS.whole_value_loss else names
+
+
 @pytest.fixture(scope="session")
 def two_ranks(launch, tmp_path_factory):
     """Return what two ranks of an engine found, and the directory of their files."""
@@ -47,6 +54,7 @@ def two_ranks(launch, tmp_path_factory):
         "probed",
         "undisturbed",
         "as_verl_saves",
+        *_with_critic("ppo_steps", "ppo_resumed"),
     )
     legacy = (*every, "legacy_gradients", "published", "no_ray", "undisturbed")
     cases, found = {"verl": verl, "verl_legacy": legacy}, {}
@@ -67,6 +75,9 @@ def one_rank(launch, two_ranks):
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
         "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
         "through_the_engine", "keys_matter", "segments", "expected_segments", "probed", "undisturbed",
+        *_with_critic(
+            "ppo_steps", "ppo_by_hand", "gae_of_segments", "ppo_resumed", "ppo_learns", "small_critic"
+        ),
     )  # fmt: skip
     legacy = (
         "other_ranks", "legacy_gradients", "legacy_expected", "legacy_log_probs", "legacy_learns", "legacy_refused",

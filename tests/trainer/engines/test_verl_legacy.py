@@ -182,6 +182,8 @@ OTHERS = {
     "algorithm.options.calculate_entropy": {
         "algorithm": {"old_logprobs": "rollout", "options": {"calculate_entropy": True}}
     },
+    "critic.enabled": {"algorithm": {"name": "ppo"}, "critic": {"enabled": True}},
+    "algorithm.advantage": {"algorithm": {"advantage": "gae"}},
     "algorithm.loss": {"algorithm": {"loss": "dro", "options": {"policy_loss": {"dro_beta": 0.1}}}},
     "algorithm.loss_agg_mode": {"algorithm": {"loss_agg_mode": "token-sum"}},
 }

@@ -54,6 +54,7 @@ REFUSED = {
     "engine.options.use_no_sync_for_gradient_accumulation": {
         "engine": {"options": {"use_no_sync_for_gradient_accumulation": False}}
     },
+    "critic.enabled": {"algorithm": {"name": "ppo"}, "critic": {"enabled": True}},
     "engine.offload_params": {"engine": {"strategy": "fsdp", "offload_params": True}},
 }
 

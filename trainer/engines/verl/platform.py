@@ -41,14 +41,18 @@ _ANSWERS: dict[str, Any] = {
 
 @functools.cache
 def install() -> None:
-    """Make verl compute on processors in this process, with its FSDP2 engine; once is enough."""
+    """Make verl compute on processors in this process, with its FSDP2 engines; once is enough."""
     answers = {name: _always(answer) for name, answer in _ANSWERS.items()}
     seed = {name: staticmethod(torch.manual_seed) for name in ("manual_seed", "manual_seed_all")}
     set_processors(_device_module(), {**answers, **seed})
     from verl.workers.engine import EngineRegistry  # noqa: PLC0415 -- asks for the platform when imported
-    from verl.workers.engine.fsdp import FSDPEngineWithLMHead  # noqa: PLC0415 -- the same
+    from verl.workers.engine.fsdp.transformer_impl import (  # noqa: PLC0415 -- the same
+        FSDPEngineWithLMHead,
+        FSDPEngineWithValueHead,
+    )
 
     EngineRegistry.register("language_model", "fsdp2", device="cpu")(FSDPEngineWithLMHead)
+    EngineRegistry.register("value_model", "fsdp2", device="cpu")(FSDPEngineWithValueHead)
 
 
 def before_platforms() -> None:

@@ -34,6 +34,7 @@ class Lacks:
         fixed: Policy losses that ignore `algorithm.loss_agg_mode`, with the one that they compute.
         options: Names of `engine.options` that it does not have.
         whole_export: Whether it lacks an export in the dtype of the weights.
+        whole_value_loss: Whether it lacks a value loss over all micro-batches of an update.
     """
 
     losses: frozenset[str] = frozenset()
@@ -41,6 +42,7 @@ class Lacks:
     fixed: Mapping[str, str] = field(default_factory=dict)
     options: frozenset[str] = frozenset()
     whole_export: bool = False
+    whole_value_loss: bool = False
 
 
 RELEASES: Mapping[str, Lacks] = {
@@ -50,6 +52,7 @@ RELEASES: Mapping[str, Lacks] = {
         {"gspo": "seq-mean-token-mean"},
         frozenset({"use_no_sync_for_gradient_accumulation"}),
         whole_export=True,
+        whole_value_loss=True,
     ),
     "0.9": Lacks(),
 }
@@ -98,6 +101,8 @@ def lacking_problems(config: JobConfig, release: str, lacks: Lacks) -> Iterator[
         yield _problem("algorithm.loss_agg_mode", release, f"{mode} with the loss {loss}")
     for name in sorted(lacks.options.intersection(config.engine.options)):
         yield _problem(f"engine.options.{name}", release, f"engine.options.{name}")
+    if lacks.whole_value_loss and config.critic.enabled:
+        yield _problem("critic.enabled", release, "value loss that is independent of how rows are split")
     if lacks.whole_export and config.engine.strategy == "fsdp" and config.engine.offload_params:
         yield _problem(
             "engine.offload_params", release, 'export of offloaded parameters with engine.strategy = "fsdp"'

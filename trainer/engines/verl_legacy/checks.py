@@ -6,7 +6,8 @@ from typing import Any
 
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import Problem, error_of
-from trainer.config.algorithms import LOSSES, SFT, estimator_and_loss
+from trainer.config.algorithms import GAE, LOSSES, SFT, estimator_and_loss
+from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER, optimizer_problems, verl_problems
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import read_model_config
@@ -27,7 +28,8 @@ def check(config: JobConfig) -> None:
     if installed != LEGACY:
         message = f"verl {installed} is installed; the engine verl_legacy runs {LEGACY}"
         raise ConfigError(message, hint="engine.name = \"verl\", or pip install 'syncd[verl-legacy]'")
-    if problems := [*verl_problems(config), *optimizer_problems(config)] or list(_problems(config)):
+    problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
+    if problems := problems or list(_problems(config)):
         raise error_of(problems, LOADER.hint)
     _check_rotary(config.model.path)
 
@@ -50,7 +52,9 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     for key, value in given.items():
         if value:
             yield Problem(key, f"the engine verl_legacy has no {key}", _OTHER)
-    _, loss = estimator_and_loss(section)
+    advantage, loss = estimator_and_loss(section)
+    if advantage == GAE:
+        yield Problem("algorithm.advantage", f'algorithm.advantage = "{GAE}" needs a critic', _OTHER)
     if section.name != SFT and loss not in LOSSES:
         yield Problem("algorithm.loss", f"the engine verl_legacy does not take the loss {loss}", _OTHER)
 

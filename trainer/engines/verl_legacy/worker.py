@@ -30,7 +30,10 @@ class LegacyModel:
         self._worker = worker
         self.module, self.optimizer = worker.actor_module_fsdp, worker.actor_optimizer
         self.lr_scheduler, self.actor = worker.actor_lr_scheduler, worker.actor
-        self.checkpoint_manager = worker.checkpoint_manager
+        self.checkpoint_manager, self.engine_config = (
+            worker.checkpoint_manager,
+            worker.config.actor.fsdp_config,
+        )
 
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None:
         """Load this rank's files of weights, optimizer, schedule and RNG."""
