@@ -1,7 +1,7 @@
 """One rank that runs cases: run_cases.py DIRECTORY ENGINE MODELS DEVICE RANK WORLD_SIZE PORT CASE ...
 
-Each case is a function of engine_cases, verl_cases, algorithm_cases or critic_cases, or of legacy_cases; what it returns is written to
-DIRECTORY/<case>.<rank>.pt.
+Each case is a function of engine_cases, legacy_cases, verl_cases, critic_cases or algorithm_cases; what it returns is
+written to DIRECTORY/<case>.<rank>.pt.
 """
 
 import importlib
