@@ -6,10 +6,18 @@ import shutil
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
+from support.verl_release import LACKS  # noqa: E402
+
 from syncd.errors import NotReadyError, UsageError  # noqa: E402
 from trainer.export import export  # noqa: E402
 
-pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.group("engines"),
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        LACKS.whole_value_loss, reason="this release of verl has no value loss of whole updates"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
