@@ -111,10 +111,10 @@ class VerlEngine(FileEngine):
         return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written.
+        """Resume where it was written, by any number of ranks; `load_state` says what is exact.
 
         Raises:
-            ConfigError: It was written by another number of ranks.
+            ConfigError: Another number of ranks wrote it, and the strategy cannot take it.
             CorruptDataError: It is not whole; on all ranks.
         """
         load_state(self.model, directory, self.context.ranks)
