@@ -177,9 +177,8 @@ class FileEngine(TrainEngineWrapper):
         captured = None
         if self._saved != self.train_step_num:
             captured = all_or_error(self.context.ranks, self._captured)
-        attempt = self._attempt if self._handed == self.train_step_num else ""
         self._saving = CheckpointSave(
-            self.context, self.train_step_num, attempt, save, captured, state, as_hf=save_as_hf
+            self.context, self.train_step_num, self._attempt, save, captured, state, as_hf=save_as_hf
         )
         self._saving.start()
         self._wait_if_live(captured)
