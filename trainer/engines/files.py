@@ -84,8 +84,8 @@ class FileEngine(TrainEngineWrapper):
     def training_state(self) -> TrainingState:
         """Return what each of this rank's files of a training state holds: weights, optimizer, schedule, RNG.
 
-        All ranks call it, and names differ between ranks. Tensors may be the engine's own: they are copied before
-        training continues, or else written.
+        All ranks call it for each full checkpoint, and once after the first step for the size of the copy. Names
+        differ between ranks. Tensors may be the engine's own: training continues once they are copied or written.
         """
 
     @abstractmethod
