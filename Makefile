@@ -54,7 +54,7 @@ test-faults: $(READY)
 		tests/integration/test_sweep_full_disk.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
-		tests/integration/test_publish_race.py tests/trainer/test_kills.py $(PYTEST_ARGS)
+		tests/integration/test_publish_race.py tests/trainer/test_kills.py tests/trainer/test_elastic.py $(PYTEST_ARGS)
 
 # Fifty kills of ranks that train an actor and a critic: an hour and more.
 test-kills-ppo: $(READY)

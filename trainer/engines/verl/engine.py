@@ -135,10 +135,10 @@ class VerlEngine(FileEngine):
         return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written, by any number of ranks.
+        """Resume where it was written, by any number of ranks; `load_state` says what is exact.
 
         Raises:
-            ConfigError: Another number of ranks wrote it, and the model is not of FSDP2, or `model.path` is another
+            ConfigError: Another number of ranks wrote it, and the strategy cannot take it, or `model.path` is another
                 model since.
             CorruptDataError: It is not whole; on all ranks.
         """
