@@ -29,6 +29,7 @@ class Lacks:
     """What a release lacks.
 
     Args:
+        platforms: Whether it lacks platforms, and asks `torch.cpu` itself.
         losses: Policy losses that it does not have.
         aggregations: Values of `algorithm.loss_agg_mode` that it does not have.
         fixed: Policy losses that ignore `algorithm.loss_agg_mode`, with the one that they compute.
@@ -37,6 +38,7 @@ class Lacks:
         whole_value_loss: Whether it lacks a value loss over all micro-batches of an update.
     """
 
+    platforms: bool = False
     losses: frozenset[str] = frozenset()
     aggregations: frozenset[str] = frozenset()
     fixed: Mapping[str, str] = field(default_factory=dict)
@@ -47,10 +49,11 @@ class Lacks:
 
 RELEASES: Mapping[str, Lacks] = {
     "0.8": Lacks(
-        frozenset({"dro"}),
-        frozenset({"token-sum"}),
-        {"gspo": "seq-mean-token-mean"},
-        frozenset({"use_no_sync_for_gradient_accumulation"}),
+        platforms=True,
+        losses=frozenset({"dro"}),
+        aggregations=frozenset({"token-sum"}),
+        fixed={"gspo": "seq-mean-token-mean"},
+        options=frozenset({"use_no_sync_for_gradient_accumulation"}),
         whole_export=True,
         whole_value_loss=True,
     ),
@@ -123,7 +126,7 @@ def set_processors(device_module: ModuleType, answers: Mapping[str, Callable[...
     Raises:
         ConfigError: The release would compute on a GPU that is visible here.
     """
-    if installed_release() == "0.8":
+    if RELEASES[installed_release()].platforms:
         extend_torch_cpu(device_module, answers["current_device"])
         return
     from verl.plugin.platform import PlatformBase, set_platform  # noqa: PLC0415 -- not in 0.8
