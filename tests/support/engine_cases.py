@@ -73,10 +73,10 @@ def write_state(engine, directory):
     arena.close()
 
 
-def contract(bench):
+def contract(bench, **tables):
     """Train, save, train on; and once more from what was saved."""
     mixed = bench.mixes
-    tables = {"data": {"sft_ratio": 0.1}} if mixed else {}
+    tables = ({"data": {"sft_ratio": 0.1}} if mixed else {}) | tables
     engine = bench.engine_of(**tables)
     found = {"fresh": engine.train_step_num, "start": weights_of(engine)}
     found["metrics"] = trained(engine, (1, 2), mixed=mixed)
@@ -196,7 +196,8 @@ def gradients(engine):
 
     def keep(*_):
         for name, parameter in model.module.named_parameters():
-            kept[name] = parameter.grad.full_tensor().clone()
+            if parameter.requires_grad:  # with LoRA, most are not
+                kept[name] = parameter.grad.full_tensor().clone()
 
     handle = model.optimizer.register_step_pre_hook(keep)
     try:

@@ -1,7 +1,8 @@
 """kill -9 of one rank or of all at random moments, then a start again: as if nothing had happened.
 
-SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes, and
-SYNCD_ENGINE=ppo the same with a critic. Without it, one run with a critic is killed once.
+SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes,
+SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. Without it, one run with a
+critic is killed once.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ ENGINE = os.environ.get("SYNCD_ENGINE", "tiny")
 TABLES = {
     "tiny": '[engine]\nname = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }\n[algorithm]\nname = "grpo"',
     "verl": '[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
+    "lora": '[model.lora]\nrank = 4\n[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
     "ppo": """
 [engine]
 compute_dtype = "float32"

@@ -182,6 +182,7 @@ OTHERS = {
     "algorithm.options.calculate_entropy": {
         "algorithm": {"old_logprobs": "rollout", "options": {"calculate_entropy": True}}
     },
+    "model.lora.rank": {"model": {"lora": {"rank": 4}}},
     "critic.enabled": {"algorithm": {"name": "ppo"}, "critic": {"enabled": True}},
     "algorithm.advantage": {"algorithm": {"advantage": "gae"}},
     "algorithm.loss": {"algorithm": {"loss": "dro", "options": {"policy_loss": {"dro_beta": 0.1}}}},

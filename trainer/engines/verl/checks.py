@@ -5,6 +5,7 @@ from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.critic import critic_epochs, critic_mini_batches, critic_problems
 from trainer.config.load import LOADER, optimizer_problems, verl_problems
+from trainer.config.lora import check_start_adapter
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.model_files import read_model_config
 from trainer.engines.verl.release import release_problems
@@ -28,6 +29,7 @@ def check(config: JobConfig, device: str) -> None:
             f"{config.engine.strategy} does not run on processors", hint='engine.strategy = "fsdp2"'
         )
     read_model_config(config.model.path)
+    check_start_adapter(config.model.lora)
     if config.critic.enabled and config.critic.path:
         read_model_config(config.critic.path, "critic.path")
 

@@ -34,6 +34,7 @@ class Lacks:
         aggregations: Values of `algorithm.loss_agg_mode` that it does not have.
         fixed: Policy losses that ignore `algorithm.loss_agg_mode`, with the one that they compute.
         options: Names of `engine.options` that it does not have.
+        adapter_states: Whether it lacks the load of a training state that has an adapter alone.
         whole_export: Whether it lacks an export in the dtype of the weights.
         whole_value_loss: Whether it lacks a value loss over all micro-batches of an update.
     """
@@ -43,6 +44,7 @@ class Lacks:
     aggregations: frozenset[str] = frozenset()
     fixed: Mapping[str, str] = field(default_factory=dict)
     options: frozenset[str] = frozenset()
+    adapter_states: bool = False
     whole_export: bool = False
     whole_value_loss: bool = False
 
@@ -54,6 +56,7 @@ RELEASES: Mapping[str, Lacks] = {
         aggregations=frozenset({"token-sum"}),
         fixed={"gspo": "seq-mean-token-mean"},
         options=frozenset({"use_no_sync_for_gradient_accumulation"}),
+        adapter_states=True,
         whole_export=True,
         whole_value_loss=True,
     ),
@@ -104,6 +107,10 @@ def lacking_problems(config: JobConfig, release: str, lacks: Lacks) -> Iterator[
         yield _problem("algorithm.loss_agg_mode", release, f"{mode} with the loss {loss}")
     for name in sorted(lacks.options.intersection(config.engine.options)):
         yield _problem(f"engine.options.{name}", release, f"engine.options.{name}")
+    if lacks.adapter_states and config.model.lora.rank:
+        yield _problem(
+            "model.lora.rank", release, "training state of an adapter alone, which [model.lora] needs"
+        )
     if lacks.whole_value_loss and config.critic.enabled:
         yield _problem("critic.enabled", release, "value loss that is independent of how rows are split")
     if lacks.whole_export and config.engine.strategy == "fsdp" and config.engine.offload_params:
