@@ -6,6 +6,7 @@ import shutil
 from support import samples, verl_cases
 from support.engine_cases import gradients, log_probs, refusal, weights_of
 from support.verl_cases import STILL
+from trainer.config.algorithms import ALGORITHMS
 
 WAYS = {
     "token-mean": {},
@@ -24,9 +25,18 @@ def batch_for(way):
 
 
 def legacy_gradients(bench):
-    """Return gradients and figures of one step for each algorithm and size of a micro-batch."""
+    """Return gradients and figures of one step for some algorithms and each size of a micro-batch."""
+    return _steps(bench, WAYS)
+
+
+def legacy_every_algorithm(bench):
+    """Return the same for each algorithm by its name."""
+    return _steps(bench, {name: {"name": name} for name, pair in ALGORITHMS.items() if pair.loss})
+
+
+def _steps(bench, ways):
     found = {}
-    for way, algorithm in WAYS.items():
+    for way, algorithm in ways.items():
         for size in SIZES:
             sizes = {"micro_batch_size": size, "infer_micro_batch_size": size - 1}
             engine = bench.engine_of(algorithm=algorithm | STILL, engine=sizes)

@@ -82,7 +82,7 @@ def one_rank(launch, two_ranks):
     )  # fmt: skip
     legacy = (
         "other_ranks", "legacy_gradients", "legacy_expected", "legacy_log_probs", "legacy_learns", "legacy_refused",
-        "not_finite", "no_ray", "undisturbed",
+        "legacy_every_algorithm", "not_finite", "no_ray", "undisturbed",
     )  # fmt: skip
     cases, found = {"verl": verl, "verl_legacy": legacy}, {}
 

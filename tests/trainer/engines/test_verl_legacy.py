@@ -54,6 +54,20 @@ def test_gradients_and_metrics_are_independent_of_ranks_and_micro_batches(one, t
 
 @with_legacy
 @pytest.mark.slow
+def test_every_algorithm_completes_a_step_whose_gradient_is_independent_of_micro_batches(one):
+    (found,) = one["legacy_every_algorithm"]
+    names = {name for name, _ in found}
+    assert len(names) >= 14
+    for name in names:
+        (gradients, metrics), (other, _) = found[name, 8], found[name, 3]
+        assert all(map(math.isfinite, metrics.values())), name
+        assert 1e-3 < metrics["actor/grad_norm"] < 100, name
+        if not name.endswith("_cov"):  # they choose tokens within a micro-batch
+            same(other, gradients)
+
+
+@with_legacy
+@pytest.mark.slow
 def test_a_step_on_recorded_log_probs_does_not_claim_a_difference_that_it_does_not_measure(one):
     (found,) = one["legacy_gradients"]
     assert "rollout/logprob_diff_mean" in found["token-mean", 8][1]
@@ -182,6 +196,7 @@ OTHERS = {
     "algorithm.options.calculate_entropy": {
         "algorithm": {"old_logprobs": "rollout", "options": {"calculate_entropy": True}}
     },
+    "model.lora.rank": {"model": {"lora": {"rank": 4}}},
     "critic.enabled": {"algorithm": {"name": "ppo"}, "critic": {"enabled": True}},
     "algorithm.advantage": {"algorithm": {"advantage": "gae"}},
     "algorithm.loss": {"algorithm": {"loss": "dro", "options": {"policy_loss": {"dro_beta": 0.1}}}},

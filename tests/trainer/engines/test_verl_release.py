@@ -55,6 +55,7 @@ REFUSED = {
         "engine": {"options": {"use_no_sync_for_gradient_accumulation": False}}
     },
     "critic.enabled": {"algorithm": {"name": "ppo"}, "critic": {"enabled": True}},
+    "model.lora.rank": {"model": {"lora": {"rank": 4}}},
     "engine.offload_params": {"engine": {"strategy": "fsdp", "offload_params": True}},
 }
 

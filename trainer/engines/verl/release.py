@@ -29,33 +29,36 @@ class Lacks:
     """What a release lacks.
 
     Args:
+        platforms: Whether it lacks platforms, and asks `torch.cpu` itself.
         losses: Policy losses that it does not have.
         aggregations: Values of `algorithm.loss_agg_mode` that it does not have.
         fixed: Policy losses that ignore `algorithm.loss_agg_mode`, with the one that they compute.
         options: Names of `engine.options` that it does not have.
+        adapter_states: Whether it lacks the load of a training state that has an adapter alone.
         whole_export: Whether it lacks an export in the dtype of the weights.
         whole_value_loss: Whether it lacks a value loss over all micro-batches of an update.
-        adapters: Whether LoRA was not tried with it.
     """
 
+    platforms: bool = False
     losses: frozenset[str] = frozenset()
     aggregations: frozenset[str] = frozenset()
     fixed: Mapping[str, str] = field(default_factory=dict)
     options: frozenset[str] = frozenset()
+    adapter_states: bool = False
     whole_export: bool = False
     whole_value_loss: bool = False
-    adapters: bool = False
 
 
 RELEASES: Mapping[str, Lacks] = {
     "0.8": Lacks(
-        frozenset({"dro"}),
-        frozenset({"token-sum"}),
-        {"gspo": "seq-mean-token-mean"},
-        frozenset({"use_no_sync_for_gradient_accumulation"}),
+        platforms=True,
+        losses=frozenset({"dro"}),
+        aggregations=frozenset({"token-sum"}),
+        fixed={"gspo": "seq-mean-token-mean"},
+        options=frozenset({"use_no_sync_for_gradient_accumulation"}),
+        adapter_states=True,
         whole_export=True,
         whole_value_loss=True,
-        adapters=True,
     ),
     "0.9": Lacks(),
 }
@@ -104,10 +107,12 @@ def lacking_problems(config: JobConfig, release: str, lacks: Lacks) -> Iterator[
         yield _problem("algorithm.loss_agg_mode", release, f"{mode} with the loss {loss}")
     for name in sorted(lacks.options.intersection(config.engine.options)):
         yield _problem(f"engine.options.{name}", release, f"engine.options.{name}")
+    if lacks.adapter_states and config.model.lora.rank:
+        yield _problem(
+            "model.lora.rank", release, "training state of an adapter alone, which [model.lora] needs"
+        )
     if lacks.whole_value_loss and config.critic.enabled:
         yield _problem("critic.enabled", release, "value loss that is independent of how rows are split")
-    if lacks.adapters and config.model.lora.rank:
-        yield Problem("model.lora.rank", f"LoRA was not tried with verl {release}", _NEWEST)
     if lacks.whole_export and config.engine.strategy == "fsdp" and config.engine.offload_params:
         yield _problem(
             "engine.offload_params", release, 'export of offloaded parameters with engine.strategy = "fsdp"'
@@ -128,7 +133,7 @@ def set_processors(device_module: ModuleType, answers: Mapping[str, Callable[...
     Raises:
         ConfigError: The release would compute on a GPU that is visible here.
     """
-    if installed_release() == "0.8":
+    if RELEASES[installed_release()].platforms:
         extend_torch_cpu(device_module, answers["current_device"])
         return
     from verl.plugin.platform import PlatformBase, set_platform  # noqa: PLC0415 -- not in 0.8

@@ -43,6 +43,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
         "engine.offload_params": engine.offload_params,
         "engine.offload_optimizer": engine.offload_optimizer,
         "engine.options": engine.options,
+        "model.lora.rank": config.model.lora.rank,
         "data.sft_ratio": config.data.sft_ratio if section.name != SFT else None,
         # Their means are of one micro-batch: they would depend on how rows are split.
         "algorithm.entropy_coeff": section.entropy_coeff,
