@@ -89,8 +89,8 @@ class FileEngine(TrainEngineWrapper):
     def training_state(self) -> TrainingState:
         """Return what each of this rank's files of a training state holds: weights, optimizer, schedule, RNG.
 
-        All ranks call it, and names differ between ranks. Tensors may be the engine's own: they are copied before
-        training continues, or else written.
+        All ranks call it for each full checkpoint, and once after the first step for the size of the copy. Names
+        differ between ranks. Tensors may be the engine's own: training continues once they are copied or written.
         """
 
     @abstractmethod
@@ -196,9 +196,8 @@ class FileEngine(TrainEngineWrapper):
         captured = None
         if self._saved != self.train_step_num:
             captured = all_or_error(self.context.ranks, self._captured)
-        attempt = self._attempt if self._handed == self.train_step_num else ""
         self._saving = CheckpointSave(
-            self.context, self.train_step_num, attempt, save, captured, state, as_hf=save_as_hf
+            self.context, self.train_step_num, self._attempt, save, captured, state, as_hf=save_as_hf
         )
         self._saving.start()
         self._wait_if_live(captured)

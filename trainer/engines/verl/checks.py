@@ -8,6 +8,7 @@ from trainer.config.load import LOADER, optimizer_problems, verl_problems
 from trainer.config.lora import check_start_adapter
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.model_files import read_model_config
+from trainer.engines.verl.release import release_problems
 
 
 def check(config: JobConfig, device: str) -> None:
@@ -20,7 +21,8 @@ def check(config: JobConfig, device: str) -> None:
     Raises:
         ConfigError: It names what to write instead.
     """
-    if problems := [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]:
+    problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
+    if problems := problems or list(release_problems(config)):
         raise error_of(problems, LOADER.hint)
     if device == "cpu" and config.engine.strategy != "fsdp2":
         raise ConfigError(

@@ -20,8 +20,9 @@ from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import Found, MicroBatch, forward
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.critic import Critic
-from trainer.engines.verl.losses import correction_weights, measure_difference, register_own_loss
+from trainer.engines.verl.losses import correction_weights, register_own_loss
 from trainer.engines.verl.models import Answering, build_model
+from trainer.engines.verl.release import whole_weights
 from trainer.engines.verl.rows import (
     Columns,
     Slots,
@@ -96,8 +97,7 @@ class VerlEngine(FileEngine):
         """Walk over the whole weights by their Hugging Face names, or over the adapter if steps are adapters."""
         config = self.context.config
         if self._adapter is None:
-            tensors, _ = self.model.get_per_tensor_param()
-            yield from tensors
+            yield from whole_weights(self.model)
         elif config.model.publishes_adapters:
             yield from self._adapter.tensors()
         else:
@@ -135,10 +135,11 @@ class VerlEngine(FileEngine):
         return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written.
+        """Resume where it was written, by any number of ranks; `load_state` says what is exact.
 
         Raises:
-            ConfigError: It was written by another number of ranks, or `model.path` is another model since.
+            ConfigError: Another number of ranks wrote it, and the strategy cannot take it, or `model.path` is another
+                model since.
             CorruptDataError: It is not whole; on all ranks.
         """
         if self.base is not None:
@@ -215,7 +216,7 @@ class VerlEngine(FileEngine):
         found, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
         for number, values in found.items():
             mask = step.rollouts[number].mask.bool()
-            measure_difference(step.figures, values, recorded[number], mask)
+            figures.measure_difference(step.figures, values, recorded[number], mask)
             if wanted and mask.any():
                 entropy = float(entropies[number][mask].mean())
                 step.figures.mean("actor/entropy", entropy, float(mask.sum()))
