@@ -66,6 +66,8 @@ def load_stages(path: str, overrides: Sequence[str] = ()) -> StagedRun:
         problems += [problem for problem in found if problem not in problems]
         if config:
             follows = bool(stages) and "path" not in entry.get("model", {})
+            if follows and stages[-1].config.model.publishes_adapters:
+                problems.append(_no_model(stages[-1].name, entry["name"]))
             stages.append(TrainingStage(entry["name"], resolved(config.with_source(path)), follows))
     if problems:
         raise error_of(problems, LOADER.hint)
@@ -81,6 +83,13 @@ def _placed(whole: JobConfig, stages: Iterable[TrainingStage]) -> StagedRun:
         for stage in stages
     )
     return StagedRun(whole, tuple(placed))
+
+
+def _no_model(before: str, name: str) -> Problem:
+    text = f"stage {name} starts from the last step of stage {before}, whose steps are adapters and no models"
+    return Problem(
+        "model.lora.publish", text, f'publish = "merged" in stage {before}, or a model.path of its own'
+    )
 
 
 def _entry_problems(entries: Any, path: str) -> Iterator[Problem]:

@@ -179,6 +179,13 @@ def previewed_by_name(path, *overrides):
     return [(stage.name, found) for stage, found in preview_stages(load_stages(path, overrides))]
 
 
+def test_no_stage_starts_from_an_adapter(write):
+    adapters = 'name = "sft"\nmodel.lora = { rank = 4 }'
+    text = FILE.replace('name = "sft"', adapters, 1)
+    assert "stage grpo starts from the last step of stage sft" in refused(write(text))
+    load_stages(write(text.replace("rank = 4", 'rank = 4, publish = "merged"')))
+
+
 def test_completed_stages_must_stay_first(write):
     go(write(), 0, 75)
     with pytest.raises(ConfigError, match="are not the first of new, sft"):
