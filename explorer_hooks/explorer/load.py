@@ -20,6 +20,7 @@ KEYS = Keys(
         "job.dir",
         "job.state_dir",
         "model.path",
+        "model.lora.adapter",
         "explorer.tasks",
         "explorer.evaluation.tasks",
         "explorer.follow.stage",
@@ -89,6 +90,12 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
             "start the server with log-probs of the sampling temperature, and set"
             " explorer.engine.processed_logprobs = true",
         )
+    if engine.reload == "restart" and file.model.publishes_adapters:
+        text = 'explorer.engine.reload = "restart" is for whole weights, and the job\'s steps are adapters'
+        yield Problem("explorer.engine.reload", text, 'leave it out, or model.lora.publish = "merged"')
+    if engine.kind == "sglang" and file.model.publishes_adapters:
+        text = 'explorer.engine.kind = "sglang" loads whole weights, and the job\'s steps are adapters'
+        yield Problem("explorer.engine.kind", text, 'kind = "vllm", or model.lora.publish = "merged"')
     if engine.kind == "transformers" and engine.address:
         yield Problem(
             "explorer.engine.address", 'explorer.engine.address means nothing to kind = "transformers"'

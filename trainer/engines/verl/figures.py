@@ -3,6 +3,8 @@
 import statistics
 from dataclasses import dataclass, field
 
+import torch
+
 from syncd.transports.ranks import Ranks
 from trainer.engines.base import Metrics
 from trainer.experience.batch import Batch
@@ -36,6 +38,12 @@ class StepMetrics:
         """Raise a maximum."""
         self.tops[name] = max(self.tops.get(name, value), value)
 
+    def drop(self, *names: str) -> None:
+        """Remove figures that this step does not measure."""
+        for name in names:
+            for kept in (self.sums, self.weights, self.tops):
+                kept.pop(name, None)
+
     def over(self, ranks: Ranks) -> Metrics:
         """Return the metrics over all ranks, the same on all of them."""
         whole = StepMetrics()
@@ -48,6 +56,16 @@ class StepMetrics:
                 whole.top(name, value)
         means = {name: value / (whole.weights.get(name) or 1.0) for name, value in whole.sums.items()}
         return means | whole.tops
+
+
+def measure_difference(
+    figures: StepMetrics, found: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor
+) -> None:
+    """Record how far this model's log-probs are from those of explorers, at tokens that are learnt."""
+    apart = (found.float() - recorded).abs()[mask.bool()]
+    if len(apart):
+        figures.mean("rollout/logprob_diff_mean", float(apart.mean()), len(apart))
+        figures.top("rollout/logprob_diff_max", float(apart.max()))
 
 
 def batch_metrics(batch: Batch) -> Metrics:

@@ -27,7 +27,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from syncd.errors import ConfigError
 from trainer.config.algorithms import LOSSES
 from trainer.engines.verl.batches import Found
-from trainer.engines.verl.figures import StepMetrics
+from trainer.engines.verl.figures import StepMetrics, measure_difference
 from trainer.engines.verl.rows import TokenRow
 from trainer.plugins import POLICY_LOSSES
 
@@ -142,16 +142,6 @@ def register_own_loss(name: str, options: Mapping[str, Any]) -> None:
             hint="algorithm.loss_options are arguments of its function, by their names",
         ) from error
     register_policy_loss(name)(partial(loss, **options))
-
-
-def measure_difference(
-    figures: StepMetrics, found: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor
-) -> None:
-    """Record how far this model's log-probs are from those of explorers, at tokens that are learnt."""
-    apart = (found.float() - recorded).abs()[mask.bool()]
-    if len(apart):
-        figures.mean("rollout/logprob_diff_mean", float(apart.mean()), len(apart))
-        figures.top("rollout/logprob_diff_max", float(apart.max()))
 
 
 _MOST = 20.0
