@@ -29,6 +29,7 @@ _HINTS = {
     "experience": "explorer config docs",
     "prompt": "explorer.sampling.max_prompt_tokens is the limit",
     "reward": "try the function of explorer.reward.function on that task",
+    "teacher": "see the log of the server of explorer.teacher.address",
 }
 _LOG = structlog.get_logger()
 
@@ -47,6 +48,7 @@ class ExplorerBatch:
         tokens: Tokens of all responses.
         unproven: Those that are not learnt, because their version is not known or was not proven.
         unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
+        untaught_groups: Groups without the log-probs of the teacher although there is one.
         versions: Responses by the oldest version that took part in them.
         pairs: All versions that took part in one.
     """
@@ -57,6 +59,7 @@ class ExplorerBatch:
     tokens: int = 0
     unproven: int = 0
     unreadable_versions: int = 0
+    untaught_groups: int = 0
     versions: Counter[str] = field(default_factory=Counter)
     pairs: set[Pair] = field(default_factory=set)
 
@@ -161,6 +164,9 @@ class BatchMaker:
         if result.problem:
             self._drop(batch, "engine", result.problem)
             return
+        if result.untaught and self._file.explorer.teacher.required:
+            self._drop(batch, "teacher", result.untaught)
+            return
         group = self._scored(asked, result, batch)
         if group:
             self._failures = 0
@@ -168,6 +174,7 @@ class BatchMaker:
             batch.tokens += sum(len(response.tokens) for response in result.responses)
             batch.unproven += sum(sum(one.unproven or ()) for one in group)
             batch.unreadable_versions += result.unreadable_versions
+            batch.untaught_groups += bool(result.untaught)
             batch.versions.update(label_of((one.generation, one.step)) for one in group)
             batch.pairs |= {result.first, result.last}.union(*(one.versions for one in group))
 
@@ -195,7 +202,7 @@ class BatchMaker:
         if self._failures < self._file.explorer.reward.max_failures:
             return
         message = f"{self._failures} groups in a row could not be used, the last one because: {problem}"
-        raise (EngineDeadError if why == "engine" else ConfigError)(message, hint=_HINTS[why])
+        raise (EngineDeadError if why in ("engine", "teacher") else ConfigError)(message, hint=_HINTS[why])
 
 
 def experience_of(
@@ -227,6 +234,7 @@ def experience_of(
         generation=generation,
         step=step,
         spans=versions.spans,
+        teacher_logprobs=response.teacher_logprobs,
         unproven=versions.unproven,
         created_at=time.time(),
         info=_info(asked.task, response, result, score),
@@ -235,6 +243,8 @@ def experience_of(
 
 def _info(task: Task, response: Response, result: GroupResult, score: Score) -> Mapping[str, Any]:
     shown: dict[str, Any] = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
+    if result.teacher:
+        shown["teacher"] = result.teacher
     if response.versions is None and result.first != result.last:
         shown["versions"] = [label_of(result.first), label_of(result.last)]
     whole = {**shown, "score": dict(score.info), "task": dict(task.info)}

@@ -78,6 +78,27 @@ class SamplingSection(Section):
     """Tokens of a prompt at most; tasks with longer ones are skipped and counted."""
 
 
+class TeacherSection(Section):
+    """A served model that is asked for its log-prob of each token of each response."""
+
+    kind: Literal["vllm", "sglang"] = "vllm"
+    """The server: vllm is asked by its completions API, sglang by /generate."""
+    address: str = ""
+    """The server's URL, such as http://127.0.0.1:8001; no teacher unless given."""
+    model: str = ""
+    """What requests and experiences call the teacher; what the server names first unless given."""
+    token_env: str = ""
+    """The environment variable that holds the server's API key."""
+    concurrency: Positive = 8
+    """Groups that are sent to it at the same time, each in one request."""
+    timeout: Seconds = 120.0
+    """Seconds that one request may take."""
+    retries: Count = 4
+    """Retries of a request that failed, each after a longer pause."""
+    required: bool = True
+    """Drop a group of which it gives no log-probs, and count it; false: write the group without."""
+
+
 class RewardSection(Section):
     """What a response is worth."""
 
@@ -133,6 +154,8 @@ class ExplorerSection(Section):
     """How versions are loaded."""
     sampling: SamplingSection = SamplingSection()
     """What is generated."""
+    teacher: TeacherSection = TeacherSection()
+    """A served model that is asked for its log-prob of each token of each response."""
     reward: RewardSection = RewardSection()
     """What a response is worth."""
     evaluation: EvaluationSection = EvaluationSection()

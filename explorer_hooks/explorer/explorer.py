@@ -221,6 +221,7 @@ class Explorer:
             "versions": dict(batch.versions),
             "unproven_tokens": batch.unproven,
             "unreadable_versions": batch.unreadable_versions,
+            "untaught_groups": batch.untaught_groups,
             "dropped": dict(batch.dropped),
         }
         self._waited = 0.0

@@ -43,12 +43,14 @@ class Response:
         logprobs: Natural logarithm of each one's probability under the version that chose it.
         text: The response without special tokens.
         versions: Which version chose each token; None if the engine does not say.
+        teacher_logprobs: Log-probability of each token under a teacher; None if none has read it.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     text: str = ""
     versions: TokenVersions | None = None
+    teacher_logprobs: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class GroupResult:
         retry: Whether another attempt may succeed: the engine was away, or ran no applied version.
         unproven: Whether weights may have had a part in it that the engine has not proven.
         unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
+        teacher: The name of the teacher that has read its responses.
+        untaught: Why a teacher has not read them although there is one.
     """
 
     index: int
@@ -74,6 +78,8 @@ class GroupResult:
     retry: bool = False
     unproven: bool = False
     unreadable_versions: int = 0
+    teacher: str = ""
+    untaught: str = ""
 
     @property
     def oldest(self) -> Pair:

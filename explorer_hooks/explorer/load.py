@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from explorer_hooks.explorer.config import ExplorerFile, InferenceSection
+from explorer_hooks.explorer.config import ExplorerFile, InferenceSection, TeacherSection
 from explorer_hooks.explorer.rewards import BUILT_IN
 from explorer_hooks.explorer.stages import stage_layers
 from syncd.experience.table import MAX_ROWS
@@ -57,6 +57,7 @@ def _checks(file: ExplorerFile) -> Iterator[Problem]:
     """Yield the problems that no single key shows."""
     yield from _names(file)
     yield from _engine(file)
+    yield from _teacher(file)
     rows = file.groups * file.data.group_size
     if rows > MAX_ROWS:
         key = "explorer.groups" if file.explorer.groups else "data.groups"
@@ -106,6 +107,19 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
             'address = "http://127.0.0.1:8000"',
         )
     yield from _restart(engine)
+
+
+def _teacher(file: ExplorerFile) -> Iterator[Problem]:
+    teacher, key = file.explorer.teacher, "explorer.teacher.address"
+    if not teacher.address:
+        if teacher != TeacherSection():
+            yield Problem(key, f"[explorer.teacher] needs {key}", 'address = "http://127.0.0.1:8001"')
+        return
+    if not teacher.address.startswith(("http://", "https://")):
+        yield Problem(key, f"{key} is no address of a server", 'address = "http://127.0.0.1:8001"')
+    if file.algorithm.get("temperature", 1.0) != 1:
+        text = "a teacher says log-probs at temperature 1, and responses are of another temperature"
+        yield Problem("algorithm.temperature", text, "temperature = 1.0, or no teacher")
 
 
 def _restart(engine: InferenceSection) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
 
@@ -20,6 +21,7 @@ from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import Scorer, open_scorer
 from explorer_hooks.explorer.served import ServerEngine
 from explorer_hooks.explorer.tasks import Tasks, hide_progress_bars, open_tokens, read_tasks
+from explorer_hooks.explorer.teacher import TaughtGenerator, Teacher
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.health import HealthServer
@@ -56,6 +58,7 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
         server = opened.enter_context(HealthServer.serving(health)) if health is not None else None
         scorer = opened.enter_context(closing(_open_scorer(file)))
         engine = _open_engine(file)
+        teacher = Teacher(section.teacher, tokens) if section.teacher.address else None
         follower = opened.enter_context(_open_follower(file, engine, listener, stop))
         if server is not None:
             server.health = partial(follower.health, watched=False)  # while it generates, nobody takes turns
@@ -77,9 +80,16 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
             records = Records(own_path(job, name, EVALUATIONS), job.disk)
             evaluation = Evaluation(held_out, records, sampling)
         gate = EngineGate(versions, evaluation, file.sync, stop)
-        batches = BatchMaker(tasks, ledger, sampling, gate)
+        batches = BatchMaker(tasks, ledger, _taught(sampling, teacher), gate)
         metrics = Records(own_path(job, name, METRICS), job.disk)
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
+
+
+def _taught(sampling: Sampling, teacher: Teacher | None) -> Sampling:
+    """Return what makes responses that the teacher reads; those of an evaluation it does not."""
+    if teacher is None:
+        return sampling
+    return replace(sampling, generator=TaughtGenerator(sampling.generator, teacher, sampling.stop))
 
 
 def _open_engine(file: ExplorerFile) -> InferenceEngine:

@@ -44,10 +44,10 @@ from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 from syncd.protocol.version import Pair
 
-_ASK = 10.0
+ASK = 10.0
 """Seconds that a question may take."""
 
-_MAX_ANSWER = 512 << 20
+MAX_ANSWER = 512 << 20
 """Bytes of the longest answer: all responses of a group, with about a hundred bytes a token."""
 
 _SETTLE = 2.0
@@ -268,8 +268,8 @@ def backoff(attempt: int) -> float:
     return min(_BACKOFF * 2.0 ** (attempt - 1), _LONGEST) * random.uniform(0.8, 1.2)  # noqa: S311
 
 
-def served_model(server: HttpClient) -> str:
-    """Return the name of a server's first model.
+def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:
+    """Return the name of a server's first model; `key` names one if the server does not.
 
     Raises:
         ConfigError: It names none.
@@ -279,7 +279,7 @@ def served_model(server: HttpClient) -> str:
     first = found[0] if isinstance(found, list) and found else None
     name = first.get("id") if isinstance(first, dict) else None
     if not isinstance(name, str) or not name:
-        raise ConfigError("the server names no model", path=server.address, hint="set explorer.engine.model")
+        raise ConfigError("the server names no model", path=server.address, hint=f"set {key}")
     return name
 
 
@@ -296,7 +296,8 @@ class ServerEngine(InferenceEngine):
     def __init__(self, file: ExplorerFile) -> None:
         self._file, section = file, file.explorer.engine
         kind = LoraHook.name if file.model.publishes_adapters else section.kind
-        self._token, address = _token(section.token_env), f"{kind}={section.address}"
+        self._token = api_key(section.token_env, "explorer.engine.token_env")
+        address = f"{kind}={section.address}"
         self.name = shown(address)
         self.hook = open_hook(
             address,
@@ -315,9 +316,9 @@ class ServerEngine(InferenceEngine):
             section.address,
             token=self._token,
             timeout=section.timeout,
-            ask_timeout=_ASK,
+            ask_timeout=ASK,
             missing="explorer.engine.address is that of the server itself, without /v1",
-            max_answer=_MAX_ANSWER,
+            max_answer=MAX_ANSWER,
         )
         # In the fully asynchronous style versions are loaded while groups wait.
         settle = section.timeout if self._file.sync.style is SyncStyle.FULLY_ASYNC else _SETTLE
@@ -338,11 +339,14 @@ def _adapter_api(hook: LoraHook, model: str) -> Callable[[str | None], ServerApi
     return lambda label: CompletionsApi(model if label is None else hook.name_of(label))
 
 
-def _token(variable: str) -> str | None:
+def api_key(variable: str, key: str) -> str | None:
+    """Return the API key in the environment variable that a key of the file names, None if it names none.
+
+    Raises:
+        ConfigError: The variable is not set.
+    """
     if not variable:
         return None
     if not os.environ.get(variable):
-        raise ConfigError(
-            f"explorer.engine.token_env names {variable}, which is not set", hint=f"export {variable}=..."
-        )
+        raise ConfigError(f"{key} names {variable}, which is not set", hint=f"export {variable}=...")
     return os.environ[variable]

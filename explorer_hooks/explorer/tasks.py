@@ -174,6 +174,19 @@ class Tokens(ABC):
             ConfigError: There are messages and no chat template.
         """
 
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Return how many tokens there are, special ones included."""
+
+    @abstractmethod
+    def ids_of(self, text: str) -> list[int]:
+        """Return the token ids of a text alone, without those that the model expects around a prompt."""
+
+    def text_of(self, token: int) -> str:
+        """Return the text of one token id, also of a special one."""
+        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, without special ones."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -200,6 +213,15 @@ def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
 class TransformersTokens(Tokens):
     """transformers' tokenizer, with chat templates."""
 
+    @property
+    def size(self) -> int:
+        """Return how many tokens there are."""
+        return len(self.tokenizer)
+
+    def ids_of(self, text: str) -> list[int]:
+        """Return the token ids of a text alone."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt."""
         if isinstance(prompt, str):
@@ -213,12 +235,20 @@ class TransformersTokens(Tokens):
         text = self.tokenizer.apply_chat_template(
             [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
         )
-        # The template has already added what belongs around a prompt.
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.ids_of(text)  # the template has already added what belongs around a prompt
 
 
 class PlainTokens(Tokens):
     """The tokenizer of `tokenizer.json` alone: for text, not for messages."""
+
+    @property
+    def size(self) -> int:
+        """Return how many tokens there are."""
+        return int(self.tokenizer.get_vocab_size())
+
+    def ids_of(self, text: str) -> list[int]:
+        """Return the token ids of a text alone."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt."""

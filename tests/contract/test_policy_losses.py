@@ -11,6 +11,7 @@ pytest.importorskip("verl", reason="losses are verl's")
 
 from support.verl_release import USABLE_LOSSES  # noqa: E402
 
+from syncd.errors import ConfigError  # noqa: E402
 from trainer.config.algorithms import find_loss, loss_names, with_published  # noqa: E402
 from trainer.config.load import load_config  # noqa: E402
 from trainer.config.model import AlgorithmSection, JobConfig  # noqa: E402
@@ -53,7 +54,7 @@ def test_a_loss_is_a_finite_scalar_with_a_gradient_and_figures(verl, name):
     config = JobConfig.model_validate(
         {"job": {"dir": "j"}, "model": {"path": "m"}, "algorithm": algorithm.model_dump(exclude_none=True)}
     )
-    losses.register_own_loss(name)
+    losses.register_own_loss(name, {})
     actor = settings.actor_config(config, algorithm, 4)
     generator = torch.Generator().manual_seed(3)
     old = -torch.rand(3, 5, generator=generator) - 0.1
@@ -73,11 +74,32 @@ def test_a_loss_is_a_finite_scalar_with_a_gradient_and_figures(verl, name):
     assert isinstance(figures, dict)
 
 
+def test_a_loss_of_another_package_is_called_with_its_own_options(verl):
+    losses, _, core_algos = verl
+    now, ones = torch.full((1, 2), -1.0), torch.ones(1, 2)
+    values = []
+    for options in ({}, {"scale": 3.0}):
+        losses.register_own_loss(OWN, options)
+        found, _ = core_algos.get_policy_loss_fn(OWN)(
+            old_log_prob=now, log_prob=now, advantages=ones, response_mask=ones,
+            loss_agg_mode="token-mean", config=None, rollout_is_weights=None,
+        )  # fmt: skip
+        values.append(float(found))
+    assert values == [1.0, 3.0]
+    with pytest.raises(ConfigError, match="scail") as refused:
+        losses.register_own_loss(OWN, {"scail": 3.0})
+    assert "algorithm.loss_options" in refused.value.hint
+    with pytest.raises(ConfigError, match="advantages"):
+        losses.register_own_loss(OWN, {"advantages": 1})
+
+
 def test_a_job_file_may_name_a_loss_of_another_package(tmp_path):
     path = tmp_path / "file.toml"
-    path.write_text(f'[job]\ndir = "j"\n[model]\npath = "m"\n[algorithm]\nloss = "{OWN}"\n')
+    job = '[job]\ndir = "j"\n[model]\npath = "m"\n'
+    path.write_text(f'{job}[algorithm]\nloss = "{OWN}"\n[algorithm.loss_options]\nscale = 2\n')
     config = load_config(str(path))
     assert config.algorithm.loss == OWN
+    assert config.algorithm.loss_options == {"scale": 2}
     assert config.algorithm.clip_ratio == 0.2
     assert find_loss(OWN) is not None
     assert find_loss("no-loss") is None

@@ -101,6 +101,12 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
             ["says log-probs at temperature 1", "processed_logprobs"],
         ),
         ("[data]\ngroups = 5000", ["4096"]),
+        ("[explorer.teacher]\nkind = 'sglang'", ["needs explorer.teacher.address"]),
+        ("[explorer.teacher]\naddress = 'h:1'", ["explorer.teacher.address is no address"]),
+        (
+            "[explorer.teacher]\naddress = 'http://h:1'\n[algorithm]\ntemperature = 0.7",
+            ["a teacher says log-probs at temperature 1"],
+        ),
     ],
 )
 def test_a_wrong_key_or_value_is_reported_with_a_suggestion(write, more, said):

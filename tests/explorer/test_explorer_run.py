@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import fake_answers
 from support.cli import environment
 from support.fake_engines import FakeVllm
 from support.fake_servers import Answer
 from support.synchronizers import LONG, Threads, World
+from support.teaching import TeachingVllm
 
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
+from explorer_hooks.explorer.tasks import open_tokens
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.jobfile.records import JobEnd, mark_finished
@@ -290,6 +293,53 @@ def test_experiences_have_versions_spans_and_correct_rewards(world, weights, fil
             assert one.spans == ((0, one.generation, one.step),)
             assert one.info["prompt"] == one.task
             assert one.reward == float(one.info["response"] == str(eval(one.task.rstrip("="))))
+
+
+@pytest.fixture
+def teacher(directory):
+    server = TeachingVllm()
+    server.tokens = open_tokens(str(directory / "model"))
+    yield server
+    server.stop()
+
+
+def test_experiences_have_the_log_probs_of_the_teacher_also_after_a_restart(world, weights, file, teacher):
+    trainer = Trainer(world, weights, steps=3)
+    for most in ("1", "3"):
+        explore(file, "e0", "--explorer.max_batches", most, "--explorer.teacher.address", teacher.address)
+    trainer.end()
+    found = [one for batch in batches(world, "e0") for one in batch]
+    assert len(found) == 3 * GROUPS * SIZE
+    for one in found:
+        length = len(one.logprobs)
+        assert one.info["teacher"] == "policy"
+        assert list(one.teacher_logprobs) == pytest.approx(
+            fake_answers.log_probs(teacher.weights, list(one.tokens))[-length:], abs=1e-5
+        )
+
+
+def test_a_group_that_the_teacher_has_not_read_is_dropped_or_written_without(world, weights, file, teacher):
+    right, count = teacher.post_v1_completions, [0]
+
+    def every_other(query, body):
+        count[0] += 1
+        if count[0] % 2:
+            raise Answer(500, {"error": {"message": "out of memory", "code": 500}})
+        return right(query, body)
+
+    teacher.post_v1_completions = every_other
+    trainer = Trainer(world, weights, steps=2)
+    at = ["--explorer.teacher.address", teacher.address, "--explorer.teacher.retries", "0"]
+    explore(file, "e0", *at, "--explorer.max_batches", "1")
+    explore(file, "e0", *at, "--explorer.max_batches", "2", "--explorer.teacher.required", "false")
+    trainer.end()
+    first, second = batches(world, "e0")
+    assert all(one.teacher_logprobs is not None for one in first)
+    assert {one.group for one in second if one.teacher_logprobs is None}
+    assert all(("teacher" in one.info) == (one.teacher_logprobs is not None) for one in second)
+    lines = records(own.own_path(world.job, "e0", own.METRICS))
+    assert lines[0]["dropped"]["teacher"] >= 1
+    assert (lines[0]["untaught_groups"], lines[1]["untaught_groups"]) == (0, 1)
 
 
 def test_after_its_epochs_an_explorer_ends_with_a_short_batch(world, weights, file, tmp_path):

@@ -13,6 +13,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossCon
 from support import samples
 from support.verl_cases import STILL, learn
 from support.verl_release import USABLE_LOSSES
+from syncd.errors import ConfigError
 from trainer.config.algorithms import ADVANTAGES, ALGORITHMS, LOSSES, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
@@ -113,7 +114,23 @@ def by_hand(bench):
         found[chosen] = {"advantages": [row.tolist() for row in rows]} | {
             split: of_section(section, split, given) for split in SPLITS
         }
-    return {"given": given, "found": found, "sft": _examples(), "corrected": _corrected(given)}
+    taught = _taught(samples.taught(batch(), every=2))
+    return {
+        "given": given, "found": found, "sft": _examples(), "corrected": _corrected(given), "taught": taught,
+    }  # fmt: skip
+
+
+def _taught(read):
+    """Return advantages with a teacher who has read some rows, and how a batch is refused of which it read none."""
+    found = {}
+    for name in ("grpo", "reinforce_plus_plus"):
+        section = resolve(AlgorithmSection(advantage=name, teacher_coef=0.3))
+        found[name] = [row.tolist() for row in advantages(section, read)]
+    try:
+        advantages(section, batch())
+    except ConfigError as error:
+        found["refused"] = error.message
+    return found
 
 
 def _examples():

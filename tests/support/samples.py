@@ -72,6 +72,16 @@ def segmented_batch(seed):
     return Batch(tuple(found), tuple(groups), weights, (0,) * len(found), origins)
 
 
+def taught(batch, every=1):
+    """Return a batch of which a teacher has read every so many rows; its log-probs are drawn."""
+    draw = random.Random(9)
+    rows = tuple(
+        replace(row, teacher_logprobs=[-4 * draw.random() for _ in row.logprobs]) if at % every == 0 else row
+        for at, row in enumerate(batch.experiences)
+    )
+    return replace(batch, experiences=rows)
+
+
 def _experience(draw, group, member, reward):
     prompt, response = draw.randint(1, 5), draw.randint(2, 9)
     mask = [True] * response

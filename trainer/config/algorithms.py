@@ -134,6 +134,17 @@ ADVANTAGES = frozenset(
 GAE = "gae"
 """The estimator that needs a critic."""
 
+_PAIRS = "verl 0.9 has no loss over pairs of responses"
+_SCORED = "verl 0.9 has no loss over single responses that are called good or bad"
+_REWARDS = "verl 0.9 has no training of reward models"
+
+LACKING_ALGORITHMS: Mapping[str, str] = {
+    **dict.fromkeys(("dpo", "ipo", "orpo", "simpo", "cpo"), _PAIRS),
+    "kto": _SCORED,
+    **dict.fromkeys(("rm", "reward_model", "reward_modeling"), _REWARDS),
+}
+"""Algorithms that others train with, and why they are not supported."""
+
 LACKING: Mapping[str, str] = {
     "remax": "it needs the reward of a greedy rollout beside each sampled one",
     "gdpo": "it needs several rewards of each rollout",

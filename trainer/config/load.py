@@ -16,7 +16,9 @@ from trainer.config.algorithms import (
     GAE,
     KL_TYPES,
     LACKING,
+    LACKING_ALGORITHMS,
     LACKING_LOSSES,
+    LOSSES,
     OF_GAE,
     SFT,
     VERL,
@@ -39,6 +41,13 @@ _FORMER_DEFAULTS = {"clip_ratio": 0.2, "loss_agg_mode": "token-mean", "norm_adva
 """What earlier releases wrote of [algorithm] for sft, which reads none of it."""
 
 _OF_ESTIMATORS = frozenset({"norm_advantage", *OF_GAE})
+_INSTEAD_OF_PAIRS = (
+    'train the preferred responses with algorithm.name = "sft",'
+    ' or score responses with explorer.reward.function and train with "grpo"'
+)
+_INSTEAD_OF_REWARD_MODEL = (
+    "train it elsewhere, serve it, and call it from explorer.reward.function = package.module:function"
+)
 _STRATEGIES = frozenset({"fsdp", "fsdp2"})
 _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
@@ -136,6 +145,9 @@ def _plugins(config: JobConfig) -> Iterator[Problem]:
     if name and name not in SAMPLE_STRATEGY.installed:
         error = unknown_name(f'data.strategy = "{name}" is not installed', name, SAMPLE_STRATEGY.installed)
         yield Problem("data.strategy", error.message, error.hint)
+    if config.data.strategy_options and not name:
+        text = "data.strategy_options means nothing without data.strategy"
+        yield Problem("data.strategy_options", text, "leave it out")
 
 
 def _data(config: JobConfig) -> Iterator[Problem]:
@@ -191,14 +203,35 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     if section.loss_agg_mode:
         yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
-    yield from _one_of("algorithm.name", section.name, ALGORITHMS)
+    yield from _name(section.name)
     yield from _supported("algorithm.loss", section.loss, loss_names(), LACKING_LOSSES)
     yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES | {GAE}, LACKING)
     yield from _pair(config)
+    yield from _teacher(section)
     yield from _unread(section)
     yield from algorithm_problems(section)
     yield from engine_problems(config.engine)
     yield from lora_problems(config)
+
+
+def _name(name: str) -> Iterator[Problem]:
+    """Yield why there is no algorithm of this name."""
+    why = LACKING_ALGORITHMS.get(name.lower())
+    if why is None:
+        yield from _one_of("algorithm.name", name, ALGORITHMS)
+        return
+    text = f'algorithm.name = "{name}" is not supported: {why}'
+    yield Problem("algorithm.name", text, _INSTEAD_OF_REWARD_MODEL if "reward" in why else _INSTEAD_OF_PAIRS)
+
+
+def _teacher(section: AlgorithmSection) -> Iterator[Problem]:
+    """Yield what does not go together with a teacher."""
+    key = "algorithm.teacher_coef"
+    if section.teacher_coef and section.name == SFT:
+        yield Problem(key, f'{key} means nothing to algorithm.name = "sft"', "leave it out")
+    elif section.teacher_coef and section.temperature != 1:
+        text = f"{key} needs algorithm.temperature = 1, at which a teacher says log-probs"
+        yield Problem(key, text, "temperature = 1.0")
 
 
 def _unread(section: AlgorithmSection) -> Iterator[Problem]:
@@ -222,7 +255,10 @@ def _pair(config: JobConfig) -> Iterator[Problem]:
         )
     if advantage == "grpo_passk" and config.data.group_size == 1:
         yield Problem("data.group_size", "data.group_size = 1 leaves no second best, which grpo_passk needs")
-    given = [key for key in ("advantage", "loss", "options") if getattr(section, key)]
+    if section.loss_options and loss in LOSSES:
+        text = f"algorithm.loss_options means nothing to the loss {loss}"
+        yield Problem("algorithm.loss_options", text, "algorithm.options has what verl's losses read")
+    given = [key for key in ("advantage", "loss", "options", "loss_options") if getattr(section, key)]
     if section.name == SFT and given:
         key = f"algorithm.{given[0]}"
         yield Problem(key, f'{key} means nothing to algorithm.name = "sft"')

@@ -94,6 +94,8 @@ class AlgorithmSection(Section):
     """Weight of the KL loss against the initial model; above 0 a second copy is kept, except with LoRA."""
     kl_type: str = Field(default="low_var_kl", json_schema_extra=FIXED)
     """verl's KL estimator."""
+    teacher_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
+    """Distillation: how much each token's advantage loses per nat that it is likelier here than for the teacher."""
     norm_advantage: bool | NoneText = Field(default=None, json_schema_extra=FIXED)
     """Divide advantages of a group by their standard deviation (grpo, grpo_passk); true unless given."""
     gamma: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, json_schema_extra=FIXED)
@@ -112,6 +114,8 @@ class AlgorithmSection(Section):
     """AdamW and its learning rate."""
     options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
     """What else the loss reads of verl's actor config, by verl's names; docs/engines.md lists it for each loss."""
+    loss_options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
+    """What a loss of another package takes, by its own names; verl's losses take nothing here."""
 
 
 class CriticOptimizerSection(OptimizerSection):

@@ -45,9 +45,16 @@ def no_strategy(_config, _job):
 
 
 def reinforce(
-    old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None
+    old_log_prob,
+    log_prob,
+    advantages,
+    response_mask,
+    loss_agg_mode,
+    config,
+    rollout_is_weights=None,
+    scale=1.0,
 ):
-    """Return the loss of REINFORCE, a mean over tokens."""
+    """Return the loss of REINFORCE, a mean over tokens, times a factor of its own."""
     del old_log_prob, loss_agg_mode, config, rollout_is_weights
     tokens = response_mask.sum().clamp(min=1)
-    return -(log_prob * advantages * response_mask).sum() / tokens, {}
+    return -scale * (log_prob * advantages * response_mask).sum() / tokens, {}

@@ -10,6 +10,7 @@ from support.real_bed import RealBed, applied_next, asked, told
 from support.real_contract import RealEngineContract, TakesWeights
 from support.real_spans import Groups, NamesVersions, distances
 from support.sglang_process import sglang
+from support.teaching import RealTeaches
 
 from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hooks.sglang import SGLangHook
@@ -80,7 +81,7 @@ class SglangRealBed(RealBed):
         told(self.process.address, "/pause_generation", {"mode": "retract"})
 
 
-class TestSglang(NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestSglang(RealTeaches, NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")

@@ -13,6 +13,7 @@ from support.real_bed import awaited, told
 from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
 from support.real_spans import NamesVersions
 from support.targets import target_of
+from support.teaching import RealTeaches
 from support.vllm_process import VllmRealBed, plugged, vllm
 
 from explorer_hooks.finding import open_hook
@@ -42,7 +43,7 @@ class Bed(VllmRealBed):
         assert hook.current_version() == Running(job.label(1), paused=True)
 
 
-class TestVllm(NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestVllm(RealTeaches, NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
     """It has the back end of this package throughout, so that files are seen to come as ever beside it."""
 
     bed_type = Bed

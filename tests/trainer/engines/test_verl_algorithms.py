@@ -267,6 +267,23 @@ def test_advantages_match_the_formula(computed, name):
     assert flat(found) == pytest.approx(flat(advantages(name)), rel=1e-4, abs=2e-5)
 
 
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])
+def test_a_teacher_takes_from_each_token_what_it_is_likelier_for_the_policy(computed, name):
+    rows, before = samples.taught(BATCH, every=2).experiences, advantages(name)
+    expected = []
+    for at, (row, values) in enumerate(zip(rows, before, strict=True)):
+        if at % 2:
+            expected.append(values)
+            continue
+        apart = [own - teacher for own, teacher in zip(row.logprobs, row.teacher_logprobs, strict=True)]
+        taken = [0.3 * BATCH.weights[at] * one * mask for one, mask in zip(apart, MASKS[at], strict=True)]
+        expected.append([value - one for value, one in zip(values, taken, strict=True)])
+    found = computed["taught"][name]
+    assert flat(found) == pytest.approx(flat(expected), rel=1e-4, abs=2e-5)
+    assert flat(found) != pytest.approx(flat(before), abs=1e-2)
+    assert "needs log-probs of a teacher" in computed["taught"]["refused"]
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("split", ["whole", "micro-batches", "two ranks"])
 def test_loss_and_gradient_match_the_formula(computed, name, split):

@@ -154,6 +154,22 @@ def test_response_lengths_exclude_tool_tokens_which_are_counted_separately():
     assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
 
 
+def test_teacher_figures_are_means_over_the_learnt_tokens_that_the_teacher_has_read():
+    batch = samples.segmented_batch(3)
+    assert not [name for name in figures.batch_metrics(batch) if name.startswith("teacher/")]
+    taught = samples.taught(batch, every=2)
+    apart = [
+        own - teacher
+        for row in taught.experiences[::2]
+        for own, teacher, learnt in zip(row.logprobs, row.teacher_logprobs, row.learnt, strict=True)
+        if learnt
+    ]
+    found = figures.batch_metrics(taught)
+    assert found["teacher/tokens"] == len(apart)
+    assert found["teacher/reverse_kl"] == pytest.approx(sum(apart) / len(apart))
+    assert found["teacher/logprob_diff_mean"] == pytest.approx(sum(map(abs, apart)) / len(apart))
+
+
 def test_an_algorithm_name_sets_what_the_configuration_leaves_open():
     found = resolve(AlgorithmSection(name="gspo"))
     assert (found.advantage, found.loss) == ("grpo", "gspo")

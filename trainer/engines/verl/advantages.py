@@ -10,6 +10,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from syncd.errors import ConfigError
+from syncd.experience.model import Experience
 from trainer.config.algorithms import GAE
 from trainer.config.model import AlgorithmSection
 from trainer.experience.batch import Batch
@@ -100,6 +101,7 @@ def _weighted(algorithm: AlgorithmSection, batch: Batch, found: Sequence[torch.T
 
     Where each row is a mean over its own tokens, that of a segment counts by its share of the rollout's tokens.
     """
+    found = _toward_teacher(algorithm.teacher_coef, batch, found)
     counts = [sum(row.learnt) for row in batch.experiences]
     whole = _over_rollouts(batch, counts)
     # verl's sapo knows no other mode.
@@ -111,6 +113,38 @@ def _weighted(algorithm: AlgorithmSection, batch: Batch, found: Sequence[torch.T
     return [
         values * weight * share for values, weight, share in zip(found, batch.weights, shares, strict=True)
     ]
+
+
+def _toward_teacher(coef: float, batch: Batch, found: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return advantages less `coef` times the log of each token's probability here over that of the teacher.
+
+    Its mean over tokens that the policy chose is an estimate of the KL divergence from the teacher, so this rewards
+    each token for bringing that down. Log-probs are those of the version that chose the token; rows that the teacher
+    has not read stay as they are.
+
+    Raises:
+        ConfigError: The teacher has read no row of the batch.
+    """
+    if not coef:
+        return found
+    if all(row.teacher_logprobs is None for row in batch.experiences):
+        raise ConfigError(
+            "algorithm.teacher_coef needs log-probs of a teacher, and no experience of the batch has any",
+            hint="[explorer.teacher] of explorer run",
+        )
+    return [
+        values if row.teacher_logprobs is None else values - coef * _above_teacher(row)
+        for values, row in zip(found, batch.experiences, strict=True)
+    ]
+
+
+def _above_teacher(row: Experience) -> torch.Tensor:
+    """Return by how many nats each learnt token is likelier here than for the teacher; 0 at the others."""
+    assert row.teacher_logprobs is not None
+    own, teacher, learnt = (
+        torch.tensor(list(values)) for values in (row.logprobs, row.teacher_logprobs, row.learnt)
+    )
+    return (own - teacher).masked_fill(learnt == 0, 0.0)
 
 
 def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:

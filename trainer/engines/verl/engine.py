@@ -56,7 +56,7 @@ class VerlEngine(FileEngine):
         self._algorithm = resolve(algorithm_of(config))
         policy = self._algorithm.name != SFT
         if policy:
-            register_own_loss(self._algorithm.loss)
+            register_own_loss(self._algorithm.loss, self._algorithm.loss_options)
             actor_config(config, self._algorithm, 1)
         _seed(config.job.seed)
         self.model = build_model(config, device)

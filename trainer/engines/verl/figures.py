@@ -81,4 +81,27 @@ def batch_metrics(batch: Batch) -> Metrics:
         "response/length_mean": sum(lengths) / len(rewards),  # of a rollout, over all its segments
         "response/tokens": float(sum(lengths)),
         "response/tool_tokens_mean": sum(others) / len(rewards),
+        **_teacher_metrics(batch),
+    }
+
+
+def _teacher_metrics(batch: Batch) -> Metrics:
+    """Return how far a teacher is from the policy that chose the tokens, none if it has read no learnt token.
+
+    The mean of log p(policy) - log p(teacher) over tokens that the policy has drawn is an unbiased estimate of the
+    KL divergence of the policy from the teacher for each token; one of few tokens may be below 0.
+    """
+    apart = [
+        own - teacher
+        for row in batch.experiences
+        if row.teacher_logprobs is not None
+        for own, teacher, learnt in zip(row.logprobs, row.teacher_logprobs, row.learnt, strict=True)
+        if learnt
+    ]
+    if not apart:
+        return {}
+    return {
+        "teacher/reverse_kl": statistics.fmean(apart),
+        "teacher/logprob_diff_mean": statistics.fmean(map(abs, apart)),
+        "teacher/tokens": float(len(apart)),
     }

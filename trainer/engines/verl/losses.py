@@ -10,8 +10,10 @@ formula is that of verl's `compute_rollout_correction_weights`, which is not cal
 batch that it is given, and divides by zero if every weight of it is 0.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +24,23 @@ from verl.workers.config import FSDPActorConfig, FSDPCriticConfig
 from verl.workers.utils.losses import ppo_loss, sft_loss, value_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+from syncd.errors import ConfigError
 from trainer.config.algorithms import LOSSES
 from trainer.engines.verl.batches import Found
 from trainer.engines.verl.figures import StepMetrics, measure_difference
 from trainer.engines.verl.rows import TokenRow
 from trainer.plugins import POLICY_LOSSES
+
+_GIVEN_TO_LOSSES = (
+    "old_log_prob",
+    "log_prob",
+    "advantages",
+    "response_mask",
+    "loss_agg_mode",
+    "config",
+    "rollout_is_weights",
+)
+"""What verl calls a loss with."""
 
 _NAMES = {"kl_loss": "actor/kl_loss", "actor/entropy_loss": "actor/entropy"}
 
@@ -107,14 +121,27 @@ class ExampleLoss:
         return loss, {}
 
 
-def register_own_loss(name: str) -> None:
+def register_own_loss(name: str, options: Mapping[str, Any]) -> None:
     """Give verl a policy loss of the entry point group `trainer.losses`; nothing for verl's losses.
 
+    Args:
+        name: Its name.
+        options: What it is called with besides what verl calls losses with, by its own names.
+
     Raises:
-        ConfigError: It cannot be imported.
+        ConfigError: It cannot be imported, or does not take these options.
     """
-    if name not in LOSSES:
-        register_policy_loss(name)(POLICY_LOSSES.get(name))
+    if name in LOSSES:
+        return
+    loss = POLICY_LOSSES.get(name)
+    try:
+        inspect.signature(loss).bind_partial(**dict.fromkeys(_GIVEN_TO_LOSSES), **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"the loss {name} cannot be called: {error}",
+            hint="algorithm.loss_options are arguments of its function, by their names",
+        ) from error
+    register_policy_loss(name)(partial(loss, **options))
 
 
 _MOST = 20.0
