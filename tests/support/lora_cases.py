@@ -102,14 +102,15 @@ def lora_resumed(bench):
     """Train, save, train on; and once more from what was saved: new adapters of all linear layers."""
     found = contract(bench, model={"lora": {"rank": RANK}})
     own = f"model_world_size_{bench.ranks.world_size}_rank_{bench.ranks.rank}.pt"
-    return found | {"saved": set(content_of(f"{bench.place('state')}/{own}"))}
+    return found | {"names": set(content_of(f"{bench.place('state')}/{own}"))}
 
 
 def lora_resharded(bench):
     """Go on from what other ranks have saved in the middle of `lora_resumed`."""
     engine = bench.engine_of(model={"lora": {"rank": RANK}}, data={"sft_ratio": 0.1})
     engine.load_training_state(bench.place("state"))
-    return {"metrics": trained(engine, (3, 4)), "end": weights_of(engine)}
+    found = {"loaded": weights_of(engine), "metrics": trained(engine, (3, 4), mixed=True)}
+    return found | {"end": weights_of(engine)}
 
 
 def lora_published(bench):

@@ -84,11 +84,12 @@ def test_training_resumes_bit_for_bit_and_saves_no_weight_of_the_base(two):
         assert all(found["files"].values()), found["files"]
         assert "optim_world_size_2_rank_0.pt" in found["files"]
         assert any(not torch.equal(found["start"][name], tensor) for name, tensor in found["end"].items())
-        assert {of_peft(name) for name in found["saved"]} == found["end"].keys()
+        assert {of_peft(name) for name in found["names"]} == found["end"].keys()
 
 
 def test_one_rank_goes_on_from_the_state_of_two(one, two):
-    (found,) = one["lora_resharded"]
+    (found,), saved = one["lora_resharded"], two["lora_resumed"][0]["saved"]
+    assert all(torch.equal(found["loaded"][name], tensor) for name, tensor in saved.items())
     close(found["end"], two["lora_resumed"][0]["end"], 1e-4)
     for mine, its in zip(found["metrics"], two["lora_resumed"][0]["metrics"][2:], strict=True):
         assert mine == pytest.approx(its, rel=1e-3, abs=1e-6)
