@@ -13,7 +13,7 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-proof test-slurm test-vllm test-sglang lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-proof test-slurm test-vllm test-sglang test-tinker lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -71,6 +71,11 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py $(PYTEST_ARGS)
 
+# The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
+test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
+	$(BIN)/python -m pytest tests/trainer/engines/test_tinker_real.py tests/explorer/engines/test_tinker_explorer_real.py \
+		$(PYTEST_ARGS)
+
 .venv-%/.ready: tests/explorer/engines/%.txt tests/explorer/engines/install_%.sh
 	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*
 	touch $@
@@ -123,4 +128,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	touch $@ $(DEMO)
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

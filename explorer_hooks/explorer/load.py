@@ -87,6 +87,8 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
             "start the server with log-probs of the sampling temperature, and set"
             " explorer.engine.processed_logprobs = true",
         )
+    if engine.kind == "tinker" and engine.options:
+        yield Problem("explorer.engine.options", 'explorer.engine.options means nothing to kind = "tinker"')
     if engine.kind == "transformers" and engine.address:
         yield Problem(
             "explorer.engine.address", 'explorer.engine.address means nothing to kind = "transformers"'

@@ -69,6 +69,11 @@ class FileEngine(TrainEngineWrapper):
         """Return the dtype in which a forward pass computes: float32, bfloat16 or float16."""
         return self.context.config.engine.compute_dtype
 
+    @property
+    def export_dtype(self) -> str:
+        """Return the dtype of the weights in a step; `keep` for the one that they are trained in."""
+        return self.context.config.sync.dtype
+
     @abstractmethod
     def companions(self) -> Mapping[str, bytes]:
         """Return the files beside the weights by name: config.json, generation_config.json, the tokenizer's."""
@@ -96,12 +101,17 @@ class FileEngine(TrainEngineWrapper):
         self.senders = open_senders(senders_of(settings.method), opened)
         for sender in self.senders.values():
             sender.prepare(self.export)
+        self.prepare_probe()
+
+    def prepare_probe(self) -> None:
+        """Choose the tokens of the run's probes, once the model is built; none if it sends no probes."""
+        settings = self.context.config.sync
         if settings.probe and type(self).token_logprobs is not TrainEngineWrapper.token_logprobs:
             self._probe_tokens = self._find_probe_tokens()
 
     def record_start(self) -> None:
         """Record the baseline, unless this run sends no probes or the job has one; a failure is logged."""
-        context, probe = self.context, self._measured_probe()
+        context, probe = self.context, self.measured_probe()
         if context.ranks.rank == 0 and probe is not None:
             try:
                 write_base_probe(context.job, probe, context.config.model.path)
@@ -152,7 +162,7 @@ class FileEngine(TrainEngineWrapper):
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
         # Now: it must be of the very weights that are exported.
-        probe = self._measured_probe()
+        probe = self.measured_probe()
         self._sender.send(self.train_step_num, self._new_attempt(), self.export, self._files, probe)
         self._handed = self.train_step_num
 
@@ -194,7 +204,7 @@ class FileEngine(TrainEngineWrapper):
             tokens = probe_tokens(model.path, limits.vocabulary, limits.tokens, trust=model.trust_remote_code)
         return self.context.ranks.broadcast(tokens)
 
-    def _measured_probe(self) -> Probe | None:
+    def measured_probe(self) -> Probe | None:
         """Return what the model answers now, None if this run sends no probes.
 
         Raises:
@@ -203,7 +213,7 @@ class FileEngine(TrainEngineWrapper):
         tokens, settings, start = self._probe_tokens, self.context.config.sync, time.perf_counter()
         if not tokens:
             return None
-        probe = make_probe(tokens, self.token_logprobs(tokens), self.compute_dtype, settings.dtype)
+        probe = make_probe(tokens, self.token_logprobs(tokens), self.compute_dtype, self.export_dtype)
         if probe is None and settings.check_finite:
             raise_agreed(non_finite_error(self.export()))
         self._sync_metrics = {"time/probe": time.perf_counter() - start}

@@ -16,7 +16,7 @@ from trainer.engines.verl import figures
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import Found, MicroBatch, forward
 from trainer.engines.verl.checks import resolve
-from trainer.engines.verl.losses import correction_weights, measure_difference, register_own_loss
+from trainer.engines.verl.losses import correction_weights, register_own_loss
 from trainer.engines.verl.models import Model, build_model
 from trainer.engines.verl.rows import (
     Columns,
@@ -162,7 +162,7 @@ class VerlEngine(FileEngine):
         found, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
         for number, values in found.items():
             mask = step.rollouts[number].mask.bool()
-            measure_difference(step.figures, values, recorded[number], mask)
+            figures.measure_difference(step.figures, values, recorded[number], mask)
             if wanted and mask.any():
                 entropy = float(entropies[number][mask].mean())
                 step.figures.mean("actor/entropy", entropy, float(mask.sum()))

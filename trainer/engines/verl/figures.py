@@ -3,6 +3,8 @@
 import statistics
 from dataclasses import dataclass, field
 
+import torch
+
 from syncd.transports.ranks import Ranks
 from trainer.engines.base import Metrics
 from trainer.experience.batch import Batch
@@ -48,6 +50,16 @@ class StepMetrics:
                 whole.top(name, value)
         means = {name: value / (whole.weights.get(name) or 1.0) for name, value in whole.sums.items()}
         return means | whole.tops
+
+
+def measure_difference(
+    figures: StepMetrics, found: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor
+) -> None:
+    """Record how far this model's log-probs are from those of explorers, at tokens that are learnt."""
+    apart = (found.float() - recorded).abs()[mask.bool()]
+    if len(apart):
+        figures.mean("rollout/logprob_diff_mean", float(apart.mean()), len(apart))
+        figures.top("rollout/logprob_diff_max", float(apart.max()))
 
 
 def batch_metrics(batch: Batch) -> Metrics:

@@ -24,7 +24,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from trainer.config.algorithms import LOSSES
 from trainer.engines.verl.batches import Found
-from trainer.engines.verl.figures import StepMetrics
+from trainer.engines.verl.figures import StepMetrics, measure_difference
 from trainer.engines.verl.rows import TokenRow
 from trainer.plugins import POLICY_LOSSES
 
@@ -96,16 +96,6 @@ def register_own_loss(name: str) -> None:
     """
     if name not in LOSSES:
         register_policy_loss(name)(POLICY_LOSSES.get(name))
-
-
-def measure_difference(
-    figures: StepMetrics, found: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor
-) -> None:
-    """Record how far this model's log-probs are from those of explorers, at tokens that are learnt."""
-    apart = (found.float() - recorded).abs()[mask.bool()]
-    if len(apart):
-        figures.mean("rollout/logprob_diff_mean", float(apart.mean()), len(apart))
-        figures.top("rollout/logprob_diff_max", float(apart.max()))
 
 
 _MOST = 20.0
