@@ -40,6 +40,7 @@ from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext
 from syncd.transports.broadcast.send import BroadcastSender
+from syncd.transports.filesystem.send import FilesystemSender
 from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.ranks import Ranks
 
@@ -53,10 +54,11 @@ def main() -> None:
     options = _options()
     figures: dict[str, Any] = {"bucket_mib": options.bucket_mib, "sizes": {}}
     scratch = Path(tempfile.mkdtemp(prefix="syncd-broadcast-", dir=options.dir))
-    loads = []
+    loads: list[float] = []
     try:
         for gib in options.gib:
-            found = figures["sizes"][str(gib)] = {"receivers": {}}
+            found: dict[str, Any] = {"receivers": {}}
+            figures["sizes"][str(gib)] = found
             for count in options.receivers:
                 found["receivers"][str(count)] = case = _apart(
                     scratch / f"{gib}-{count}", options, gib, count
@@ -105,7 +107,8 @@ class Sender:
         job = Job.at(f"{case.place}/job")
         sync = opened.enter_context(Synchronizer.open(job.root, "trainer", timeout=LONG))
         settings = SyncSection(bucket_mib=bucket_mib, ready_timeout=LONG, broadcast_timeout=LONG)
-        sender = BroadcastSender(SendContext(job, Ranks(), settings, sync), ExitStack())  # no files
+        context = SendContext(job, Ranks(), settings, sync)
+        sender = BroadcastSender(context, FilesystemSender.open(context))
         self._sender = opened.enter_context(closing(sender))
         self._saver = opened.enter_context(closing(StepSaver(job, 0, 1, mode="stream")))
 

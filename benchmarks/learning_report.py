@@ -1,6 +1,7 @@
 """What `learning.py` makes of its runs: figures of a run, the targets, the table, the picture."""
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def noise_of(differences: Sequence[float]) -> float:
     """Return by how much a mean of paired differences may be off zero."""
     if len(differences) == 1:
         return NOISE
-    return max(NOISE, 2 * statistics.stdev(differences) / len(differences) ** 0.5)
+    return max(NOISE, 2 * statistics.stdev(differences) / math.sqrt(len(differences)))
 
 
 def targets(found: Found) -> list[WeightDirectory]:

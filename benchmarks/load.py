@@ -27,9 +27,10 @@ from typing import Any
 import report
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 from report import Row
 from save import Watch, weights_of
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from syncd.protocol.digest import digest_file
 from syncd.protocol.local_disk import LocalDisk
@@ -103,7 +104,7 @@ def _write(scratch: Path, weights: Weights) -> WeightDirectory:
         digest, size = digest_file(LocalDisk(), str(path))
         records.append(FileRecord(name, size, digest, len(names[number::SHARDS])))
     torch.save(weights, scratch / "torch" / "model.pt")
-    dcp.save(weights, checkpoint_id=str(scratch / "dcp"), no_dist=True)
+    dcp_save(weights, checkpoint_id=str(scratch / "dcp"), no_dist=True)
     os.sync()
     return WeightDirectory(
         Version(1, 1, "weights", "step", "xxh3_128:0"), str(scratch / "step"), tuple(records)
@@ -141,7 +142,7 @@ def _torch_load(directory: Path, parameters: Weights) -> None:
 
 
 def _dcp_load(directory: Path, parameters: Weights) -> None:
-    dcp.load(parameters, checkpoint_id=str(directory), no_dist=True)
+    dcp_load(parameters, checkpoint_id=str(directory), no_dist=True)
 
 
 def _raw_direct(directory: Path) -> None:

@@ -11,8 +11,9 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -24,7 +25,7 @@ from trainer.engines.files import FileEngine
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
 
-SHAPES = {
+SHAPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {
         "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -52,7 +53,8 @@ def main() -> None:
 
 def _measure(name: str, place: Path, options: argparse.Namespace) -> None:
     config = transformers.Qwen2Config(tie_word_embeddings=True, **SHAPES[name])
-    transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(place / "model")
+    of_config: Callable[..., transformers.PreTrainedModel] = transformers.AutoModelForCausalLM.from_config
+    of_config(config, dtype=torch.bfloat16).save_pretrained(place / "model")
     (place / "job").mkdir()
     engine = get_trainer_wrapper(_config(place))
     assert isinstance(engine, FileEngine)

@@ -30,9 +30,10 @@ from typing import Any, Self
 import report
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
 from report import Row
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -226,7 +227,7 @@ def _save_file(weights: Weights) -> Callable[[Path], None]:
 
 def _dcp_save(weights: Weights) -> Callable[[Path], None]:
     def save(path: Path) -> None:
-        dcp.save(weights, checkpoint_id=str(path / "dcp"), no_dist=True)
+        dcp_save(weights, checkpoint_id=str(path / "dcp"), no_dist=True)
 
     return save
 
@@ -234,7 +235,7 @@ def _dcp_save(weights: Weights) -> Callable[[Path], None]:
 def _dcp_async(weights: Weights) -> Callable[[Path], float]:
     def save(path: Path) -> float:
         started = time.perf_counter()
-        future = dcp.async_save(weights, checkpoint_id=str(path / "dcp"), no_dist=True)
+        future = async_save(weights, checkpoint_id=str(path / "dcp"), no_dist=True)
         blocked = time.perf_counter() - started
         future.result()  # type: ignore[union-attr]
         return blocked
@@ -245,7 +246,7 @@ def _dcp_async(weights: Weights) -> Callable[[Path], float]:
 def _dcp_hugging_face(weights: Weights) -> Callable[[Path], None]:
     def save(path: Path) -> None:
         writer = HuggingFaceStorageWriter(str(path / "hf"), dict.fromkeys(weights, 1))
-        dcp.save(weights, storage_writer=writer, no_dist=True)
+        dcp_save(weights, storage_writer=writer, no_dist=True)
         for file in (path / "hf").iterdir():
             _fsync(file)
 

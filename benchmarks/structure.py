@@ -121,7 +121,9 @@ def measure(sources: dict[str, Source]) -> dict[str, object]:
         if len(importers[name]) == 1 and source.code and not source.path.endswith("__init__.py")
     }
     functions = sorted(
-        node.end_lineno - node.lineno + 1 for source in sources.values() for node in _functions(source)
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for source in sources.values()
+        for node in _functions(source)
     )
     return {
         "product files": len(sources),

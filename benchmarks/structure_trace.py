@@ -85,8 +85,9 @@ class _Engine(FileEngine):
         """Return the model's configuration."""
         return {"config.json": b"{}"}
 
-    def save_training_state(self, directory: str) -> None:
-        """Save nothing."""
+    def training_state(self) -> Mapping[str, bytes]:
+        """Return nothing to save."""
+        return {}
 
     def load_training_state(self, directory: str) -> None:
         """Load nothing."""
@@ -103,7 +104,7 @@ def _measure(place: Path, trace: _Trace) -> dict[str, object]:
     (job := place / "job").mkdir()
     engine = _Engine(EngineContext(_config(job), Job.at(job), Ranks(), torch.device("cpu")))
     engine.prepare()
-    engine.train_step(Batch([], [], [], [], []))
+    engine.train_step(Batch((), (), (), (), ()))
     model = torch.nn.Linear(64, 64)
     with (
         _daemon(job),

@@ -224,7 +224,7 @@ def _one(trainer: Trainer, pipes: list[Connection], contestant: str) -> Figures:
 def _answer(pipe: Connection) -> Figures:
     if not pipe.poll(_LONG):
         raise TimeoutError("a reader says nothing")
-    answer = pipe.recv()
+    answer: Figures | str = pipe.recv()
     if isinstance(answer, str):
         raise RuntimeError(answer)  # noqa: TRY004 - what a reader died of
     return answer

@@ -4,7 +4,8 @@ import random
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -56,15 +57,18 @@ def _serve(pipe: Connection, place: Path, stage: str, number: int, shapes: Param
 class _Hook(TransformersHook):
     """Notes how long a load waits for what is being generated, and when it has said last what it runs."""
 
-    pause = said = 0.0
+    pause = said = _generated_at = 0.0
+
+    @contextmanager
+    def generating(self) -> Iterator[str | None]:
+        with super().generating() as label:
+            yield label
+        self._generated_at = time.monotonic()
 
     def load(self, target: WeightDirectory) -> None:
-        self._began = time.monotonic()
+        began = time.monotonic()
         super().load(target)
-
-    def _fill(self, target: WeightDirectory) -> None:
-        self.pause = time.monotonic() - self._began
-        super()._fill(target)
+        self.pause = max(self._generated_at - began, 0.0)
 
     def current_version(self) -> Running:
         running = super().current_version()

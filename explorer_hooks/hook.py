@@ -1,4 +1,4 @@
-"""The seam between the follower and an engine: `Hook`, and what hooks share.
+"""The seam between the follower and an engine: `Hook`, and what some hooks have besides.
 
 A follower loads one version by these calls, in this order, in one thread:
 
@@ -7,31 +7,37 @@ A follower loads one version by these calls, in this order, in one thread:
     commit(target)       caches are reset, the engine gets the version's label, it works again
     current_version()    returns what the engine itself says that it runs
 
-If `probes` is "held", `probe(target, tokens)` comes before `commit`; if it is "serving", after it.
+A `ProbingHook` is also asked `probe(target, tokens)`: before `commit` if its `probes` is "held", after it if that is
+"serving".
 If `load` or `commit` raises, `abort(last_good)` follows: the engine works again on the last good version, or
 `EngineDeadError` says that it cannot.
 """
 
-import contextlib
-import os
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 from syncd.client.client import Client
-from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
-from syncd.protocol.version import UNKNOWN_LABEL, Pair, pair_of
+from syncd.errors import LoadFailedError
+from syncd.protocol.version import Pair, pair_of
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
-
-RESTART = "restart the engine"
 
 ProbeTime = Literal["", "held", "serving"]
 """When an engine answers probes: never, while its work is held, or only while it works."""
 
-_FLAGS = ("true", "false")
+
+class Unproven(NamedTuple):
+    """What is not proven of an engine's weights under one label.
+
+    Args:
+        failed: How many loads under this label ended in weights that were never proven.
+        pending: Whether it may work on weights under this label whose probe it has not answered yet.
+    """
+
+    failed: int = 0
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +48,26 @@ class Running:
         label: The engine's label for its weights; None if it was never given one, so it runs its start weights. A
             label that is of no version of the job means that nobody knows what the engine runs.
         paused: Whether it was left paused, so that it takes no work.
-        unproven: How many loads ended in weights that were never proven, the present one too until it is proven. A
-            follower counts them. Work that begins with one count and ends with another may be of such weights.
+        unproven: What is not proven, by label. A follower counts it; the engine does not know.
     """
 
     label: str | None
     paused: bool = False
-    unproven: int = 0
+    unproven: Mapping[str, Unproven] = field(default_factory=dict)
 
     @property
     def pair(self) -> Pair | None:
         """Return the pair that the label names, None if it names none; its job is not checked here."""
         return pair_of(self.label)
+
+    def unproven_since(self, before: "Running") -> frozenset[str]:
+        """Return the labels of weights on which it may have worked since then, and which were not proven."""
+        known = before.unproven
+        return frozenset(
+            label
+            for label, now in self.unproven.items()
+            if now.pending or now.failed != known.get(label, Unproven()).failed
+        )
 
 
 class ProbeAnswer(NamedTuple):
@@ -103,12 +117,9 @@ class Hook(ABC):
     checks_content: ClassVar[bool] = False
     """Whether `load` itself compares every byte with its digest if the target is not verified."""
 
-    probes: ProbeTime = ""
-    """Whether the engine answers probes: not at all, while its work is held, or only while it works."""
-
     @classmethod
     @abstractmethod
-    def from_options(cls, options: HookOptions) -> Self:
+    def from_options(cls, options: HookOptions) -> "Hook":
         """Return a hook for an engine.
 
         Raises:
@@ -167,10 +178,21 @@ class Hook(ABC):
             EngineUnreachableError: The engine does not answer.
         """
 
+    def close(self) -> None:
+        """Close connections; the engine keeps running."""
+
+
+class ProbingHook(Hook):
+    """A hook whose engine answers probes: whether it runs a version can be proven."""
+
+    probes: ProbeTime = "serving"
+    """When the engine answers: while its work is held, only while it works, or not at all if that is switched off."""
+
+    @abstractmethod
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Return what the engine answers to a probe; called only if `probes` says when.
+        """Return what the engine answers to a probe; called when `probes` says so.
 
         Args:
             target: The version that it was given last; None for its start weights.
@@ -180,7 +202,6 @@ class Hook(ABC):
             LoadFailedError: It gives no answer, or none that can be read.
             EngineUnreachableError: It does not answer.
         """
-        raise NotImplementedError
 
     def reload_start(self) -> bool:
         """Have an engine on its start weights read them again; return false if it cannot be asked to.
@@ -198,9 +219,6 @@ class Hook(ABC):
             EngineUnreachableError: It does not answer.
         """
         return None
-
-    def close(self) -> None:
-        """Close connections; the engine keeps running."""
 
 
 class UntouchedError(LoadFailedError):
@@ -247,207 +265,3 @@ class TensorHook(Hook):
     @abstractmethod
     def drop_label(self) -> None:
         """Forget the label of weights that were not published: the engine runs unknown weights."""
-
-
-class HookSettings:
-    """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused.
-
-    Args:
-        hook: The hook's name, for messages.
-        given: Values by name.
-    """
-
-    def __init__(self, hook: str, given: Mapping[str, str]) -> None:
-        self._hook = hook
-        self._given = dict(given)
-        self._known: list[str] = []
-
-    def text(self, key: str, default: str) -> str:
-        """Return a text."""
-        self._known.append(key)
-        return self._given.get(key, default)
-
-    def choice(self, key: str, default: str, among: tuple[str, ...]) -> str:
-        """Return one of a few words.
-
-        Raises:
-            ConfigError: It is another word.
-        """
-        return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        """Return true or false.
-
-        Raises:
-            ConfigError: It is neither.
-        """
-        return self._checked(key, str(default).lower(), "true or false", _FLAGS.__contains__) == "true"
-
-    def seconds(self, key: str, default: float) -> float:
-        """Return a number of seconds above 0.
-
-        Raises:
-            ConfigError: It is not one.
-        """
-        return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
-
-    def count(self, key: str, default: int) -> int:
-        """Return a whole number, at least 0.
-
-        Raises:
-            ConfigError: It is not one.
-        """
-        is_count = re.compile("[0-9]+").fullmatch
-        return int(self._checked(key, str(default), "a whole number", is_count))
-
-    def done(self) -> None:
-        """Return if every given setting was read.
-
-        Raises:
-            ConfigError: One is unknown.
-        """
-        if unknown := sorted(set(self._given) - set(self._known)):
-            raise ConfigError(
-                f"the hook {self._hook} has no setting {', '.join(unknown)}",
-                hint=f"it has {', '.join(sorted(self._known))}",
-            )
-
-    def _checked(self, key: str, default: str, wanted: str, is_good: Callable[[str], object]) -> str:
-        value = self.text(key, default)
-        if not is_good(value):
-            raise ConfigError(f"{key}={value} of the hook {self._hook}", hint=f"{key} is {wanted}")
-        return value
-
-
-def _is_positive(text: str) -> bool:
-    try:
-        return 0 < float(text) < float("inf")
-    except ValueError:
-        return False
-
-
-@contextlib.contextmanager
-def restoring(failure: str, hint: str, path: object = None) -> Iterator[None]:
-    """Restore an engine in the block.
-
-    Raises:
-        EngineDeadError: The block raised `LoadFailedError`.
-    """
-    try:
-        yield
-    except LoadFailedError as error:
-        raise EngineDeadError(f"{failure}: {error.message}", path=path, hint=hint) from error
-
-
-class LoadState:
-    """Whether an engine's weights may differ from the last version that it served well.
-
-    They may from `load` on, until the next `prepare`: by then the follower has accepted what was committed.
-    """
-
-    def __init__(self) -> None:
-        self.touched = False
-        self._committed = False
-
-    def prepare(self) -> None:
-        """Begin with a version; the last one was good if it was committed and not restored away."""
-        if self._committed:
-            self.touched = False
-
-    def load(self) -> None:
-        """Note that the engine's weights are about to change."""
-        self.touched, self._committed = True, False
-
-    def commit(self) -> None:
-        """Note that the version is served."""
-        self._committed = True
-
-    def restored(self) -> None:
-        """Note that the engine is back on a good version."""
-        self.touched = False
-        self._committed = False
-
-    @contextlib.contextmanager
-    def restoring(self, hint: str) -> Iterator[None]:
-        """Restore the engine in the block.
-
-        Raises:
-            EngineDeadError: The block raised `LoadFailedError`.
-        """
-        with restoring("the engine could not be restored", hint):
-            yield
-        self.restored()
-
-    def require_untouched(self, hint: str) -> None:
-        """Return if the engine still runs the last version that it served well.
-
-        Raises:
-            EngineDeadError: Its weights were touched, and there is no version to restore.
-        """
-        if self.touched:
-            raise EngineDeadError(
-                "the engine was touched and there is no good version to go back to", hint=hint
-            )
-
-
-class PhaseHook(Hook):
-    """A hook that has somebody else's program do each phase, and remembers what was committed last."""
-
-    kinds: ClassVar[frozenset[str]] = frozenset({"weights", "lora", "remote", "foreign"})
-
-    def __init__(self) -> None:
-        self._state = LoadState()
-        self._label: str | None = None
-
-    @abstractmethod
-    def _do(self, phase: str, target: WeightDirectory) -> None:
-        """Have the program do `prepare`, `load` or `commit` of a version, or `abort` with the one to restore."""
-
-    def prepare(self, target: WeightDirectory) -> None:
-        """Refuse a version of another kind or without a directory; the program may refuse it too."""
-        require_loadable(target, self)
-        self._state.prepare()
-        self._do("prepare", target)
-
-    def load(self, target: WeightDirectory) -> None:
-        """Have the program load it."""
-        self._state.load()
-        self._do("load", target)
-
-    def commit(self, target: WeightDirectory) -> None:
-        """Have the program serve it; the label is the new one from now on."""
-        self._do("commit", target)
-        self._keep(target.label)
-        self._state.commit()
-
-    def abort(self, last_good: WeightDirectory | None) -> None:
-        """Have the program restore the last good version."""
-        if last_good is None:
-            self._state.require_untouched(RESTART)
-            return
-        self._keep(UNKNOWN_LABEL)
-        with self._state.restoring(RESTART):
-            self._do("abort", last_good)
-        self._keep(last_good.label)
-
-    def _keep(self, label: str | None) -> None:
-        self._label = label
-
-
-def require_loadable(target: WeightDirectory, hook: Hook) -> None:
-    """Return if a hook can load the kind of a version and its directory is on this host.
-
-    Raises:
-        RefusedError: It cannot, or there is no directory.
-    """
-    kind = target.version.kind
-    if kind not in hook.kinds:
-        loads = ", ".join(sorted(hook.kinds))
-        raise RefusedError(
-            f"version {target.label} is of kind {kind}, and the hook {hook.name} loads {loads}",
-            hint="use the hook that fits what the trainer publishes",
-        )
-    if kind != "remote" and not os.path.isdir(target.path):
-        raise RefusedError(
-            f"the directory of version {target.label} is not on this host", path=target.path, hint="syncd ls"
-        )

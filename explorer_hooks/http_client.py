@@ -116,6 +116,11 @@ class HttpClient:
         """Return the host that it names."""
         return self._url.hostname or ""
 
+    @property
+    def port(self) -> int:
+        """Return the port that it names, else that of its scheme."""
+        return self._url.port or (443 if self._url.scheme == "https" else 80)
+
     def get(self, path: str, seconds: float | None = None) -> Reply:
         """Return the answer to a GET; an error status counts as an unreachable engine.
 

@@ -4,6 +4,7 @@ The SDK repeats requests on its own, some of them without end, and its newest re
 speak the older protocol. So each call here has an end of its own, and other releases are refused.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Answer(Protocol[T_co]):
+class PendingAnswer(Protocol[T_co]):
     """What the SDK returns at once for a request that is on its way."""
 
     def result(self, timeout: float | None = None) -> T_co:
@@ -68,7 +69,7 @@ class TinkerSession:
         threading.Thread(target=_run, args=(future, function), name="tinker", daemon=True).start()
         return self.result(what, future)
 
-    def result(self, what: str, answer: Answer[T]) -> T:
+    def result(self, what: str, answer: PendingAnswer[T]) -> T:
         """Return the answer to a request that is on its way, within the bound.
 
         Raises:
@@ -109,7 +110,11 @@ class TinkerSession:
     def close(self) -> None:
         """End the session without waiting for the server, which may unload its models. What was saved stays."""
         # The SDK opens a session that is not open yet before it closes it, and waits for the server for that.
-        threading.Thread(target=lambda: self.service.holder.close(), name="tinker", daemon=True).start()
+        threading.Thread(target=self._end, name="tinker", daemon=True).start()
+
+    def _end(self) -> None:
+        with contextlib.suppress(Exception):
+            self.service.holder.close()
 
     def _explained(self, what: str, error: Exception) -> SyncdError:
         """Return an error of the SDK as one of this package."""

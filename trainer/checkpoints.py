@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ HUGGINGFACE = "huggingface"
 META = "trainer_meta.json"
 _STATE = "trainer.json"
 _STAGED = f".{TRAINING}."
+_WRITTEN = ".written-"
+"""Begins the name of a rank's note that its files are durable; removed before the directory becomes `training/`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +80,57 @@ def staged_directory(job: Job, step: int, save: str) -> str:
     return f"{job.step(step)}/{_STAGED}{save}"
 
 
-def sync_tree(job: Job, directory: str) -> None:
-    """Make all files below a directory durable, those of this host at least, with the modes of the job's policy.
+def is_begun(job: Job, step: int, save: str) -> bool:
+    """Return whether rank 0 has made the directory of a save."""
+    job.disk.refresh(job.step(step))
+    return os.path.isdir(staged_directory(job, step, save))
+
+
+def sync_files(job: Job, directory: str, names: Collection[str]) -> None:
+    """Make files of this rank durable, with the modes of the job's policy.
 
     Raises:
         StorageError: One could not be synced.
     """
     with storage_errors(directory):
-        for parent, _, files in os.walk(directory):
-            for name in files:
-                job.disk.adopt(f"{parent}/{name}")
-                _sync(f"{parent}/{name}")
+        parents = {os.path.dirname(f"{directory}/{name}") for name in names}
+        for name in names:
+            job.disk.adopt(f"{directory}/{name}")
+            _sync(f"{directory}/{name}")
+        for parent in parents:
             job.disk.adopt(parent)
             job.disk.sync_directory(parent)
+
+
+def note_written(job: Job, directory: str, rank: int) -> None:
+    """Note for rank 0 that a rank has written its files.
+
+    Raises:
+        StorageError: The note could not be written.
+    """
+    with storage_errors(directory):
+        job.disk.replace(f"{directory}/{_WRITTEN}{rank}", b"")
+
+
+def is_written(job: Job, directory: str, count: int) -> bool:
+    """Return whether so many ranks have written their files.
+
+    Raises:
+        StorageError: The directory cannot be read.
+    """
+    with storage_errors(directory):
+        job.disk.refresh(directory)
+        return len(_notes(job, directory)) == count
+
+
+def discard_training(job: Job, step: int, save: str) -> None:
+    """Remove what a save has written that failed."""
+    with contextlib.suppress(OSError, SyncdError):
+        remove_tree(job.disk, staged_directory(job, step, save))
+
+
+def _notes(job: Job, directory: str) -> list[str]:
+    return [entry.name for entry in job.disk.list(directory) if entry.name.startswith(_WRITTEN)]
 
 
 def complete(
@@ -112,8 +152,11 @@ def complete(
     disk, path, via = job.disk, job.step(step), fence or None
     with storage_errors(path):
         if save:
-            disk.replace(f"{staged_directory(job, step, save)}/{_STATE}", encode(state))
-            _become_training(disk, path, staged_directory(job, step, save))
+            staged = staged_directory(job, step, save)
+            for note in _notes(job, staged):
+                disk.unlink(f"{staged}/{note}")
+            disk.replace(f"{staged}/{_STATE}", encode(state))
+            _become_training(disk, path, staged)
         else:
             disk.replace(f"{training_directory(job, step)}/{_STATE}", encode(state), via=via)
         if as_hf:

@@ -16,8 +16,9 @@ from explorer_hooks.explorer.generation import GroupRequest, GroupResult, Respon
 from explorer_hooks.explorer.own_files import TaskLedger
 from explorer_hooks.explorer.rewards import Score
 from explorer_hooks.explorer.tasks import Task, Tasks, epochs
+from explorer_hooks.explorer.token_versions import TokenVersions
 from syncd.errors import ConfigError, EngineDeadError, UsageError
-from syncd.experience.model import MAX_INFO, Experience
+from syncd.experience.model import MAX_INFO, Experience, Span
 from syncd.protocol.version import Pair, label_of
 
 MAX_FRUITLESS = 10
@@ -44,6 +45,8 @@ class ExplorerBatch:
         groups: The experiences of each group by epoch and position of its task.
         dropped: Groups that could not be used, by reason.
         tokens: Tokens of all responses.
+        unproven: Those that are not learnt, because their version is not known or was not proven.
+        unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
         versions: Responses by the oldest version that took part in them.
         pairs: All versions that took part in one.
     """
@@ -52,6 +55,8 @@ class ExplorerBatch:
     groups: dict[tuple[int, int], list[Experience]] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
+    unproven: int = 0
+    unreadable_versions: int = 0
     versions: Counter[str] = field(default_factory=Counter)
     pairs: set[Pair] = field(default_factory=set)
 
@@ -161,8 +166,10 @@ class BatchMaker:
             self._failures = 0
             batch.groups[asked.epoch, asked.position] = group
             batch.tokens += sum(len(response.tokens) for response in result.responses)
-            batch.versions[label_of(result.oldest)] += len(group)
-            batch.pairs |= {result.first, result.last}
+            batch.unproven += sum(sum(one.unproven or ()) for one in group)
+            batch.unreadable_versions += result.unreadable_versions
+            batch.versions.update(label_of((one.generation, one.step)) for one in group)
+            batch.pairs |= {result.first, result.last}.union(*(one.versions for one in group))
 
     def _scored(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> list[Experience]:
         """Return the experiences of a group, none if one of its responses has no reward."""
@@ -196,26 +203,31 @@ def experience_of(
 ) -> Experience:
     """Return what the trainer gets of a response.
 
-    If the version changed meanwhile, nobody knows which version chose which token: the oldest counts, and info names
-    both. Nor is it known which tokens came from weights that were not proven: then none of them is learnt.
+    If the engine does not name the versions of tokens and the version changed meanwhile, nobody knows which one chose
+    which token: the oldest counts, and info names both. Nor is it known which tokens came from weights that were not
+    proven: then none of them is learnt.
 
     Raises:
         UsageError: It cannot be stored.
     """
-    generation, step = result.oldest
+    length, found = len(response.tokens), response.versions
+    whole = TokenVersions((Span(0, *result.oldest),), [True] * length if result.unproven else None)
+    versions = found or whole
+    generation, step = versions.oldest
     assert score.reward is not None
     return Experience(
         tokens=[*asked.prompt, *response.tokens],
         prompt_length=len(asked.prompt),
         logprobs=response.logprobs,
-        action_mask=[True] * len(response.tokens),
+        action_mask=[True] * length,
         reward=score.reward,
         group=group,
         task=asked.task.id,
         rollout=number,
         generation=generation,
         step=step,
-        unproven=[True] * len(response.tokens) if result.unproven else None,
+        spans=versions.spans,
+        unproven=versions.unproven,
         created_at=time.time(),
         info=_info(asked.task, response, result, score),
     )
@@ -223,7 +235,7 @@ def experience_of(
 
 def _info(task: Task, response: Response, result: GroupResult, score: Score) -> Mapping[str, Any]:
     shown: dict[str, Any] = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
-    if result.first != result.last:
+    if response.versions is None and result.first != result.last:
         shown["versions"] = [label_of(result.first), label_of(result.last)]
     whole = {**shown, "score": dict(score.info), "task": dict(task.info)}
     whole = {name: value for name, value in whole.items() if value != {}}

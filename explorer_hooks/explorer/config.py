@@ -28,6 +28,10 @@ class InferenceSection(Section):
     """vllm, sglang, tinker: the server's URL, such as http://127.0.0.1:8000."""
     model: str = ""
     """vllm, sglang, tinker: what requests call the (base) model; what the server names unless given."""
+    reload: Literal["in_place", "restart"] = "in_place"
+    """vllm, sglang: in_place: it reads each version; restart: the explorer owns the server, and starts it on each."""
+    command: str = ""
+    """reload = restart: starts the server on `{model}` at `{host}` and `{port}`; split into words as a shell does."""
     options: dict[str, str] = Field(default_factory=dict)
     """vllm, sglang: what the engine's hook takes, as `--hook-option` of `syncd follow`."""
     token_env: str = ""
@@ -38,6 +42,8 @@ class InferenceSection(Section):
     """vllm, sglang, tinker: seconds that one request may take; also those of one load."""
     retries: Count = 4
     """vllm, sglang: retries of a request that failed temporarily, each after a longer pause."""
+    spans: Literal["auto", "required", "off"] = "auto"
+    """vllm, sglang: the version of each token by the server; auto: if it names it; required: an error if not."""
     processed_logprobs: bool = False
     """vllm, sglang: log-probs are of the sampling temperature (vLLM: --logprobs-mode processed_logprobs)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

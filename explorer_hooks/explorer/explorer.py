@@ -219,6 +219,8 @@ class Explorer:
             "tokens_per_s": round(batch.tokens / max(seconds, 1e-6), 3),
             "reward_mean": sum(rewards) / len(rewards),
             "versions": dict(batch.versions),
+            "unproven_tokens": batch.unproven,
+            "unreadable_versions": batch.unreadable_versions,
             "dropped": dict(batch.dropped),
         }
         self._waited = 0.0

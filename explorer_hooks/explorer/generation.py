@@ -9,6 +9,7 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import Score, plain_task
 from explorer_hooks.explorer.scoring import Scorer
 from explorer_hooks.explorer.tasks import Task, Tokens
+from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.protocol.version import Pair
 
@@ -41,11 +42,13 @@ class Response:
         tokens: Its token ids, with the end of the text if it came to it.
         logprobs: Natural logarithm of each one's probability under the version that chose it.
         text: The response without special tokens.
+        versions: Which version chose each token; None if the engine does not say.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     text: str = ""
+    versions: TokenVersions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class GroupResult:
         problem: Why there are no responses.
         retry: Whether another attempt may succeed: the engine was away, or ran no applied version.
         unproven: Whether weights may have had a part in it that the engine has not proven.
+        unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
     """
 
     index: int
@@ -69,6 +73,7 @@ class GroupResult:
     problem: str = ""
     retry: bool = False
     unproven: bool = False
+    unreadable_versions: int = 0
 
     @property
     def oldest(self) -> Pair:
@@ -122,6 +127,7 @@ class GeneratorContext:
     Args:
         tokens: The model's tokenizer.
         running: Asks the engine what it runs; several threads call it.
+        named: Returns the version of the job that a label names, None if it names none; several threads call it.
         permitted: The version with which work may be done.
         seed: Seeds the draws of a model in this process.
         stop: Once it returns true, pending groups are given up.
@@ -129,6 +135,7 @@ class GeneratorContext:
 
     tokens: Tokens
     running: Callable[[], Running]
+    named: Callable[[str], Pair | None]
     permitted: PermittedVersion
     seed: str
     stop: Callable[[], bool]

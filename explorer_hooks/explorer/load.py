@@ -1,10 +1,11 @@
 """The job's file, as an explorer reads it: one error reports all problems."""
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.config import ExplorerFile, InferenceSection
 from explorer_hooks.explorer.rewards import BUILT_IN
 from explorer_hooks.explorer.stages import stage_layers
 from syncd.experience.table import MAX_ROWS
@@ -99,6 +100,29 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
             f'explorer.engine.kind = "{engine.kind}" needs explorer.engine.address',
             'address = "http://127.0.0.1:8000"',
         )
+    yield from _restart(engine)
+
+
+def _restart(engine: InferenceSection) -> Iterator[Problem]:
+    """Yield what keeps an explorer from starting its server."""
+    if engine.kind == "transformers" or engine.reload != "restart":
+        if engine.command or engine.reload == "restart":
+            text = "a command is for a server with reload = restart"
+            yield Problem("explorer.engine.command", text, 'reload = "restart"')
+        return
+    try:
+        words = shlex.split(engine.command)
+    except ValueError as error:
+        yield Problem("explorer.engine.command", f"explorer.engine.command is no command: {error}")
+        return
+    if not any("{model}" in word for word in words):
+        text = 'explorer.engine.reload = "restart" needs a command with {model}'
+        yield Problem(
+            "explorer.engine.command", text, 'command = "vllm serve {model} --served-model-name policy"'
+        )
+    if not engine.model:
+        text = 'explorer.engine.reload = "restart" needs explorer.engine.model: else it has another name each time'
+        yield Problem("explorer.engine.model", text, 'model = "policy", and --served-model-name policy')
 
 
 def _is_import_path(text: str) -> bool:

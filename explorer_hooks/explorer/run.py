@@ -59,7 +59,9 @@ def run(file: ExplorerFile) -> str:
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         versions = EngineVersions(source, ledger, file.data.groups / file.groups, ahead_of(file))
         draws = f"{seed}/{ledger.cursor.seed_text}"
-        context = GeneratorContext(tokens, follower.running, versions.permitted, draws, stop)
+        context = GeneratorContext(
+            tokens, follower.running, follower.pair_named, versions.permitted, draws, stop
+        )
         sampling = Sampling(file, tokens, engine.generator(context), scorer, stop)
         evaluation = None
         if held_out is not None:

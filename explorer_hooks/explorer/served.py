@@ -1,38 +1,46 @@
-"""Generation by a server: several groups at a time, each with the versions that ran before and after it.
+"""Generation by a server: several groups at a time, each with the versions that chose its tokens.
 
-Requests go to the completions API of vLLM and SGLang: token ids in, token ids and their log-probs out, by
-`POST /v1/completions` with `return_token_ids` and `logprobs = 0`. Every sampling setting is sent: a server takes a
-missing one from the model directory, and the log-probs would be of another distribution.
+The versions are those that the server itself names for each token, or those that ran before and after the group.
 """
 
-import math
 import os
 import random
+import shlex
 import threading
 import time
 from collections.abc import Generator as Iterated
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any
+
+import structlog
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.generation import (
+    BEFORE_THE_FIRST,
     Generator,
     GeneratorContext,
     GroupRequest,
     GroupResult,
     InferenceEngine,
-    Response,
     version_after,
     version_of,
 )
+from explorer_hooks.explorer.server_apis import (
+    ApiChoice,
+    MalformedError,
+    ServerAnswer,
+    ServerApi,
+    UnsupportedServerError,
+)
+from explorer_hooks.explorer.token_versions import TokenVersions, parse_spans, versions_of
 from explorer_hooks.finding import open_hook, shown
+from explorer_hooks.hook import Running
+from explorer_hooks.hooks.http_engine import UNTOLD
 from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 from syncd.protocol.version import Pair
-
-PATH = "/v1/completions"
 
 _ASK = 10.0
 """Seconds that a question may take."""
@@ -56,82 +64,7 @@ _CONFIRM = 2.0
 _TRANSIENT, _SERVER_ERROR = frozenset({408, 429}), 500
 """Statuses of answers after which a retry may succeed: timed out, too many requests, and errors of the server."""
 
-_FINISHED = frozenset({"stop", "length"})
-
-
-class MalformedError(Exception):
-    """An answer is not what a working server returns; a retry may succeed."""
-
-
-class UnsupportedServerError(Exception):
-    """The server does not return what is needed, and never will."""
-
-
-def request_body(asked: GroupRequest, model: str) -> dict[str, Any]:
-    """Return the body of a request for one group."""
-    return {
-        "model": model,
-        "prompt": list(asked.prompt),
-        "n": asked.samples,
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "stream": False,
-    }
-
-
-def parse_responses(answer: Mapping[str, Any] | None, asked: GroupRequest) -> tuple[Response, ...]:
-    """Return the responses of an answer.
-
-    Raises:
-        MalformedError: It is not a whole group of finished responses with a log-prob for each token.
-        UnsupportedServerError: It has no token ids, or is for another prompt.
-    """
-    choices = (answer or {}).get("choices")
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise MalformedError("the answer has no choices")
-    if len(choices) != asked.samples:
-        raise MalformedError(f"{len(choices)} choices where {asked.samples} were asked for")
-    return tuple(_response(choice, asked) for choice in choices)
-
-
-def _response(choice: Mapping[str, Any], asked: GroupRequest) -> Response:
-    reason = choice.get("finish_reason")
-    if reason not in _FINISHED:
-        raise MalformedError(f"a response ended with {reason!r}")
-    tokens, values = choice.get("token_ids"), _logprobs(choice)
-    if tokens is None:
-        raise UnsupportedServerError("the server does not return token ids: vLLM 0.16 and SGLang 0.5.23 do")
-    echoed = choice.get("prompt_token_ids")
-    if echoed is not None and echoed != list(asked.prompt):
-        raise UnsupportedServerError("the server has changed the prompt")
-    if not (isinstance(tokens, list) and tokens and all(type(one) is int and one >= 0 for one in tokens)):
-        raise MalformedError("token_ids is not a list of token ids")
-    if len(values) != len(tokens) or len(tokens) > asked.max_tokens:
-        raise MalformedError(
-            f"{len(values)} log-probs for {len(tokens)} tokens, of {asked.max_tokens} at most"
-        )
-    return Response(tokens, values, str(choice.get("text") or ""))
-
-
-def _logprobs(choice: Mapping[str, Any]) -> Sequence[float]:
-    found = choice.get("logprobs")
-    values = found.get("token_logprobs") if isinstance(found, dict) else None
-    if not isinstance(values, list) or not all(_is_logprob(value) for value in values):
-        raise MalformedError("token_logprobs is not a list of log-probs")
-    return values
-
-
-def _is_logprob(value: object) -> bool:
-    # Kernels round: the log of a probability of one may come out a little above zero.
-    return type(value) in (int, float) and math.isfinite(value) and value < 1.0  # type: ignore[arg-type, operator]
+_LOG = structlog.get_logger()
 
 
 class ServerGenerator(Generator):
@@ -139,7 +72,7 @@ class ServerGenerator(Generator):
 
     Args:
         server: The server.
-        model: The name of the model in requests.
+        choice: How it is asked.
         context: What the engine runs, with which version work may be done, and when to stop.
         concurrency: Groups that are requested at a time.
         retries: Retries of one request.
@@ -149,14 +82,14 @@ class ServerGenerator(Generator):
     def __init__(
         self,
         server: HttpClient,
-        model: str,
+        choice: ApiChoice,
         context: GeneratorContext,
         *,
         concurrency: int,
         retries: int,
         settle: float,
     ) -> None:
-        self._server, self._model, self._context = server, model, context
+        self._server, self._choice, self._context = server, choice, context
         self._concurrency, self._retries, self._settle = concurrency, retries, settle
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
@@ -212,8 +145,8 @@ class ServerGenerator(Generator):
             before = self._await_usable(given_up)
             if before is None:
                 return GroupResult(index, problem="the engine runs no applied version", retry=True)
-            first, unproven = before
-            responses = self._responses(asked, given_up)
+            first, began = before
+            answers = self._answers(asked, given_up)
             after = self._context.running()
             last = version_after(after, first)
         except EngineUnreachableError as error:
@@ -222,21 +155,62 @@ class ServerGenerator(Generator):
             return GroupResult(index, problem=str(error))
         if last is None:
             return GroupResult(index, problem="the engine was restarted meanwhile", retry=True)
-        return GroupResult(index, responses, first, last, unproven=after.unproven != unproven)
+        return self._labelled(index, answers, first, last, after.unproven_since(began))
 
-    def _await_usable(self, given_up: threading.Event) -> tuple[Pair, int] | None:
-        """Return the version with which work begins, and how many loads were never proven; wait for a load."""
+    def _labelled(
+        self, index: int, answers: Sequence[ServerAnswer], first: Pair, last: Pair, unproven: frozenset[str]
+    ) -> GroupResult:
+        """Return a group, each response with the versions that the server names for its tokens if it does.
+
+        Args:
+            index: The request's index.
+            answers: What the server answered.
+            first: The version that ran before the group.
+            last: The version that ran after it.
+            unproven: The labels of weights that worked meanwhile and were not proven.
+        """
+        found = [self._versions(one, first, last, unproven) for one in answers]
+        problems = [one for one in found if isinstance(one, str)]
+        if problems:
+            _LOG.warning("token_versions_unreadable", responses=len(problems), reason=problems[0])
+        responses = tuple(
+            replace(one.response, versions=None if isinstance(versions, str) else versions)
+            for one, versions in zip(answers, found, strict=True)
+        )
+        return GroupResult(
+            index, responses, first, last, unproven=bool(unproven), unreadable_versions=len(problems)
+        )
+
+    def _versions(
+        self, answer: ServerAnswer, first: Pair, last: Pair, unproven: frozenset[str]
+    ) -> TokenVersions | str | None:
+        """Return the versions of a response's tokens, None if the server names none, or why they cannot be read."""
+        try:
+            labelled = parse_spans(answer.versions, len(answer.response.tokens))
+        except ValueError as error:
+            return str(error)
+        if not labelled:
+            return None
+
+        def named(label: str) -> Pair | None:
+            is_start = label == UNTOLD and first == BEFORE_THE_FIRST
+            return BEFORE_THE_FIRST if is_start else self._context.named(label)
+
+        return versions_of(labelled, named, min(first, last), unproven)
+
+    def _await_usable(self, given_up: threading.Event) -> tuple[Pair, Running] | None:
+        """Return the version with which work begins, and what the engine says then; wait for a load."""
         begin = time.monotonic()
         while True:
             running = self._context.running()
             found = version_of(running, self._context.permitted())
             patience = self._settle if running.paused else min(self._settle, _CONFIRM)
             if found is not None:
-                return found, running.unproven
+                return found, running
             if time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return None
 
-    def _responses(self, asked: GroupRequest, given_up: threading.Event) -> tuple[Response, ...]:
+    def _answers(self, asked: GroupRequest, given_up: threading.Event) -> tuple[ServerAnswer, ...]:
         """Send a request until it is answered, a bounded number of times.
 
         Raises:
@@ -244,12 +218,11 @@ class ServerGenerator(Generator):
             MalformedError: The last answer could not be used, or the server refused the request.
             ConfigError: The server does not return what is needed.
         """
-        body = request_body(asked, self._model)
         for attempt in range(self._retries + 1):
             if attempt and given_up.wait(backoff(attempt)):
                 raise EngineUnreachableError("given up")
             try:
-                return parse_responses(self._answer(body), asked)
+                return self._answered(self._choice.api(), asked)
             except (EngineUnreachableError, MalformedError) as error:
                 if attempt == self._retries or isinstance(error, RefusedRequestError):
                     raise
@@ -257,13 +230,16 @@ class ServerGenerator(Generator):
                 raise ConfigError(str(error), path=self._server.address) from error
         raise AssertionError("the loop returns or raises")
 
-    def _answer(self, body: dict[str, object]) -> "dict[str, object] | None":
-        reply = self._server.post_any(PATH, body)
+    def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
+        reply = self._server.post_any(api.path, api.body(asked))
         if reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
             raise EngineUnreachableError(self._server.complaint(reply))
         if reply.is_error:
             raise RefusedRequestError(self._server.complaint(reply))
-        return reply.document
+        answers = api.parse(reply.json, asked)
+        if self._choice.requires_spans and any(one.versions is None for one in answers):
+            raise UnsupportedServerError("the server does not say which version chose which token")
+        return answers
 
 
 class RefusedRequestError(MalformedError):
@@ -304,10 +280,18 @@ class ServerEngine(InferenceEngine):
         self._file, section = file, file.explorer.engine
         self._token, address = _token(section.token_env), f"{section.kind}={section.address}"
         self.name = shown(address)
-        self.hook = open_hook(address, settings=section.options, timeout=section.timeout, token=self._token)
+        self.hook = open_hook(
+            address,
+            argv=tuple(shlex.split(section.command)),
+            settings={"start_model": file.model.path, **section.options, "reload": section.reload}
+            if section.command
+            else section.options,
+            timeout=section.timeout,
+            token=self._token,
+        )
 
     def generator(self, context: GeneratorContext) -> ServerGenerator:
-        """Return what generates groups by the server's completions API."""
+        """Return what generates groups by the server's API."""
         section = self._file.explorer.engine
         server = HttpClient(
             section.address,
@@ -319,9 +303,10 @@ class ServerEngine(InferenceEngine):
         )
         # In the fully asynchronous style versions are loaded while groups wait.
         settle = section.timeout if self._file.sync.style is SyncStyle.FULLY_ASYNC else _SETTLE
+        model = section.model or served_model(server)
         return ServerGenerator(
             server,
-            section.model or served_model(server),
+            ApiChoice(server, section.kind, model, section.spans),
             context,
             concurrency=section.concurrency,
             retries=section.retries,

@@ -104,7 +104,9 @@ class TinkerSamplers:
             SyncdError: The server failed or did not answer.
         """
         asked = [self._loaded.client.compute_logprobs(self.session.tokens(list(row))) for row in rows]
-        return [self.session.result("log-probs", one)[1:] for one in asked]
+        found = [self.session.result("log-probs", one) for one in asked]
+        # Some servers answer None for the first token, which has no log-prob, and some leave it out.
+        return [list(values[1 - len(row) :]) for values, row in zip(found, rows, strict=True)]
 
     def _opened(self, **weights: str) -> Any:
         create = self.session.service.create_sampling_client
@@ -138,7 +140,7 @@ class TinkerGenerator(Generator):
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as it is ready, and None every so often."""
         left = list(enumerate(requests))[::-1]
-        running: dict[Future[Any], _Begun] = {}
+        running: dict[Future[Any], _PendingGroup] = {}
         try:
             while (left or running) and not self._context.stop():
                 while left and len(running) < self._concurrency:
@@ -154,7 +156,7 @@ class TinkerGenerator(Generator):
             for future in running:
                 future.cancel()
 
-    def _begin(self, index: int, asked: GroupRequest) -> "_Begun | GroupResult":
+    def _begin(self, index: int, asked: GroupRequest) -> "_PendingGroup | GroupResult":
         sampler = self._samplers.present
         version = version_of(Running(sampler.label), self._context.permitted())
         if version is None:
@@ -170,18 +172,18 @@ class TinkerGenerator(Generator):
             stop=sorted(self._ends) or None,
         )
         prompt = session.tokens(list(asked.prompt))
-        return _Begun(
+        return _PendingGroup(
             index, asked, version, sampler.client.sample(prompt, asked.samples, settings), time.monotonic()
         )
 
-    def _come(self, running: "dict[Future[Any], _Begun]") -> Iterator[GroupResult]:
+    def _come(self, running: "dict[Future[Any], _PendingGroup]") -> Iterator[GroupResult]:
         wait(running, _TICK, FIRST_COMPLETED)
         for future, begun in list(running.items()):
             if future.done() or time.monotonic() - begun.since > self._timeout:
                 del running[future]
                 yield self._result(begun)
 
-    def _result(self, begun: "_Begun") -> GroupResult:
+    def _result(self, begun: "_PendingGroup") -> GroupResult:
         if not begun.future.done():
             begun.future.cancel()
             problem = f"the tinker server did not answer within {self._timeout:g} s"
@@ -211,7 +213,7 @@ class TinkerGenerator(Generator):
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _PendingGroup:
     """A group whose request is on its way."""
 
     index: int

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from explorer_hooks.follower.proof import Prover, UnprovenError
+from explorer_hooks.follower.proof import UnprovenError
+from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import Hook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
@@ -47,10 +48,7 @@ class Engine:
         """Why it answers as weights of no version; only another load can mend that."""
         self.is_proven = False
         """Whether it has answered the probe of what it runs."""
-        self.is_unproven = False
-        """Whether it works on loaded weights whose probe it has not answered yet."""
-        self.unproven_loads = 0
-        """How many loads ended in weights that were never proven; work from before and after may be of them."""
+        self.unproven = UnprovenLoads()
         self.good: HeldDirectory | None = None
         """The last good version, which a failed load restores."""
         self._reference: Tensors | None = None
@@ -170,7 +168,8 @@ class Engine:
         except BaseException:
             self.restore()
             raise
-        self.is_suspect, self.wrong, self.is_unproven = False, None, False
+        self.is_suspect, self.wrong = False, None
+        self.unproven.succeed()
         self._update(running)
         self.is_proven = proven
 
@@ -178,14 +177,14 @@ class Engine:
         """Load a version and return whether the engine has proven it, before it works again if it can."""
         with timings.part("load"):
             self._hook.load(directory)
-        can_prove, is_held = self._prover.can_prove(directory), self._hook.probes == "held"
+        can_prove, is_held = self._prover.can_prove(directory), self._prover.is_held
         if can_prove and is_held:
             self._prove(directory, timings)
-        # From here on it works: work that ends before the proof may be of other weights.
-        self.is_unproven = can_prove and not is_held
+        if can_prove and not is_held:
+            self.unproven.begin(directory.label)  # it works before its answer, which may show other weights
         with timings.part("load"):
             self._hook.commit(directory)
-        if self.is_unproven:
+        if can_prove and not is_held:
             self._prove(directory, timings)
         return can_prove
 
@@ -204,7 +203,7 @@ class Engine:
             EngineDeadError: It cannot be restored.
         """
         self.is_suspect = True
-        self._count_unproven()
+        self.unproven.fail()
         if self.good is not None and not self.good.is_usable():
             self.release()
             self.poll()
@@ -243,11 +242,16 @@ class Engine:
 
     def prove_running(self, weights: WeightDirectory | WeightTensors) -> None:
         """Have it prove a version that it says it runs; if it cannot, it is wrong until another version is loaded."""
+        if self._prover.can_prove(weights):
+            self.unproven.begin(weights.label)
         try:
             self.is_proven = self._prover.prove(weights) is not None
+            self.unproven.succeed()
         except EngineUnreachableError as error:
+            self.unproven.fail()
             self.lose(error)
         except LoadFailedError as error:
+            self.unproven.fail()
             self._mark_wrong(error)
 
     def prove_received(self, weights: WeightTensors) -> None:
@@ -256,28 +260,21 @@ class Engine:
         Raises:
             LoadFailedError: It cannot, and is wrong until a version is loaded that it proves.
         """
-        self.is_unproven = self._prover.can_prove(weights)
         self.prove_running(weights)
         if self.wrong is not None:
-            self._count_unproven()
             raise self.wrong
-        self.is_unproven = False
 
     def _leave_unproven(self, error: UnprovenError) -> None:
         """Go back to the last good version; without one it stays as it is, and is given no work."""
         if self.good is not None:
             self.restore()
             return
-        self._count_unproven()
+        self.unproven.fail()
         self.poll()
         self._mark_wrong(error)
 
     def _mark_wrong(self, error: LoadFailedError) -> None:
         self.wrong, self.reason, self.is_proven, self.applied = error, str(error), False, None
-
-    def _count_unproven(self) -> None:
-        self.unproven_loads += self.is_unproven
-        self.is_unproven = False
 
     def _update(self, running: Running) -> None:
         if self.dead is not None and running.label != self.label:

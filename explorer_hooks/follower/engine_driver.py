@@ -7,7 +7,8 @@ from typing import Any
 
 from explorer_hooks.follower.engine import Engine
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
-from explorer_hooks.follower.proof import Prover, UnprovenError, has_grown
+from explorer_hooks.follower.proof import UnprovenError, has_grown
+from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
 from syncd.errors import (

@@ -25,10 +25,10 @@ from explorer_hooks.follower.policy import (
     needs_steps,
     policy_of,
 )
-from explorer_hooks.follower.proof import Prover
+from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
-from explorer_hooks.hook import Hook, Running
+from explorer_hooks.hook import Hook, ProbingHook, Running
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
@@ -36,7 +36,7 @@ from syncd.context import Closing
 from syncd.errors import CorruptDataError, StorageError, SyncdError, TimedOutError
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.probe import read_base_probe
-from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version
+from syncd.protocol.version import UNKNOWN_LABEL, Pair, Version, pair_of
 from syncd.transports.base import WeightTensors
 
 __all__ = ["FollowOptions", "Follower", "TurnOutcome"]
@@ -79,7 +79,8 @@ class Follower(Closing):
         self._versions = KnownVersions(sync)
         self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
         self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
-        prover = Prover(hook, sync.clock, partial(read_base_probe, sync.job))
+        answering = hook if isinstance(hook, ProbingHook) else None
+        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job))
         self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
         self._driver = EngineDriver(
             self._engine, self._versions, self._fetcher, self._reporter, prover, sync.clock, self.options
@@ -159,7 +160,11 @@ class Follower(Closing):
         running, engine = self._engine.running(), self._engine
         is_known = running.label is None or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
-        return Running(label, running.paused, engine.unproven_loads + engine.is_unproven)
+        return Running(label, running.paused, engine.unproven.by_label)
+
+    def pair_named(self, label: str) -> Pair | None:
+        """Return the pair that a label of this job names, None of any other label. Any thread may call this."""
+        return pair_of(label) if self._versions.has_label(label) else None
 
     def recover(self) -> None:
         """Restore an engine that weights from elsewhere have left half loaded.

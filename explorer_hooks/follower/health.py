@@ -6,21 +6,19 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from typing import Any
 
-from syncd.errors import ConfigError, UsageError
+from syncd.errors import UsageError
+from syncd.http_server import BoundedServer, QuietHandler
 
 Health = tuple[bool, dict[str, Any]]
 """Whether the engine is ready, and the fields of the answer."""
 
 MOST_CONNECTIONS = 16
 LIMIT = 5.0
-"""Seconds that a connection may last: a client that sends byte by byte is cut off too."""
+"""Seconds that a connection may last."""
 
 LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?:(?P<host>\[[^]]*\]|[^:]*):)?(?P<port>[0-9]{1,5})", re.ASCII)
@@ -46,8 +44,8 @@ def health_address(text: str) -> tuple[str, int]:
         raise UsageError(f"{host[:80]!r} is no address to answer health checks at", hint=_HINT) from None
 
 
-class HealthServer(ThreadingHTTPServer):
-    """Answers health checks from its own threads, a bounded number at a time.
+class HealthServer(BoundedServer):
+    """Answers health checks from its own threads.
 
     Args:
         address: IPv4 or IPv6 address to listen at.
@@ -57,21 +55,12 @@ class HealthServer(ThreadingHTTPServer):
         ConfigError: It cannot listen on the address.
     """
 
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = MOST_CONNECTIONS
+    task = "answer health checks"
+    most_connections = MOST_CONNECTIONS
 
     def __init__(self, address: str, port: int) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.health: Callable[[], Health] = starting
-        self._open: dict[Any, float] = {}
-        self._counting = threading.Lock()
-        try:
-            super().__init__((address, port), HealthHandler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            refused = f"cannot answer health checks on {address}, port {port} ({reason})"
-            raise ConfigError(refused, hint=f"ss -ltnp 'sport = :{port}'") from error
+        super().__init__(address, port, HealthHandler, limit=LIMIT, hint=f"ss -ltnp 'sport = :{port}'")
 
     @classmethod
     @contextlib.contextmanager
@@ -99,40 +88,6 @@ class HealthServer(ThreadingHTTPServer):
             else f"http://{host!s}:{port}/"
         )
 
-    def server_bind(self) -> None:
-        """Bind without asking a name server who this is."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment] # typed for IPv4
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a separate thread, or close the connection at once if there are too many."""
-        with self._counting:
-            is_full = len(self._open) >= MOST_CONNECTIONS
-            if not is_full:
-                self._open[request] = time.monotonic()
-        if is_full:
-            self.shutdown_request(request)
-        else:
-            super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection and forget it."""
-        with self._counting:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Cut off connections that have lasted too long; called about twice a second."""
-        now = time.monotonic()
-        with self._counting:
-            late = [request for request, since in self._open.items() if now - since > LIMIT]
-        for request in late:
-            with contextlib.suppress(OSError):
-                request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: the client has gone, or has sent no valid request."""
-
 
 def starting() -> Health:
     """Return the answer before the follower has joined the job."""
@@ -145,13 +100,13 @@ def starting() -> Health:
     }
 
 
-class HealthHandler(BaseHTTPRequestHandler):
+class HealthHandler(QuietHandler):
     """Answers one health check, whatever its path."""
 
     server: HealthServer
     timeout = LIMIT
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - http.server's name
         """Answer 200 if the engine is ready, else 503; the body says why as JSON."""
         is_ready, document = self.server.health()
         body = f"{json.dumps(document)}\n".encode("ascii")
@@ -168,10 +123,3 @@ class HealthHandler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     do_HEAD = do_GET  # noqa: N815 - http.server's name
-
-    def version_string(self) -> str:
-        """Return what the answer calls its server."""
-        return "syncd"
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature
-        """Log nothing."""

@@ -6,14 +6,12 @@ differ by about 1e-2 nats.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from explorer_hooks.hook import Hook, ProbeAnswer
-from syncd.errors import DOCS, LoadFailedError
-from syncd.protocol.disk import Clock
+from explorer_hooks.hook import ProbeAnswer
+from syncd.errors import LoadFailedError
 from syncd.protocol.engine_state import Proof, finite
 from syncd.protocol.probe import Probe
-from syncd.transports.base import WeightDirectory, WeightTensors
 
 EXACT = "float32"
 
@@ -36,6 +34,16 @@ CACHE_MARGIN = 10.0
 """How much further one token may be off than the mean of all, in multiples of the tolerance."""
 
 
+NEARER = 3.0
+"""How many times nearer an answer must be to an older version's probe to be that version's."""
+
+LEAST = 1e-5
+"""How much nearer at the least, in nats: probes have 7 digits, and float32 rounds."""
+
+KEPT = 16
+"""The most probes of earlier versions that are kept."""
+
+
 class UnprovenError(LoadFailedError):
     """The engine answers the probe of a version as other weights would."""
 
@@ -50,11 +58,25 @@ def tolerance(probe: Probe, dtype: str | None, calibrated: float | None) -> floa
         dtype: The dtype in which the engine computes, None if it does not say.
         calibrated: The mean difference that was measured with the start model, None if it was not.
     """
-    export = probe.compute_dtype if probe.export_dtype == "keep" else probe.export_dtype
-    is_exact = {probe.compute_dtype, export, dtype} == {EXACT}
+    is_exact = _dtypes(probe, dtype) == {EXACT}
     if calibrated is None:
         return TABLE[is_exact]
     return min(TABLE[is_exact], max(FLOOR[is_exact], MARGIN * calibrated))
+
+
+def sees_drift(probe: Probe, dtype: str | None) -> bool:
+    """Return whether an answer may be compared with the probes of earlier versions too.
+
+    If the published or the loaded weights are rounded and the trainer's are not, small updates do not change them for
+    many versions: an engine that runs them rightly answers like the earlier version.
+    """
+    return len(_dtypes(probe, dtype)) == 1
+
+
+def _dtypes(probe: Probe, dtype: str | None) -> set[str | None]:
+    """Return the dtypes of trainer, published tensors and engine."""
+    export = probe.compute_dtype if probe.export_dtype == "keep" else probe.export_dtype
+    return {probe.compute_dtype, export, dtype}
 
 
 def compare(
@@ -67,10 +89,70 @@ def compare(
     """
     if list(map(len, answer.logprobs)) != list(map(len, probe.logprobs)):
         raise LoadFailedError("the engine answered the probe with another number of log-probs")
-    off = [abs(a - b) for ours, theirs in zip(probe.logprobs, answer.logprobs, strict=True)
-           for a, b in zip(ours, theirs, strict=True)]  # fmt: skip
+    off = differences(probe, answer)
     mean, worst = finite(math.fsum(off) / len(off)), finite(_largest(off))
     return Proof(version, mean, worst, allowed, calibrated, len(off), round(seconds, 6))
+
+
+def differences(probe: Probe, answer: ProbeAnswer) -> list[float]:
+    """Return how far each log-prob of an answer is from that of a probe of the same tokens, in nats."""
+    return [abs(a - b) for ours, theirs in zip(probe.logprobs, answer.logprobs, strict=True)
+            for a, b in zip(ours, theirs, strict=True)]  # fmt: skip
+
+
+class EarlierProbes:
+    """The probes of versions that an engine has proven, from the first to the last, at growing distances.
+
+    A version that an engine never left is among them or near one of them, however long ago it was.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[str, Probe]] = []
+        self._every, self._skipped, self._last = 1, 0, ""
+
+    def __iter__(self) -> Iterator[tuple[str, Probe]]:
+        return iter(self._kept)
+
+    def add(self, version: str, probe: Probe) -> None:
+        """Keep the probe of a version, or every second, fourth, eighth ... once there are many."""
+        if version == self._last:
+            return
+        self._last = version
+        self._skipped += 1
+        if self._skipped < self._every and self._kept:
+            return
+        self._skipped = 0
+        self._kept.append((version, probe))
+        if len(self._kept) > KEPT:
+            del self._kept[1::2]  # the first stays
+            self._every *= 2
+
+
+def answers_like(version: str, proof: Proof, answer: ProbeAnswer, earlier: Iterable[tuple[str, Probe]],
+                 probe: Probe) -> str:  # fmt: skip
+    """Return the earlier version that an answer is much nearer to than to a version within the tolerance.
+
+    If the answer is `d` from the new probe and less than `d / 3` from the old one, the two probes are more than
+    `2 d / 3` apart: more than twice the noise of an engine that is on the old version. An engine on the new version
+    would need noise that leads from the new probe to the old one, for all tokens together.
+
+    Args:
+        version: The version that the engine should run.
+        proof: The comparison with its probe.
+        answer: The engine's answer.
+        earlier: Versions that it has proven, with their probes.
+        probe: The version's probe.
+
+    Returns:
+        The name of the nearest such version, empty if there is none.
+    """
+    found = [
+        (math.fsum(off) / len(off), name)
+        for name, old in earlier
+        if name != version and old.digest == probe.digest and (off := differences(old, answer))
+    ]
+    mean, name = min(found, default=(math.inf, ""))
+    return name if proof.mean > max(NEARER * mean, mean + LEAST) else ""
 
 
 def problem(proof: Proof, answer: ProbeAnswer) -> str:
@@ -88,6 +170,14 @@ def problem(proof: Proof, answer: ProbeAnswer) -> str:
     return f"the prefix cache holds keys and values of other weights: {stale:.3g} nats off for one token"
 
 
+def stayed(version: str, proof: Proof) -> str:
+    """Return the reason for an answer that is an earlier version's, empty if it is none's."""
+    if not version:
+        return ""
+    old = "its start model" if version == START else f"version {version}"
+    return f"the engine answers like {old}: this version is {proof.mean:.3g} nats off at the mean, that one much less"
+
+
 def has_grown(proof: Proof) -> bool:
     """Return whether a proven version answers much worse than the start model did."""
     return proof.calibrated is not None and proof.mean > GREW * proof.tolerance
@@ -95,87 +185,3 @@ def has_grown(proof: Proof) -> bool:
 
 def _largest(values: Sequence[float]) -> float:
     return math.nan if any(math.isnan(value) for value in values) else max(values)
-
-
-class Prover:
-    """Asks one engine for its answers to probes, and keeps what calibration has measured.
-
-    Args:
-        hook: The hook.
-        clock: This host's clock.
-        baseline: Reads the probe of the job's start model, None while there is none.
-    """
-
-    def __init__(self, hook: Hook, clock: Clock, baseline: Callable[[], Probe | None]) -> None:
-        self._hook, self._clock, self._baseline = hook, clock, baseline
-        self.calibrated: float | None = None
-        self.last: Proof | None = None
-
-    def calibrate(self) -> Proof | None:
-        """Measure how far an engine that runs its start weights is from the trainer; None if that cannot be asked.
-
-        If the difference is above the tolerance of the table, the engine was started with another model.
-
-        Raises:
-            LoadFailedError: It gave no usable answer.
-            EngineUnreachableError: It does not answer.
-        """
-        baseline = self._baseline() if self._hook.probes else None
-        if baseline is None:
-            return None
-        self.calibrated = None
-        proof, _ = self._ask(START, None, baseline)
-        if proof.is_proven:
-            self.calibrated = proof.mean
-        return proof
-
-    def test_reload(self) -> Proof | None:
-        """Have an engine that was calibrated read its start weights again, and answer the baseline once more.
-
-        Returns:
-            The proof; None if the engine was not calibrated, or cannot be asked to read its start weights.
-
-        Raises:
-            UnprovenError: It answers as other weights: this engine cannot reload this model.
-            LoadFailedError: It could not read them.
-            EngineUnreachableError: It does not answer.
-        """
-        baseline = self._baseline() if self.calibrated is not None else None
-        if baseline is None or not self._hook.reload_start():
-            return None
-        proof, reason = self._ask(START, None, baseline)
-        if reason:
-            raise UnprovenError(
-                f"this engine cannot reload this model: after reading its own start weights again, {reason}",
-                hint=f"{DOCS}/proof.md#an-engine-that-cannot-reload",
-            )
-        return proof
-
-    def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
-        """Return whether there is a probe of a version, and the engine answers probes."""
-        return target.probe is not None and bool(self._hook.probes)
-
-    def prove(self, target: WeightDirectory | WeightTensors) -> Proof | None:
-        """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven.
-
-        Raises:
-            UnprovenError: It answers as other weights.
-            LoadFailedError: It gave no usable answer.
-            EngineUnreachableError: It does not answer.
-        """
-        if target.probe is None or not self._hook.probes:
-            return None
-        proof, reason = self._ask(target.label, target, target.probe)
-        if reason:
-            raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
-        return proof
-
-    def _ask(
-        self, name: str, target: WeightDirectory | WeightTensors | None, probe: Probe
-    ) -> tuple[Proof, str]:
-        begun = self._clock.monotonic()
-        answer = self._hook.probe(target, probe.tokens)
-        seconds = self._clock.monotonic() - begun
-        allowed = tolerance(probe, self._hook.dtype(), self.calibrated)
-        self.last = proof = compare(name, probe, answer, allowed, self.calibrated, seconds)
-        return proof, problem(proof, answer)

@@ -7,7 +7,8 @@ from concurrent.futures import Future, wait
 from typing import Any, ClassVar, Self
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import RESTART, HookOptions, PhaseHook, ProbeAnswer, ProbeTime, Running
+from explorer_hooks.hook import HookOptions, ProbeAnswer, ProbeTime, ProbingHook, Running
+from explorer_hooks.hooks.phases import RESTART, PhaseHook
 from explorer_hooks.hooks.probing import Rows, dtype_word, log_prob
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError, TimedOutError
 from syncd.protocol.version import UNKNOWN_LABEL
@@ -20,7 +21,7 @@ ProbeFunction = Callable[[Rows], ProbeAnswer | Sequence[Sequence[float]]]
 _PROBE = "probe(tokens) returns, for each sequence, the log-prob of each token after the first"
 
 
-class CallbackHook(PhaseHook):
+class CallbackHook(PhaseHook, ProbingHook):
     """Calls functions in one thread that makes no other calls.
 
     The follower treats a `ConnectionError` or `TimeoutError` that they raise as an engine that does not answer, and
@@ -106,7 +107,7 @@ class CallbackHook(PhaseHook):
         del target  # the function knows what it has loaded
         function = self._probe
         if function is None:
-            return super().probe(None, tokens)
+            raise LoadFailedError("the engine answers no probes", hint=_PROBE)
         try:
             return _answer_of(
                 self._call("answering the probe", lambda: function(tokens), LoadFailedError), tokens

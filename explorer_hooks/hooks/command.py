@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from explorer_hooks.hook import HookOptions, HookSettings, PhaseHook, Running
+from explorer_hooks.hook import HookOptions, Running
+from explorer_hooks.hooks.phases import PhaseHook
 from explorer_hooks.hooks.process import CommandEnd, run
+from explorer_hooks.hooks.settings import HookSettings
 from syncd.errors import (
     ConfigError,
     CorruptDataError,

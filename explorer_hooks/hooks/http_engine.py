@@ -12,18 +12,12 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar
 
-from explorer_hooks.hook import (
-    Hook,
-    HookOptions,
-    HookSettings,
-    ProbeAnswer,
-    Running,
-    TensorHook,
-    UntouchedError,
-    require_loadable,
-)
-from explorer_hooks.hooks.http_settings import LOOPBACK, ServerHook, is_at_least, meeting_address
+from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
+from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address
+from explorer_hooks.hooks.phases import require_loadable
 from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
+from explorer_hooks.hooks.restarting import RestartableHook
+from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (
@@ -47,7 +41,7 @@ UNTOLD = "default"
 """The label of an engine that was never given one."""
 
 
-class HttpEngineHook(ServerHook, TensorHook):
+class HttpEngineHook(RestartableHook, TensorHook):
     """An engine behind HTTP that is paused, loaded, given the version's label and resumed.
 
     Further settings of all of them: `start_check`: `full`, `shapes` or `off`, how a
@@ -136,6 +130,14 @@ class HttpEngineHook(ServerHook, TensorHook):
         self._resume()
         self._touched = self._paused_by_us = False
         self._unpublished = {}
+
+    def require_up(self) -> None:
+        """Return if the engine answers."""
+        self._server.get(self.health_path)
+
+    def name_version(self, label: str) -> None:
+        """Set the label of an engine that was started on a version."""
+        self._set_engine_label(label)
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
@@ -230,7 +232,7 @@ class HttpEngineHook(ServerHook, TensorHook):
 
     def _check_engine(self) -> None:
         """Return if the engine answers and its release is supported."""
-        self._server.get(self.health_path)
+        self.require_up()
         if not self._check_version:
             return
         version = self._server.get_json(self.version_path).get("version")

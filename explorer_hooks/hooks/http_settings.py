@@ -5,9 +5,11 @@ import os
 import re
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from explorer_hooks.hook import Hook, HookOptions, HookSettings, ProbeTime, restoring
+from explorer_hooks.hook import HookOptions, ProbingHook
+from explorer_hooks.hooks.phases import restoring
+from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient, is_loopback
 from syncd.errors import ConfigError
 
@@ -39,7 +41,7 @@ class PathMap:
         return _replaced(os.path.abspath(path), self._here, self._there)
 
 
-class ServerHook(Hook):
+class ServerHook(ProbingHook):
     """The base of hooks for a server behind HTTP.
 
     Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE; `probe`: whether it is asked for log-probs.
@@ -54,7 +56,6 @@ class ServerHook(Hook):
     default_address: ClassVar[str]
     missing: ClassVar[str]
     """The hint if the server does not know a path."""
-    probes: ProbeTime = "serving"
 
     def __init__(self, options: HookOptions) -> None:
         settings = HookSettings(self.name, options.settings)
@@ -75,7 +76,7 @@ class ServerHook(Hook):
         return f"{type(self).__name__}({self._server.address})"
 
     @classmethod
-    def from_options(cls, options: HookOptions) -> Self:
+    def from_options(cls, options: HookOptions) -> ProbingHook:
         """Return a hook for the server at the address."""
         return cls(options)
 

@@ -16,10 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from explorer_hooks.hook import HookOptions, HookSettings, ProbeAnswer, Running
+from explorer_hooks.hook import HookOptions, ProbeAnswer, Running
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.hooks.probing import CompletionsProbe
+from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.version import Pair

@@ -4,9 +4,10 @@ A truncated shard or a tensor of another shape ends the whole SGLang server: aft
 directory once more. So every version is checked before it reaches the server.
 """
 
-from explorer_hooks.hook import HookSettings, Running, UntouchedError
+from explorer_hooks.hook import Running, UntouchedError
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
+from explorer_hooks.hooks.settings import HookSettings
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 _LOG = "see the log of the SGLang server"

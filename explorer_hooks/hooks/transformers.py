@@ -8,17 +8,10 @@ from typing import Any, ClassVar, Self
 import torch
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import (
-    HookOptions,
-    HookSettings,
-    LoadState,
-    ProbeAnswer,
-    ProbeTime,
-    Running,
-    TensorHook,
-    require_loadable,
-)
+from explorer_hooks.hook import HookOptions, ProbeAnswer, ProbeTime, ProbingHook, Running, TensorHook
+from explorer_hooks.hooks.phases import LoadState, require_loadable
 from explorer_hooks.hooks.probing import SWITCH_OFF, dtype_word, require_known_tokens
+from explorer_hooks.hooks.settings import HookSettings
 from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
@@ -37,7 +30,7 @@ from syncd.transports.torch_tensors import target_tensors
 _DEAD = "start the explorer again"
 
 
-class TransformersHook(TensorHook):
+class TransformersHook(TensorHook, ProbingHook):
     """Loads versions into a model of this process.
 
     Generate inside `generating()`: a load waits for the generations in flight, and new ones wait for the load. The

@@ -6,9 +6,10 @@ The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sgla
 from collections.abc import Mapping
 from typing import Any
 
-from explorer_hooks.hook import HookSettings, Running
+from explorer_hooks.hook import Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word
+from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
 

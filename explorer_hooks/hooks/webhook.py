@@ -7,7 +7,9 @@ import uuid
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from explorer_hooks.hook import HookOptions, HookSettings, PhaseHook, Running
+from explorer_hooks.hook import HookOptions, Running
+from explorer_hooks.hooks.phases import PhaseHook
+from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient, Reply, is_loopback
 from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
 from syncd.transports.base import WeightDirectory

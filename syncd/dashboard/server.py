@@ -5,21 +5,16 @@ requests carry that name in `Host`: the server refuses what is neither an addres
 no name.
 """
 
-import contextlib
 import ipaddress
 import re
-import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from socketserver import TCPServer
-from typing import Any
 
-from syncd.errors import ConfigError, UsageError
+from syncd.errors import UsageError
+from syncd.http_server import BoundedServer, QuietHandler
 
 _PLACE, _FIRST = "static", "page.html"
 _TYPES = {
@@ -48,7 +43,7 @@ IDLE_LIMIT = 10.0
 """Seconds that a connection may be idle."""
 
 LIMIT = 20.0
-"""Seconds that a connection may last: a client that sends byte by byte is cut off too."""
+"""Seconds that a connection may last."""
 
 _LOCALHOST = "localhost"
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
@@ -93,8 +88,8 @@ def _static() -> dict[str, PageContent]:
     return {"/": found.pop(_FIRST), **{f"/{name}": content for name, content in found.items()}}
 
 
-class PageServer(ThreadingHTTPServer):
-    """Answers from one thread a connection, a bounded number at a time.
+class PageServer(BoundedServer):
+    """Answers a few viewers.
 
     Args:
         address: IPv4 or IPv6 address to listen at.
@@ -107,71 +102,24 @@ class PageServer(ThreadingHTTPServer):
         ConfigError: It cannot listen on the address.
     """
 
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = MOST_CONNECTIONS  # with fewer, concurrent clients wait for a second packet
+    most_connections = MOST_CONNECTIONS
+    busy = _BUSY
 
     def __init__(
         self, address: str, port: int, site: Site, names: Collection[str] = (), limit: float = LIMIT
     ) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.site, self.names, self.loopback = site, frozenset(names), is_loopback(address)
-        self._limit = limit
-        self._open: dict[Any, float] = {}
-        self._counting = threading.Lock()
-        try:
-            super().__init__((address, port), PageHandler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            refused = f"cannot listen on {address}, port {port} ({reason})"
-            raise ConfigError(refused, hint="another --port, or 0 for a free one") from error
-
-    def server_bind(self) -> None:
-        """Bind without asking a name server who this is."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment] # typed for IPv4
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a separate thread, or say at once that there are too many."""
-        with self._counting:
-            is_full = len(self._open) >= MOST_CONNECTIONS
-            if not is_full:
-                self._open[request] = time.monotonic()
-        if is_full:
-            with contextlib.suppress(OSError):
-                request.settimeout(0.0)
-                request.send(_BUSY)
-            self.shutdown_request(request)
-        else:
-            super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection and forget it."""
-        with self._counting:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Cut off connections that have lasted too long; called about twice a second."""
-        now = time.monotonic()
-        with self._counting:
-            late = [request for request, since in self._open.items() if now - since > self._limit]
-        for request in late:
-            with contextlib.suppress(OSError):
-                request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: the client has gone, or has sent no valid request."""
+        super().__init__(address, port, PageHandler, limit=limit, hint="another --port, or 0 for a free one")
 
 
-class PageHandler(BaseHTTPRequestHandler):
+class PageHandler(QuietHandler):
     """Answers one request."""
 
     server: PageServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_LIMIT
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - http.server's name
         """Answer with a page's file, the data, or 404."""
         try:
             content = self.server.site.at(self.path.partition("?")[0])
@@ -198,13 +146,6 @@ class PageHandler(BaseHTTPRequestHandler):
         """Answer with a status and its name: nothing that a request says is ever repeated."""
         status = HTTPStatus(code)
         self._answer(status, "text/plain; charset=utf-8", f"{status.value} {status.phrase}\n".encode())
-
-    def version_string(self) -> str:
-        """Return what the answer calls its server."""
-        return "syncd"
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature
-        """Log nothing: requests say nothing about the job."""
 
     def _why_not(self) -> HTTPStatus | None:
         if self.command not in _METHODS:

@@ -22,6 +22,7 @@ from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.round import Round
 from syncd.protocol.version import Pair, Version, engine_label, unpublished_label
+from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.tensors import TensorMeta
 
 if TYPE_CHECKING:
@@ -97,6 +98,21 @@ class WeightTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class StepContent:
+    """What one step is made of.
+
+    Args:
+        export: The weights.
+        files: What belongs beside the weights, by file name.
+        probe: What the model answers with these weights, so that receivers get it with them; None without one.
+    """
+
+    export: Export
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """The result of one send, as one rank knows it.
 
@@ -129,6 +145,7 @@ class SendContext:
         tied: Names of the export that repeat another tensor, and are left out.
         fence: The directory through which this trainer seals and announces steps.
         files: The opened sender of transport `checkpoint`; None while that one is opened.
+        memory: The budget of this rank for buffers and copies in the memory of its host.
     """
 
     job: Job
@@ -138,6 +155,7 @@ class SendContext:
     tied: Collection[str] = ()
     fence: str = ""
     files: "WeightSender | None" = None
+    memory: HostMemory = field(default_factory=unlimited)
 
 
 @dataclass(frozen=True)
@@ -180,22 +198,13 @@ class WeightSender(ABC):
         """Allocate what the first send needs, by shapes and dtypes alone. A second call does nothing."""
 
     @abstractmethod
-    def send(
-        self,
-        step: int,
-        attempt: str,
-        export: Export,
-        files: Mapping[str, bytes],
-        probe: Probe | None = None,
-    ) -> None:
+    def send(self, step: int, attempt: str, content: StepContent) -> None:
         """Begin to send one step; return once training may continue. The send before it must have ended by `wait`.
 
         Args:
             step: The trainer's step.
             attempt: A name that all ranks share in this send and that no other send has.
-            export: The weights.
-            files: What belongs beside the weights, by file name.
-            probe: What the model answers with these weights; receivers get it with them.
+            content: The weights, and what goes with them.
 
         Raises:
             SyncdError: The step will not exist; on all ranks, and nothing of it is left.

@@ -29,6 +29,7 @@ from syncd.transports.base import (  # noqa: E402
     ReceiveContext,
     SendContext,
     Sent,
+    StepContent,
     WeightDirectory,
     WeightReceiver,
     WeightSender,
@@ -150,7 +151,8 @@ class Bed:
     def send(self, sender, step, tensors=None, probe=None):
         """Send a step, and wait until it is announced."""
         tensors = weights(step) if tensors is None else tensors
-        sender.send(step, f"save-{step}", export_of(tensors), {"config.json": b"{}"}, probe)
+        content = StepContent(export_of(tensors), {"config.json": b"{}"}, probe)
+        sender.send(step, f"save-{step}", content)
         sender.wait()
 
     def announced(self):
@@ -389,7 +391,7 @@ def test_an_export_that_fails_leaves_no_partial_step(bed):
     sender = bed.open_sender()
     bed.send(sender, 1)
     with pytest.raises(SyncdError, match="out of memory"):
-        sender.send(2, "save-2", breaks_off, {})
+        sender.send(2, "save-2", StepContent(breaks_off))
     assert (sealed(bed.job.root), bed.leftovers()) == ([1], [])
     sender.wait()
     bed.send(sender, 3)
@@ -420,7 +422,7 @@ def test_if_one_rank_fails_all_raise_and_no_partial_step_is_left(name, tmp_path,
                 tensors = weights(1)
                 if bed.ranks.rank == 1:
                     tensors["half"] = tensors["half"] * float("inf")
-                sender.send(1, "save-1", export_of(tensors), files)
+                sender.send(1, "save-1", StepContent(export_of(tensors), files))
                 sender.wait()
 
         errors = bed.ranks.run(work)
@@ -455,7 +457,7 @@ def test_a_receiver_returns_none_for_a_step_sent_through_files_only(bed):
 
 def test_close_finishes_the_save_in_flight_and_is_idempotent(bed):
     sender = bed.open_sender()
-    sender.send(1, "save-1", export_of(weights(1)), {})
+    sender.send(1, "save-1", StepContent(export_of(weights(1))))
     sender.close()
     sender.close()
     assert bed.is_whole(1)
@@ -495,6 +497,10 @@ from syncd.transports.filesystem.receive import FilesystemReceiver
 class PigeonSender(FilesystemSender):
     name = "pigeon"
 
+    def send(self, step, attempt, content):
+        self.flown = sorted(content.files)
+        super().send(step, attempt, content)
+
 class PigeonReceiver(FilesystemReceiver):
     name = "pigeon"
 
@@ -530,6 +536,7 @@ def test_a_third_partys_transport_is_found_by_its_entry_point(tmp_path, shm):
         assert isinstance(bed.receiver, WeightReceiver)
         bed.send(sender, 1)
         assert sender.sent.method == "pigeon"
+        assert sender.flown == ["config.json"]
         assert same(bed.received(), weights(1))
     assert sync_methods() == (
         "nccl",

@@ -16,6 +16,8 @@ from explorer_hooks.explorer.pacing import (
     decide,
     sync_is_due,
 )
+from explorer_hooks.explorer.served import ServerEngine
+from explorer_hooks.hooks.restarting import RestartingHook
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError
 from trainer.config.load import load_config
@@ -79,6 +81,15 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
         ),
         ("[explorer.engine]\nkind = 'tgi'", ["one of transformers, vllm, sglang"]),
         ("[explorer.engine]\nkind = 'vllm'", ["needs explorer.engine.address"]),
+        ("[explorer.engine]\ncommand = 'serve {model}'", ["a command is for a server with reload = restart"]),
+        (
+            "[explorer.engine]\nkind = 'vllm'\naddress = 'http://127.0.0.1:1'\nreload = 'restart'\ncommand = 'serve'",
+            ["needs a command with {model}", "needs explorer.engine.model"],
+        ),
+        (
+            "[explorer.engine]\nkind = 'vllm'\naddress = 'http://127.0.0.1:1'\nreload = 'restart'\ncommand = \"'\"",
+            ["explorer.engine.command is no command"],
+        ),
         ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
         ("[explorer.reward]\nfunction = 'maths'", ["neither exact_match, math nor package.module:function"]),
         ("name = '../e0'", ["is not a name for files"]),
@@ -102,6 +113,21 @@ def test_all_problems_are_reported_at_once(write):
     with pytest.raises(ConfigError, match="2 problems") as caught:
         load_file(write(LEAST + "epoch = 3\n[explorer.engine]\nrows = 0"))
     assert "explorer.epochs" in str(caught.value)
+
+
+def test_an_explorer_that_owns_its_server_starts_it_on_the_job_files_model(write, tmp_path):
+    file = load_file(
+        write(
+            LEAST + "[explorer.engine]\nkind = 'vllm'\naddress = 'http://127.0.0.1:1'\nreload = 'restart'\n"
+            "model = 'policy'\ncommand = \"env A='b c' serve {model} {port}\"\noptions = { stop_timeout = '3' }"
+        )
+    )
+    hook = ServerEngine(file).hook
+    assert isinstance(hook, RestartingHook)
+    assert hook.options.command(hook.options.start_model, "127.0.0.1", 1) == [
+        *("env", "A=b c", "serve", file.model.path, "1")
+    ]
+    assert hook.options.stop_timeout == 3.0
 
 
 def test_a_file_without_the_explorer_table_is_refused(write):

@@ -1,14 +1,14 @@
 """Generation: log-probs are those of the model, and each group says truthfully which versions made it."""
 
 import dataclasses
-import random
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from support.fake_servers import Answer, FakeServer, VanishError
+from support.fake_servers import Answer, VanishError
+from support.generating import Completing
 
 from explorer_hooks.explorer import served
 from explorer_hooks.explorer.generation import (
@@ -20,6 +20,7 @@ from explorer_hooks.explorer.generation import (
 )
 from explorer_hooks.explorer.local import LocalGenerator, draw, sequence_limits
 from explorer_hooks.explorer.served import ServerGenerator, served_model
+from explorer_hooks.explorer.server_apis import ApiChoice
 from explorer_hooks.explorer.tasks import PlainTokens, _plain, open_tokens
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
@@ -107,7 +108,9 @@ def test_greedy_decoding_takes_the_most_probable_token_within_max_positions(mode
 def test_generated_groups_carry_the_version_they_were_made_with(model, tokens):
     hook = TransformersHook(model)
     told = []
-    local = LocalGenerator(hook, GeneratorContext(tokens, None, None, "seed", lambda: bool(told)), rows=4)
+    local = LocalGenerator(
+        hook, GeneratorContext(tokens, None, None, None, "seed", lambda: bool(told)), rows=4
+    )
     asks = [GroupRequest(tokens.encode(text), 2, 4, 1.0) for text in ("1+2=", "3+4=", "5+6=", "7" * 40)]
     coming = local.generate(asks)
     first = [next(coming), next(coming), next(coming)]
@@ -143,38 +146,6 @@ def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path):
 # --- servers ------------------------------------------------------------------------------------------------------
 
 
-class Completing(FakeServer):
-    """Answers completions in the format of vLLM 0.32."""
-
-    model = "policy"
-
-    def get_v1_models(self, query, body):
-        return {"object": "list", "data": [{"id": self.model, "object": "model"}]}
-
-    def post_v1_completions(self, query, body):
-        chance = random.Random(str(body["prompt"]))
-        choices = [self.choice(body, index, chance) for index in range(body["n"])]
-        return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": choices}
-
-    def choice(self, body, index, chance):
-        ids = [chance.randrange(100) for _ in range(chance.randint(1, body["max_tokens"]))]
-        return {
-            "index": index,
-            "text": " ".join(map(str, ids)),
-            "logprobs": {
-                "text_offset": [0] * len(ids),
-                "token_logprobs": [-0.01 * one for one in ids],
-                "tokens": [str(one) for one in ids],
-                "top_logprobs": [{str(one): -0.01 * one} for one in ids],
-            },
-            "finish_reason": "stop",
-            "stop_reason": None,
-            "token_ids": ids,
-            "prompt_token_ids": body["prompt"],
-            "prompt_logprobs": None,
-        }
-
-
 @pytest.fixture
 def server():
     made = Completing()
@@ -198,8 +169,11 @@ class Engine:
     def generator(self, server, *, retries=2, settle=5.0, timeout=LONG, concurrency=4):
         asked = HttpClient(server.address, token=None, timeout=timeout, ask_timeout=timeout, missing="")
         more = {"concurrency": concurrency, "retries": retries, "settle": settle}
-        context = GeneratorContext(None, lambda: self.running, lambda: self.applied, "", lambda: self.told)
-        return ServerGenerator(asked, "policy", context, **more)
+        choice = ApiChoice(asked, "vllm", "policy", "off")
+        context = GeneratorContext(
+            None, lambda: self.running, None, lambda: self.applied, "", lambda: self.told
+        )
+        return ServerGenerator(asked, choice, context, **more)
 
 
 ASKS = [GroupRequest([1, 2, number], 3, 6, 1.0) for number in range(6)]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.cli import environment
 from support.fake_engines import FakeVllm
+from support.fake_servers import Answer
 from support.synchronizers import LONG, Threads, World
 
 from explorer_hooks.cli.main import run as command_line
@@ -342,6 +343,77 @@ class Engine(FakeVllm):
         values = {"token_logprobs": [-0.5] * 3, "tokens": ["x"] * 3}
         choice = {"text": str(step), "token_ids": ids, "logprobs": values, "finish_reason": "length"}
         return {"choices": [choice] * body["n"]}
+
+
+class NamingEngine(FakeVllm):
+    """vLLM with `--enable-scale-out`: a token is 1 + the step that chose it, and versions come between two tokens."""
+
+    def __init__(self):
+        self.crossed = 0
+        super().__init__()
+
+    def post_inference_v1_generate(self, query, body):
+        if not body:
+            raise Answer(400, {"error": {"message": "body.token_ids: Field required"}})
+        choices = [self._choice() for _ in range(body["sampling_params"]["n"])]
+        return {"choices": choices, "prompt_token_ids": body["token_ids"]}
+
+    def _choice(self):
+        ids, found = [], []
+        for at in range(4):
+            label = self._label()
+            if not found or found[-1]["version"] != label:
+                found.append({"version": label, "start": at, "end": at})
+            found[-1]["end"] = at + 1
+            ids.append(1 + (0 if label == "default" else int(label.split(".")[1])))
+            if at == 1 and self.crossed < 2 and label != "default":
+                self._await_another(label)
+        self.crossed += len(found) > 1
+        content = {"content": [{"token": "x", "logprob": -0.5} for _ in ids]}
+        return {
+            "text": "x", "token_ids": ids, "finish_reason": "length", "weight_versions": found, "logprobs": content
+        }  # fmt: skip
+
+    def _label(self):
+        while True:
+            assert self.running.wait(LONG)
+            with self.lock:
+                if not self.paused:
+                    return self.label
+
+    def _await_another(self, label):
+        """Wait for a version, which comes while the trainer has batches: it does not have them at every point."""
+        end = time.monotonic() + 0.5
+        while self._label() == label and time.monotonic() < end:
+            time.sleep(0.01)
+
+
+def test_experiences_have_the_version_that_a_server_names_for_each_token(world, weights, file, directory):
+    engine = NamingEngine()
+    engine.started_from = f"{directory}/model"
+    trainer = Trainer(world, weights, steps=12, style="fully_async")
+    more = ["--explorer.engine.kind=vllm", f"--explorer.engine.address={engine.address}"]
+    style = ["--sync.style", "fully_async", "--explorer.ahead", "3", "--explorer.engine.spans", "required"]
+    explore(file, "e0", *style, *more)
+    trainer.end()
+    engine.stop()
+    made = [one for batch in batches(world, "e0") for one in batch]
+    for one in made:
+        ends = [span.start for span in one.spans[1:]] + [4]
+        named = [span.step for span, end in zip(one.spans, ends, strict=True) for _ in range(span.start, end)]
+        assert named == [token - 1 for token in one.tokens[one.prompt_length :]]
+        assert (one.step, one.unproven) == (min(named), None)
+    assert engine.crossed
+    assert sum(len(one.spans) > 1 for one in made) > 0
+    lines = records(own.own_path(world.job, "e0", own.METRICS))
+    assert {(one["unproven_tokens"], one["unreadable_versions"]) for one in lines} == {(0, 0)}
+    shown = {}
+    for line in lines:
+        for version, count in line["versions"].items():
+            shown[version] = shown.get(version, 0) + count
+    assert shown == {
+        f"1.{step}": sum(one.step == step for one in made) for step in {one.step for one in made}
+    }
 
 
 @pytest.fixture

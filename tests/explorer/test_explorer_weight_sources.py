@@ -11,6 +11,7 @@ from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.explorer import weight_sources  # noqa: E402
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource  # noqa: E402
+from explorer_hooks.hook import Unproven  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.engine_state import EngineState  # noqa: E402
 from syncd.protocol.probe import Probe  # noqa: E402
@@ -132,7 +133,7 @@ def probe_of(number):
 def test_received_weights_are_proven_by_the_probe_that_came_with_them(bed):
     bed.send(1, "a", generation=0, probe=probe_of(1))
     assert bed.source.may_work()
-    assert bed.follower.running().unproven == 0
+    assert bed.follower.running().unproven == {}
     bed.publish(1, "a")
     assert bed.source.are_published({(1, 1)})
 
@@ -145,7 +146,8 @@ def test_received_weights_that_cannot_be_proven_are_replaced_by_the_files(bed):
     assert bed.source.runs == bed.scene.presence().applied == (1, 1), "it is back on the published version"
     assert "ahead" not in bed.scene.presence().info
     assert bed.runs(1)
-    assert bed.follower.running().unproven == 1, "work that ran across this is not learnt"
+    (found,) = bed.follower.running().unproven.values()
+    assert found == Unproven(failed=1), "work that ran across this is not learnt"
     bed.publish(2, "a")
     assert bed.source.update(0.0).kind == "applied"
     assert bed.source.may_work()

@@ -140,8 +140,8 @@ def test_a_follower_that_has_long_not_reported_is_not_ready(scene, monkeypatch):
     assert follower.health()[0]
 
 
-def test_more_connections_than_a_few_and_slow_ones_are_cut_off(server, monkeypatch):
-    monkeypatch.setattr(health, "LIMIT", 0.2)
+def test_more_connections_than_a_few_and_slow_ones_are_cut_off(server):
+    server.limit = 0.2
     held = [
         socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(health.MOST_CONNECTIONS)
     ]

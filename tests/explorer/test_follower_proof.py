@@ -7,6 +7,7 @@ from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
+from explorer_hooks.hook import Unproven
 from syncd.daemon import scan
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
@@ -97,6 +98,38 @@ def test_an_engine_that_names_a_version_and_answers_as_another_is_led_back_to_th
     scene.engine.doing.clear()
     publish(scene, 3)
     proven(scene, follower, 3)
+
+
+def test_which_versions_work_without_a_proof_is_known_by_label_while_and_after_they_do(scene):
+    """Work that ends during a proof, or begins before a failed one and ends after it, may be of other weights."""
+    follower, seen = scene.follow(retries=0), []
+    answer = scene.engine.probe
+
+    def watched(tokens):
+        seen.append(follower.running())
+        return answer(tokens)
+
+    scene.engine.probe = watched
+    publish(scene, 1)
+    before = follower.running()
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.doing["commit"] = lambda: stay(scene, 2, 1)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    after = follower.running()
+    first, second = scene.label(1), scene.label(2)
+    assert [one.unproven for one in seen] == [
+        {first: Unproven(pending=True)},
+        {second: Unproven(pending=True)},
+        {second: Unproven(1), first: Unproven(pending=True)},
+    ]
+    assert [one.unproven_since(before) for one in seen] == [{first}, {second}, {first, second}]
+    assert (before.unproven, after.unproven) == ({}, {second: Unproven(1)})
+    assert after.unproven_since(before) == {second}
+    assert after.unproven_since(seen[1]) == {second}
+    assert after.unproven_since(after) == frozenset()
+    assert (follower.pair_named(first), follower.pair_named(second)) == ((1, 1), (1, 2))
+    assert follower.pair_named("1.1.0000000000000000") is None
 
 
 def stay(scene, step, on):

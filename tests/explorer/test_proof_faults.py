@@ -4,6 +4,7 @@ The engine is a transformers model in this process, loaded by its real hook and 
 test` takes a slice; `make test-proof` takes them all.
 """
 
+import copy
 import os
 import random
 import re
@@ -17,19 +18,25 @@ from support.followers import Scene  # noqa: E402
 from support.proven import SHARD, probe_of, write_version  # noqa: E402
 from support.small_qwen import model_of  # noqa: E402
 
+from explorer_hooks.hook import ProbeAnswer  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 from syncd.protocol.probe import write_base_probe  # noqa: E402
 
 ALL = os.environ.get("SYNCD_PROOF") == "full"
-FAULTS = 100 if ALL else 14
+FAULTS = 100 if ALL else 20
 GOOD = 100 if ALL else 4
 """Good loads in each dtype."""
+
+WITHIN = 40
+"""In how many versions an engine that stays where it was is found."""
 
 LONG = 60.0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 CHECKS = {
+    "drift": "answers like (version|its start model)",
+    "cache": "prefix cache holds keys and values of other weights",
     "proof": "answers as other weights|does not answer the probe",
     "content": "differs from its digest|does not match its digest",
     "fit": "does not fit|missing",
@@ -38,14 +45,37 @@ CHECKS = {
 """What the reason says if a check has found a fault."""
 
 
+NEAR = {"float32": 2e-6, "bfloat16": 2e-4}
+"""How far the parameters of two neighbouring versions are apart, at the most."""
+
+
 class FaultyHook(TransformersHook):
-    """Loads as the real hook does, and then does to the model what an engine with a fault would have done."""
+    """Loads as the real hook does, and then does to the model what an engine with a fault would have done.
+
+    It has a prefix cache: the keys and values of a prompt, which a load drops unless `keeps_cache`.
+    """
 
     fault = None
+    keeps_cache = False
+    cache = None
+
+    def probe(self, target, tokens):
+        answer = super().probe(target, tokens)
+        prompt = torch.tensor([[token for row in tokens for token in row]])
+        with torch.no_grad():
+            if self.cache is None:
+                self.cache = self.model(prompt[:, :-1], use_cache=True).past_key_values
+            fresh = self.model(prompt).logits[0, -1].float().log_softmax(-1)
+            kept = self.model(prompt[:, -1:], past_key_values=copy.deepcopy(self.cache))
+        token = int(fresh.argmax())
+        cached = kept.logits[0, -1].float().log_softmax(-1)
+        return ProbeAnswer(answer.logprobs, float(fresh[token]), float(cached[token]))
 
     def load(self, target):
         before = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         super().load(target)
+        if not self.keeps_cache:
+            self.cache = None
         if self.fault is not None:
             with torch.no_grad():
                 self.fault(self.model.state_dict(), before)
@@ -92,8 +122,17 @@ def truncated(path, draw):
     os.truncate(path, draw.randrange(os.path.getsize(path)))
 
 
-def case(draw):
-    """Return a random fault: its name, the check that must find it, and what it does to engine, tensors or file."""
+def neighbour_of(model, number, size):
+    """Move the parameters of a model a little, further with each number, and return the model."""
+    chance = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(2 * torch.rand(parameter.shape, generator=chance) - 1, alpha=number * size)
+    return model
+
+
+def case(draw, number):
+    """Return a fault: its name, the check that must find it, and what it does to engine, tensors or file."""
     names = learnt()
     layers = [name for name in names if ".0." in name]
     name = draw.choice(names)
@@ -111,8 +150,10 @@ def case(draw):
         (f"dropped from the file: {name}", "fit", {"tensors": lambda state: state.pop(name)}),
         ("a flipped byte", "content", {"file": flipped}),
         ("a truncated file", "size", {"file": truncated}),
+        ("a stale prefix cache", "cache", {"cache": True}),
+        ("stays where it was while updates are small", "drift", {"engine": stale(names), "near": True}),
     ]
-    return draw.choice(kinds)
+    return kinds[number % len(kinds)]
 
 
 class Bed:
@@ -125,13 +166,17 @@ class Bed:
         self.follower = self.scene.follow("e0", self.hook, retries=0)
         assert "engine_calibrated" in self.scene.names()
 
-    def version(self, seed):
-        """Return the model of a seed and its probe: the trainer computes with the very weights that it publishes."""
-        model = model_of(seed).to(DTYPES[self.dtype])
+    def version(self, seed, near=0):
+        """Return the model of a seed and its probe: the trainer computes with the very weights that it publishes.
+
+        Its attention is another implementation than the engine's.
+        """
+        model = neighbour_of(model_of(seed), near, NEAR[self.dtype]).to(DTYPES[self.dtype])
+        model.set_attn_implementation("eager")
         return model, probe_of(model, self.dtype)
 
-    def publish(self, step, tensors=None, file=None, draw=None):
-        write_version(self.scene.job, step, *self.version(step), tensors)
+    def publish(self, step, tensors=None, file=None, draw=None, seed=None, near=0):
+        write_version(self.scene.job, step, *self.version(step if seed is None else seed, near), tensors)
         self.scene.tick()
         if file is not None:  # storage damages what was published
             file(f"{self.scene.job.step(step)}/{SHARD}", draw)
@@ -156,17 +201,21 @@ def test_each_fault_is_found_by_the_check_that_must_find_it(bed):
     bed.publish(step)
     assert bed.follower.turn(timeout=LONG).kind == "applied"
     for number in range(FAULTS // 2):
-        name, check, does = case(draw)
-        bed.hook.fault = does.get("engine")
-        bed.publish(step + 1, does.get("tensors"), does.get("file"), draw)
-        outcome = bed.follower.turn(timeout=LONG)
-        assert outcome.kind in ("failed", "refused"), (number, name)
+        name, check, does = case(draw, number)
+        bed.hook.fault, bed.hook.keeps_cache = does.get("engine"), does.get("cache", False)
+        for near in range(1, (WITHIN if "near" in does else 1) + 1):
+            place = {"seed": step, "near": near} if "near" in does else {}
+            bed.publish(step + near, does.get("tensors"), does.get("file"), draw, **place)
+            outcome = bed.follower.turn(timeout=LONG)
+            if outcome.kind != "applied":
+                break
+        assert outcome.kind in ("failed", "refused"), (number, name, near)
         assert re.search(CHECKS[check], outcome.reason), (number, name, outcome.reason)
-        bed.hook.fault = None
-        bed.publish(step + 2)
-        assert bed.follower.turn(timeout=LONG).pair == (1, step + 2), (number, name)
+        bed.hook.fault, bed.hook.keeps_cache = None, False
+        step += near + 1
+        bed.publish(step)
+        assert bed.follower.turn(timeout=LONG).pair == (1, step), (number, name)
         assert bed.report().state is EngineState.PROVEN
-        step += 2
 
 
 @pytest.mark.slow
@@ -181,3 +230,13 @@ def test_good_loads_are_all_proven(bed):
         worst = max(worst, found.proof.mean / found.proof.tolerance)
     assert bed.report().failures == 0
     assert worst < 1
+
+
+@pytest.mark.slow
+def test_good_loads_of_neighbouring_versions_are_all_proven(bed):
+    for step in range(1, GOOD + 1):
+        bed.publish(step, seed=0, near=step)
+        outcome = bed.follower.turn(timeout=LONG)
+        assert outcome.kind == "applied", (step, outcome.reason)
+        assert bed.report().state is EngineState.PROVEN
+    assert bed.report().failures == 0

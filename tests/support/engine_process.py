@@ -49,7 +49,8 @@ class EngineProcess:
 
     def __init__(self, argv, env, log, ready="/health"):
         self.port = free_port()
-        self._argv = [part.replace("{port}", str(self.port)) for part in argv]
+        self.argv = [part.replace("{port}", str(self.port)) for part in argv]
+        self.env = env
         self._env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | env
         self.log = str(log)
         self._ready = ready
@@ -64,7 +65,7 @@ class EngineProcess:
         before = time.monotonic()
         with open(self.log, "ab") as out:
             self._process = subprocess.Popen(
-                self._argv,
+                self.argv,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

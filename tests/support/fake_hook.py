@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from explorer_hooks.hook import Hook, ProbeAnswer, Running
+from explorer_hooks.hook import ProbeAnswer, ProbingHook, Running
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.transports.tensors import TensorMeta
 
@@ -116,7 +116,7 @@ def logprobs_of(weights, tokens):
     return [[value] * (len(row) - 1) for row in tokens]
 
 
-class FakeHook(Hook):
+class FakeHook(ProbingHook):
     """Drives a fake engine."""
 
     name = "fake"

@@ -29,6 +29,8 @@ class FakeServer:
         replies: What a path answers instead of what it does: `Answer`, or bytes that are sent as they are.
     """
 
+    port = 0
+
     def __init__(self, token=None):
         self.token = token
         self.seen = []
@@ -38,7 +40,6 @@ class FakeServer:
         self._open.set()
         self._server = None
         self._thread = None
-        self.port = 0
         self.start()
 
     @property

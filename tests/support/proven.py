@@ -1,5 +1,8 @@
 """Versions of real models with the probe that their trainer would have computed."""
 
+import os
+from pathlib import Path
+
 from safetensors.torch import save
 
 from support.probe_contract import ROWS
@@ -27,11 +30,12 @@ def probe_of(model, dtype="float32", rows=ROWS):
     return Probe(tuple(map(tuple, rows)), answer(model, rows), dtype, dtype)
 
 
-def write_version(job, step, model, probe, change=None):
+def write_version(job, step, model, probe, change=None, beside=None):
     """Write a model as an announced step with a probe; a tied head is left out, as the trainer leaves it out.
 
     Args:
         change: Changes the tensors by name before they are written.
+        beside: A directory whose configuration and tokenizer are written beside the weights.
     """
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -41,6 +45,8 @@ def write_version(job, step, model, probe, change=None):
     writer = StepWriter(job, step, 1, f"a{step}")
     writer.begin()
     shard = writer.write(SHARD, save(state), tensors=len(state))
-    writer.receipt(1, [shard], probe=probe)
+    names = [name for name in sorted(os.listdir(beside)) if name.endswith(".json")] if beside else []
+    files = [writer.write(f"actor/{name}", Path(beside, name).read_bytes()) for name in names]
+    writer.receipt(1, [shard], files, probe=probe)
     writer.seal()
     writer.announce()

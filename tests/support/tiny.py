@@ -90,9 +90,9 @@ class TinyEngine(FileEngine):
             "config.json": json.dumps({"architectures": ["Bigram"], "model_type": "bigram"} | sizes).encode()
         }
 
-    def save_training_state(self, directory):
+    def training_state(self):
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state | {"rng": torch.get_rng_state()}, f"{directory}/{self._state_name()}")
+        return {self._state_name(): state | {"rng": torch.get_rng_state()}}
 
     def load_training_state(self, directory):
         state = self._agreed(f"{directory}/{self._state_name()}")

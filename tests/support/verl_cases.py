@@ -1,14 +1,17 @@
 """Cases of verl's engine: gradients however rows are dealt, and what it refuses."""
 
+import contextlib
+import glob
 import json
 import os
+import tempfile
 
 import torch
 import transformers
 from safetensors.torch import save_file
 
 from support import samples
-from support.engine_cases import content_of, equal, gradients, log_probs, refusal, weights_of
+from support.engine_cases import content_of, equal, gradients, log_probs, refusal, weights_of, write_state
 from trainer.config.algorithms import ALGORITHMS
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import resolve
@@ -214,7 +217,7 @@ def undisturbed(bench):
                 engine.token_logprobs(PROBED)
             metrics.append(engine.train_step(samples.batch_of(seed)))
         weights = weights_of(engine)
-        engine.save_training_state(bench.place(f"asked-{asked}"))
+        write_state(engine, bench.place(f"asked-{asked}"))
         found.append((metrics, weights, float(torch.rand(()))))
     bench.ranks.gather(None)
     same = {
@@ -222,6 +225,23 @@ def undisturbed(bench):
         for name in os.listdir(bench.place("asked-True"))
     }
     return {"found": found, "same": same}
+
+
+def as_verl_saves(bench):
+    """Return whether this rank's files hold what verl's own `save_checkpoint` writes, by name."""
+    engine = bench.engine_of("tied")
+    engine.train_step(samples.batch_of(1))
+    engine.model.save_checkpoint(bench.place("by verl"))
+    for lock in glob.glob(f"{tempfile.gettempdir()}/ckpt_*.lock"):  # verl leaves them; we must not
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(lock)
+    write_state(engine, bench.place("by us"))
+    ending = f"rank_{bench.ranks.rank}.pt"
+    names = [name for name in os.listdir(bench.place("by verl")) if name.endswith(ending)]
+    return {
+        name: equal(*(content_of(f"{bench.place(place)}/{name}") for place in ("by verl", "by us")))
+        for name in names
+    }
 
 
 def many_updates(bench):

@@ -4,6 +4,7 @@ SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine k
 """
 
 import contextlib
+import glob
 import json
 import os
 import random
@@ -23,13 +24,17 @@ from syncd.protocol.manifest import read_manifest
 
 pytestmark = [pytest.mark.group("kills"), pytest.mark.slow, pytest.mark.timeout(3600)]
 
-KILLS = int(os.environ.get("SYNCD_KILLS", "3"))
+KILLS = int(os.environ.get("SYNCD_KILLS", "2"))
 SIGNALS = [signal.SIGTERM, signal.SIGUSR2] if KILLS > 3 else [signal.SIGUSR2]
 """Each, or the one that is Slurm's: test_launch_signals.py has all of them on ranks that train nothing."""
 
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
 VERL = os.environ.get("SYNCD_ENGINE") == "verl"
-ENGINE = 'compute_dtype = "float32"' if VERL else 'name = "tests.tiny"\noptions = { pause = 0.08 }'
+ENGINE = (
+    'compute_dtype = "float32"' if VERL else 'name = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }'
+)
+"""The width makes a training state of 12 MB a rank, which takes long enough to be killed meanwhile."""
+
 STEPS = 24
 _LONG = 600.0
 
@@ -177,18 +182,42 @@ def finish(job):
     return job
 
 
-def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(place, straight, record_line):
-    killed = new_job(place, "killed")
-    draw, done, resumed = random.Random(SEED), 0, []
+def unfinished(job):
+    """Return the training states that are being written, or were when their rank was killed."""
+    return [path for path in glob.glob(f"{job}/global_step_*/.training.*") if "replaced" not in path]
+
+
+def wait_for_random_work(job, process, draw):
+    """Wait until this start has trained a few steps and a little longer; False when it has ended before."""
+    found = wait_for_work(job, process, draw.randint(1, 7))
+    time.sleep(draw.uniform(0, 0.4) if found else 0)
+    return found
+
+
+def wait_for_saving_behind(job, process, draw):
+    """Wait until a training state is written behind and a little longer; False when the run has ended before."""
+    before, deadline = set(unfinished(job)), time.monotonic() + _LONG
+    while process.poll() is None:
+        assert time.monotonic() < deadline, tail(job)
+        if set(unfinished(job)) - before:
+            time.sleep(draw.uniform(0, 0.03))
+            return True
+        time.sleep(0.001)
+    return False
+
+
+@pytest.mark.parametrize("wait", [wait_for_random_work, wait_for_saving_behind])
+def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straight, record_line, wait):
+    killed = new_job(place, f"killed-{wait.__name__}")
+    draw, done, resumed, halfway, left = random.Random(SEED), 0, [], 0, set()
     while done < KILLS:
         process = start(killed)
-        if not wait_for_work(killed, process, draw.randint(1, 7)):
+        if not wait(killed, process, draw):
             # It has reached the end before it could be killed: begin again from nothing.
             assert process.wait(_LONG) == 0, tail(killed)
             assert final_state(killed) == straight
-            killed = new_job(place, f"killed-{done}")
+            killed = new_job(place, f"killed-{wait.__name__}-{done}")
             continue
-        time.sleep(draw.uniform(0, 0.4))
         everyone = draw.random() < 0.5
         ranks = ranks_of(process.pid)
         kill([*ranks, process.pid] if everyone else draw.sample(ranks, 1) if ranks else [])
@@ -197,9 +226,15 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(place, stra
         assert code != 0 or not ranks, "a rank was killed and nobody noticed"
         announced = marker(str(killed))
         resumed.append(announced)
+        halfway += bool(set(unfinished(killed)) - left)
+        left = set(unfinished(killed))
         assert not damaged(killed), f"after kill {done}"
     assert final_state(finish(killed)) == straight
-    record_line(f"kill -9 of ranks: {done} kills, seed {SEED}; markers at the kills: {resumed}")
+    assert halfway or wait is wait_for_random_work, "no kill came while a training state was written"
+    record_line(
+        f"kill -9 of ranks ({wait.__name__}): {done} kills, {halfway} of them with a training state half"
+        f" written, seed {SEED}; markers at the kills: {resumed}"
+    )
 
 
 @pytest.mark.parametrize("number", SIGNALS)

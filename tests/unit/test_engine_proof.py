@@ -1,11 +1,24 @@
 """Whether an engine's answer to a probe proves a version: figures by hand."""
 
+import itertools
 import math
 
 import pytest
 from support.jobs import ManualClock
 
-from explorer_hooks.follower.proof import START, Prover, UnprovenError, compare, has_grown, problem, tolerance
+from explorer_hooks.follower.proof import (
+    KEPT,
+    START,
+    EarlierProbes,
+    UnprovenError,
+    answers_like,
+    compare,
+    has_grown,
+    problem,
+    sees_drift,
+    tolerance,
+)
+from explorer_hooks.follower.prover import Prover
 from explorer_hooks.hook import ProbeAnswer
 from syncd.errors import LoadFailedError
 from syncd.protocol.engine_state import Proof
@@ -148,3 +161,89 @@ def test_a_difference_that_has_grown_is_noticed_only_against_a_calibration():
     assert has_grown(grown)
     assert not has_grown(Proof("v", 0.5, 1.0, 1.0, 0.125, 3, 0.0))
     assert not has_grown(Proof("v", 0.6, 1.0, 1.0, None, 3, 0.0))
+
+
+def shifted(by):
+    """Return a probe whose log-probs are all that much higher than those of `probe_of()`."""
+    return Probe(TOKENS, tuple(tuple(one + by for one in row) for row in OURS), "float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("answer", "old", "found"),
+    [
+        (off_by(0.01, 0.01, 0.01), 0.01, "old"),  # exactly the old version's
+        (off_by(0.009, 0.009, 0.009), 0.012, ""),  # exactly three times nearer to the old one
+        (off_by(0.0091, 0.0091, 0.0091), 0.012, "old"),
+        (off_by(0.0, 0.0, 0.0), 0.01, ""),
+        (off_by(0.005, 0.005, 0.005), 0.01, ""),  # between the two
+        (off_by(9e-6, 9e-6, 9e-6), 9e-6, ""),  # less than the digits of a probe show
+        (off_by(2e-5, 2e-5, 2e-5), 2e-5, "old"),
+        (off_by(0.03, 0.0, 0.0), 0.01, ""),  # one token is not all
+    ],
+)
+def test_an_answer_is_an_earlier_versions_if_it_is_three_times_nearer_to_its_probe(answer, old, found):
+    proof = compare("new", probe_of(), answer, 0.1, None, 0)
+    earlier = [("other", shifted(-0.5)), ("old", shifted(old))]
+    assert answers_like("new", proof, answer, earlier, probe_of()) == found
+
+
+def test_a_probe_of_other_tokens_is_not_compared():
+    other = Probe(((1, 2, 3), (4, 5)), shifted(0.01).logprobs, "float32", "float32")
+    answer = off_by(0.01, 0.01, 0.01)
+    proof = compare("new", probe_of(), answer, 0.1, None, 0)
+    assert answers_like("new", proof, answer, [("old", other)], probe_of()) == ""
+
+
+@pytest.mark.parametrize(
+    ("compute", "export", "engine", "expected"),
+    [
+        ("float32", "keep", "float32", True),
+        ("bfloat16", "bfloat16", "bfloat16", True),
+        ("float32", "bfloat16", "bfloat16", False),  # published weights stay the same under small updates
+        ("float32", "float32", "bfloat16", False),
+        ("float32", "float32", None, False),
+    ],
+)
+def test_drift_is_looked_for_only_where_nothing_is_rounded(compute, export, engine, expected):
+    assert sees_drift(probe_of(compute, export), engine) is expected
+
+
+def test_the_kept_probes_reach_from_the_first_to_the_newest():
+    kept = EarlierProbes()
+    for number in range(1000):
+        kept.add(str(number), probe_of())
+        kept.add(str(number), probe_of())
+        found = [int(name) for name, _ in kept]
+        assert found[0] == 0
+        assert len(found) <= KEPT
+        gaps = [after - before for before, after in itertools.pairwise(found)]
+        assert number - found[-1] <= max(gaps, default=0) + 1
+        assert max(gaps, default=1) <= 2 * (number + 1) / KEPT + 1
+
+
+def stuck_at_the_first(drift):
+    """Return the step at which an engine that never leaves version 1 is found, and the reason."""
+    asking, hook = prover(baseline=None)
+    for step in range(1, 200):
+        target = Target(shifted(drift * step))
+        target.label = f"1.{step}"
+        hook.answers.append(ProbeAnswer(shifted(drift).logprobs))
+        try:
+            asking.prove(target)
+        except UnprovenError as error:
+            return step, error.message
+    return None, ""
+
+
+@pytest.mark.parametrize(("drift", "found"), [(1e-4, 2), (4e-6, 4), (1.1e-6, 11), (1e-9, None)])
+def test_an_engine_that_stays_where_it_was_is_found_once_versions_have_drifted_away(drift, found):
+    step, reason = stuck_at_the_first(drift)
+    assert step == found
+    assert not found or "answers like version 1.1" in reason
+
+
+def test_an_engine_that_stays_on_its_start_model_is_found():
+    asking, _ = prover(off_by(0, 0, 0), off_by(0, 0, 0), baseline=probe_of())
+    asking.calibrate()
+    with pytest.raises(UnprovenError, match="answers like its start model"):
+        asking.prove(Target(shifted(5e-5)))

@@ -125,6 +125,8 @@ class TrainerSection(Section):
     """Newest full checkpoints that are kept; 0 for all."""
     save_hf_checkpoint: Literal["always", "never", "last"] = "last"
     """Which full checkpoints get `actor/huggingface/`, a complete Hugging Face directory."""
+    host_memory_mib: Count = 0
+    """MiB of its host that a rank may take for buffers and copies; 0 for its share of half of what is free."""
     continue_from_checkpoint: bool = True
     """Resume in the job directory; false starts a new one beside it if it is not empty."""
     start_daemon: bool = True

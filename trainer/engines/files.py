@@ -3,11 +3,8 @@
 import time
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import nullcontext
-from functools import partial
-from threading import Thread
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
@@ -15,17 +12,24 @@ import torch
 
 from syncd.errors import SyncdError, UsageError
 from syncd.protocol.probe import Probe, write_base_probe
-from syncd.transports.base import FILES, SendContext, Sent, WeightSender, close_senders, open_senders
-from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
-from trainer.auto_method import senders_of
-from trainer.checkpoints import (
-    begin_training,
-    complete,
-    staged_directory,
-    sync_tree,
-    training_directory,
+from syncd.protocol.process import Process
+from syncd.transports.base import (
+    FILES,
+    SendContext,
+    Sent,
+    StepContent,
+    WeightSender,
+    close_senders,
+    open_senders,
 )
+from syncd.transports.host_memory import HostMemory
+from syncd.transports.memory.room import free_memory
+from syncd.transports.ranks import all_or_error, raise_agreed
+from trainer.auto_method import senders_of
+from trainer.checkpoints import training_directory
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
+from trainer.engines.checkpoint_save import CheckpointSave
+from trainer.engines.state_copy import CapturedState, StateArena, TrainingState
 from trainer.experience.batch import Batch
 from trainer.probe import Tokens, make_probe, non_finite_error, probe_tokens
 
@@ -42,7 +46,9 @@ class FileEngine(TrainEngineWrapper):
         self.train_step_num = self._saved = 0
         self._handed: int | None = None  # the step whose weights a sender has, or that is whole
         self._sender: WeightSender | None = None  # of the last sync
-        self._finishing: tuple[int, Future[None]] | None = None
+        self._attempt = ""  # the save of those weights
+        self._saving: CheckpointSave | None = None
+        self._arena: StateArena | None = None
         self._files: Mapping[str, bytes] | None = None
         self._probe_tokens: Tokens = ()
         self._sync_metrics: Metrics = {}
@@ -79,15 +85,16 @@ class FileEngine(TrainEngineWrapper):
         """Return the files beside the weights by name: config.json, generation_config.json, the tokenizer's."""
 
     @abstractmethod
-    def save_training_state(self, directory: str) -> None:
-        """Write what `load_training_state` needs into an empty directory: weights, optimizer, schedule, RNG.
+    def training_state(self) -> TrainingState:
+        """Return what each of this rank's files of a training state holds: weights, optimizer, schedule, RNG.
 
-        Each rank writes files of its own names; they are synced by the caller.
+        All ranks call it, and names differ between ranks. Tensors may be the engine's own: they are copied before
+        training continues, or else written.
         """
 
     @abstractmethod
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly from what `save_training_state` wrote.
+        """Resume exactly from files of `training_state`.
 
         Raises:
             SyncdError: It was written by another number of ranks, or is not readable.
@@ -96,22 +103,32 @@ class FileEngine(TrainEngineWrapper):
     def prepare(self) -> None:
         """Build the model, and open the senders that `sync.method` needs."""
         self.build()
-        context, settings = self.context, self.context.config.sync
-        opened = SendContext(context.job, context.ranks, settings, context.sync, self.tied, context.fence)
-        self.senders = open_senders(senders_of(settings.method), opened)
-        for sender in self.senders.values():
-            sender.prepare(self.export)
-        self.prepare_probe()
-
-    def prepare_probe(self) -> None:
-        """Choose the tokens of the run's probes, once the model is built; none if it sends no probes."""
         settings = self.context.config.sync
+        self._memory = memory = self._host_memory()
+        self.senders = self.open_senders(memory)
+        live = "sync.mode is stream" if settings.mode == "stream" else ""
+        self._arena = StateArena(memory, live)
         if settings.probe and type(self).token_logprobs is not TrainEngineWrapper.token_logprobs:
             self._probe_tokens = self._find_probe_tokens()
 
+    def open_senders(self, memory: HostMemory) -> Mapping[str, WeightSender]:
+        """Return the senders of what `export` walks over, by the names of their transports.
+
+        Raises:
+            SyncdError: One cannot be opened; on all ranks.
+        """
+        context, settings = self.context, self.context.config.sync
+        opened = SendContext(
+            context.job, context.ranks, settings, context.sync, self.tied, context.fence, memory=memory
+        )
+        senders = open_senders(senders_of(settings.method), opened)
+        for sender in senders.values():
+            sender.prepare(self.export)
+        return senders
+
     def record_start(self) -> None:
         """Record the baseline, unless this run sends no probes or the job has one; a failure is logged."""
-        context, probe = self.context, self.measured_probe()
+        context, probe = self.context, self._measured_probe()
         if context.ranks.rank == 0 and probe is not None:
             try:
                 write_base_probe(context.job, probe, context.config.model.path)
@@ -121,15 +138,12 @@ class FileEngine(TrainEngineWrapper):
     @property
     def saved_step(self) -> int:
         """Return the newest full checkpoint that is known to be durable."""
-        if self._finishing is not None and self._finishing[1].done() and not self._finishing[1].exception():
-            return self._finishing[0]
-        return self._saved
+        return self._saving.step if self._saving is not None and self._saving.is_saved else self._saved
 
     @property
     def save_failed(self) -> bool:
         """Return whether this rank knows that its part of the save in flight has failed."""
-        future = self._finishing[1] if self._finishing is not None else None
-        if future is not None and future.done() and future.exception():
+        if self._saving is not None and self._saving.has_failed:
             return True
         return self._sender is not None and self._sender.has_failed
 
@@ -140,7 +154,7 @@ class FileEngine(TrainEngineWrapper):
 
     @property
     def sync_metrics(self) -> Metrics:
-        """Return the seconds that the probe of this step took; nothing before its sync, or without a probe."""
+        """Return the seconds that parts of the save of this step took: the probe, the copy of the training state."""
         return self._sync_metrics
 
     def train_step(self, batch: Batch) -> Metrics:
@@ -162,8 +176,9 @@ class FileEngine(TrainEngineWrapper):
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
         # Now: it must be of the very weights that are exported.
-        probe = self.measured_probe()
-        self._sender.send(self.train_step_num, self._new_attempt(), self.export, self._files, probe)
+        content = StepContent(self.export, self._files, self._measured_probe())
+        self._attempt = self._new_attempt()
+        self._sender.send(self.train_step_num, self._attempt, content)
         self._handed = self.train_step_num
 
     def save_checkpoint(
@@ -171,10 +186,20 @@ class FileEngine(TrainEngineWrapper):
     ) -> None:
         """Publish the weights, and save all that a resume needs beside them."""
         self.sync_weight(FILES)
-        self._wait_for_weights()  # files are added to a step only after its seal
-        save = self._save_training() if self._saved != self.train_step_num else ""
-        step = self.train_step_num
-        self._finishing = step, _in_thread(partial(self._complete, step, save, state, as_hf=save_as_hf))
+        start, save = time.perf_counter(), self._new_attempt()
+        captured = None
+        if self._saved != self.train_step_num:
+            captured = all_or_error(self.context.ranks, self._captured)
+        attempt = self._attempt if self._handed == self.train_step_num else ""
+        self._saving = CheckpointSave(
+            self.context, self.train_step_num, attempt, save, captured, state, as_hf=save_as_hf
+        )
+        self._saving.start()
+        self._wait_if_live(captured)
+        self._sync_metrics |= {
+            "time/save_blocked": time.perf_counter() - start,
+            "save/host_memory_mib": self._memory.used / (1 << 20),
+        }
         if block_until_saved:
             self.wait_for_save()
 
@@ -183,20 +208,31 @@ class FileEngine(TrainEngineWrapper):
         directory = training_directory(self.context.job, step)
         all_or_error(self.context.ranks, self.load_training_state, directory)
         self.train_step_num = self._saved = self._handed = step
-        self._sender = None
+        self._sender, self._attempt = None, ""
 
     def wait_for_save(self) -> None:
         """Return once the weights are a whole step, and the checkpoint of it a full one."""
         self._wait_for_weights()
-        if self._finishing is not None:
-            step, future = self._finishing
-            self._finishing = None
-            all_or_error(self.context.ranks, future.result)
-            self._saved = step
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+            self._saved = saving.step
 
     def shutdown(self) -> None:
         """Finish the save in flight, then give threads and memory back."""
-        close_senders(list(self.senders.values()))
+        with ExitStack() as closing:
+            if self._arena is not None:
+                closing.callback(self._arena.close)
+            if self._saving is not None:
+                closing.callback(self._saving.close)
+            closing.callback(close_senders, list(self.senders.values()))
+
+    def _host_memory(self) -> HostMemory:
+        """Return this rank's budget for buffers and copies in the memory of its host."""
+        here = Process.current().boot
+        neighbours = self.context.ranks.gather(here).count(here)
+        limit = self.context.config.trainer.host_memory_mib << 20
+        return HostMemory(limit or free_memory() // 2 // neighbours)
 
     def _find_probe_tokens(self) -> Tokens:
         model, limits, tokens = self.context.config.model, self.limits, Tokens()
@@ -204,7 +240,7 @@ class FileEngine(TrainEngineWrapper):
             tokens = probe_tokens(model.path, limits.vocabulary, limits.tokens, trust=model.trust_remote_code)
         return self.context.ranks.broadcast(tokens)
 
-    def measured_probe(self) -> Probe | None:
+    def _measured_probe(self) -> Probe | None:
         """Return what the model answers now, None if this run sends no probes.
 
         Raises:
@@ -225,41 +261,24 @@ class FileEngine(TrainEngineWrapper):
         try:
             self._sender.wait()
         except SyncdError:
-            self._handed = self._finishing = None
+            if self._saving is not None:
+                self._saving.abandon()
+            self._handed = self._saving = None
             raise
 
     def _new_attempt(self) -> str:
         return self.context.ranks.broadcast(uuid.uuid4().hex)
 
-    def _save_training(self) -> str:
-        """Write the training state into a directory of this save, and return the save's name."""
-        job, ranks = self.context.job, self.context.ranks
-        step, save = self.train_step_num, self._new_attempt()
-        rank0_or_error(ranks, begin_training, job, step, save)
-        directory = staged_directory(job, step, save)
-        all_or_error(ranks, self.save_training_state, directory)
-        # Only now: until a rank is done it may remove files again that it needed, and this walks over all of them.
-        all_or_error(ranks, sync_tree, job, directory)
-        return save
+    def _captured(self) -> CapturedState:
+        assert self._arena is not None, "call prepare first"
+        return self._arena.capture(self.training_state())
 
-    def _complete(self, step: int, save: str, state: Mapping[str, Any], *, as_hf: bool) -> None:
-        if self.context.ranks.rank:
+    def _wait_if_live(self, captured: CapturedState | None) -> None:
+        """Wait for the save if a rank could not copy its training state: training would change what is written."""
+        reasons = self.context.ranks.gather(captured.live if captured is not None else "")
+        reason = next(filter(None, reasons), "")
+        if not reason:
             return
-        sync = self.context.sync
-        with sync.lease(step) if sync else nullcontext():
-            complete(self.context.job, step, state, save=save, as_hf=as_hf, fence=self.context.fence)
-
-
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """Do something in a thread that does not delay the exit of the process."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            future.set_result(None)
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
-            future.set_exception(error)
-
-    Thread(target=run, name="checkpoint", daemon=True).start()
-    return future
+        if self.context.ranks.rank == 0 and self.context.config.sync.mode == "background":
+            structlog.get_logger().warning("save_blocks", step=self.train_step_num, reason=reason)
+        self.wait_for_save()

@@ -21,7 +21,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.probe import Probe
 from syncd.protocol.round import Round
-from syncd.transports.base import Export, SendContext, Sent, WeightSender
+from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.packing import Packer, carry
@@ -79,6 +79,7 @@ class BroadcastSender(WeightSender):
         self._attempt = ""
         self._sent: Sent | None = None
         if self._control is not None:
+            context.memory.record("the buckets of the broadcast", 2 * self._bucket)
             self._control.drop_group()  # what an earlier start left behind
             self._control.take_part(BACKEND)
 
@@ -93,22 +94,15 @@ class BroadcastSender(WeightSender):
         """Prepare the files' sender; buckets are allocated for the first broadcast."""
         self._files.prepare(export)
 
-    def send(
-        self,
-        step: int,
-        attempt: str,
-        export: Export,
-        files: Mapping[str, bytes],
-        probe: Probe | None = None,
-    ) -> None:
+    def send(self, step: int, attempt: str, content: StepContent) -> None:
         """Broadcast a step, then begin to save it."""
         self._attempt, start = attempt, time.perf_counter()
-        is_done = self.broadcast(step, attempt, export, probe)
+        is_done = self.broadcast(step, attempt, content.export, content.probe)
         seconds = time.perf_counter() - start
         size = sum(slot.end - slot.start for slot in self._plan.slots) if self._plan else 0
         self._sent = Sent(self.name, step, size, seconds, is_done, is_received=True)
         with self._withdrawn_on_error():
-            self._files.send(step, attempt, export, files, probe)
+            self._files.send(step, attempt, content)
 
     def wait(self) -> None:
         """Wait for the files; if they fail, explorers that run the step already are told."""

@@ -44,6 +44,19 @@ class PinnedBuffer:
         """Return its size in bytes."""
         return self.bytes.numel()
 
+    def piece(self, start: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        """Return a contiguous tensor in this memory, with a storage of its own; `reserve` and `close` void it.
+
+        Args:
+            start: Where it begins, in bytes; a multiple of the size of its elements.
+            dtype: Its dtype.
+            shape: Its shape.
+        """
+        count = shape.numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(shape)
+
     def reserve(self, size: int) -> None:
         """Make room for `size` bytes, keeping what is there; views taken before are void if it grows.
 

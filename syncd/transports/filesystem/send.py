@@ -1,17 +1,16 @@
 """The trainer's end of the transport through files. All other senders wrap this one, for the durable step."""
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Self
 
+import structlog
 import torch
 
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
-from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
-from syncd.transports.base import FILES, Export, SendContext, Sent, WeightSender
+from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.ranks import Ranks, all_or_error
@@ -51,6 +50,7 @@ class FilesystemSender(WeightSender):
             check_finite=settings.check_finite,
             timeout=settings.save_timeout,
             fence=context.fence,
+            memory=context.memory,
         )
         return cls(context.job, ranks, saver)
 
@@ -58,25 +58,30 @@ class FilesystemSender(WeightSender):
         """Begin to allocate the memory that saves need; a second call does nothing."""
         if not self._is_prepared:
             self._is_prepared = True
-            self._saver.prepare(export)
+            refused = next(filter(None, self.ranks.gather(self._saver.prepare(export))), "")
+            if refused:
+                self._saver.stream()
+            if refused and self.ranks.rank == 0:
+                structlog.get_logger().warning("save_blocks", reason=refused)
 
     def planned_size(self, export: Export) -> int:
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
         return self._saver.planned_size(export)
 
-    def send(
-        self,
-        step: int,
-        attempt: str,
-        export: Export,
-        files: Mapping[str, bytes],
-        probe: Probe | None = None,
-        copy: StepCopy | None = None,
-    ) -> None:
+    def send(self, step: int, attempt: str, content: StepContent, copy: StepCopy | None = None) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
         try:
-            all_or_error(self.ranks, self._saver.save, step, attempt, export, files, copy, probe)
+            all_or_error(
+                self.ranks,
+                self._saver.save,
+                step,
+                attempt,
+                content.export,
+                content.files,
+                copy,
+                content.probe,
+            )
         except SyncdError:
             # The ranks that did not fail have a save in flight that cannot succeed.
             with contextlib.suppress(SyncdError):

@@ -46,10 +46,12 @@ from syncd.transports.filesystem.shard import (
     pour,
     put_all,
 )
+from syncd.transports.host_memory import HostMemory, unlimited
 
 Mode = Literal["background", "stream"]
 
 INDEX = "model.safetensors.index.json"
+_BUFFER = "the buffer for weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class StepSaver:
         write_mode: How files are written; found by trying unless given.
         clock: Time.
         fence: The directory through which steps are sealed and announced (`StepWriter`).
+        memory: The budget that the buffer of mode `background` is taken from.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class StepSaver:
         write_mode: WriteMode | None = None,
         clock: Clock | None = None,
         fence: str = "",
+        memory: HostMemory | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} of {world_size} is out of range")
@@ -101,6 +105,7 @@ class StepSaver:
         self._mode, self._dtype, self._tied = mode, dtype, frozenset(tied)
         self._timeout, self._write_mode, self._clock = timeout, write_mode, clock or SystemClock()
         self._check, self._fence = check_finite, fence
+        self._memory = memory or unlimited()
         self._writers = ThreadPoolExecutor(THREADS, "save-write")
         self._behind = ThreadPoolExecutor(1, "save")
         self._buffer: PinnedBuffer | None = None
@@ -111,7 +116,7 @@ class StepSaver:
         self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
 
-    def prepare(self, tensors: AnyExport) -> None:
+    def prepare(self, tensors: AnyExport) -> str:
         """Begin to allocate the memory that saves need in a thread; then the first save is as fast as the others.
 
         Optional, and no limit: a larger export is saved too. Only shapes and dtypes are read, in the order of the
@@ -120,6 +125,9 @@ class StepSaver:
         Args:
             tensors: As `save` takes them.
 
+        Returns:
+            Why the budget has no room for the buffer, empty if it has: without room, all ranks call `stream`.
+
         Raises:
             UsageError: Memory was allocated already, by this or by a save.
         """
@@ -127,11 +135,19 @@ class StepSaver:
             raise UsageError("memory is allocated once, before the first save")
         if self._mode == "stream":
             self._ring = Ring()
-            return
+            return ""
         walk = self._walk(tensors)
         walk.plan()
         size = ShardLayout(walk.specs).data_size
-        self._buffer_ahead = self._behind.submit(PinnedBuffer, size, pinned=True)
+        refused = self._memory.take(_BUFFER, size)
+        if not refused:
+            self._buffer_ahead = self._behind.submit(PinnedBuffer, size, pinned=True)
+        return refused
+
+    def stream(self) -> None:
+        """Save in mode `stream` from now on and give the buffer back; call it between saves."""
+        self._mode = "stream"
+        self._close_buffer()
 
     def planned_size(self, tensors: AnyExport) -> int:
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
@@ -199,9 +215,13 @@ class StepSaver:
         finally:
             self._behind.shutdown()
             self._writers.shutdown()
-            if self._buffer or self._buffer_ahead:
-                self._kept_buffer().close()
-                self._buffer = None
+            self._close_buffer()
+
+    def _close_buffer(self) -> None:
+        if self._buffer or self._buffer_ahead:
+            self._kept_buffer().close()
+            self._buffer = None
+        self._memory.take(_BUFFER, 0)
 
     def _start(self, save: _Save, tensors: AnyExport) -> None:
         walk = self._walk(tensors)
@@ -224,6 +244,7 @@ class StepSaver:
                 if end + spec.size > buffer.capacity:
                     copies.finish()  # growing may move the memory
                     buffer.reserve(end + spec.size)
+                    self._memory.record(_BUFFER, buffer.capacity)
                 place = buffer.bytes[end : end + spec.size].view(dtype).view(spec.shape)
                 copies.add(place, tensor, lasts=lasts)
                 end += spec.size

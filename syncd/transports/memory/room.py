@@ -70,9 +70,12 @@ def read_free_memory(directory: str) -> FreeMemory:
         OSError: The directory cannot be read.
     """
     found = os.statvfs(directory)
-    meminfo = _figures(Path("/proc/meminfo"))
-    host = MemoryLeft(meminfo.get("MemAvailable:", 0) << 10, meminfo.get("MemTotal:", 0) << 10)
-    return FreeMemory(host, min(_groups(), default=None), found.f_bavail * found.f_frsize)
+    return FreeMemory(_host(), min(_groups(), default=None), found.f_bavail * found.f_frsize)
+
+
+def free_memory() -> int:
+    """Return the bytes that this host and the tightest control group of this process have left."""
+    return min((_host().left, *(group.left for group in _groups())))
 
 
 def capacity(directory: str) -> int:
@@ -88,6 +91,11 @@ def capacity(directory: str) -> int:
 def is_memory(directory: str) -> bool:
     """Return whether what is written to a directory stays in memory."""
     return mount_of(directory).type in {"tmpfs", "ramfs"}
+
+
+def _host() -> MemoryLeft:
+    meminfo = _figures(Path("/proc/meminfo"))
+    return MemoryLeft(meminfo.get("MemAvailable:", 0) << 10, meminfo.get("MemTotal:", 0) << 10)
 
 
 def _groups() -> Iterator[MemoryLeft]:

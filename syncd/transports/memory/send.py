@@ -6,7 +6,7 @@ only consequence is that there is none. docs/memory.md has the rules.
 
 import atexit
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -26,12 +26,12 @@ from syncd.protocol.memory import (
     is_private,
     lock_directory,
 )
-from syncd.protocol.probe import Probe
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import receipts_directory
-from syncd.transports.base import Export, SendContext, Sent, WeightSender
+from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.filesystem.send import FilesystemSender
 from syncd.transports.filesystem.shard import StepCopy
+from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.memory.room import capacity, is_memory, read_free_memory, refusal
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ SLACK = 1 << 20
 _KEPT = 1
 """Copies that stay while the next one is made, besides those that are read."""
 
+_COPIES = "the copies in memory"
 _PATIENCE = 2.0
 """Seconds for which a reader may tidy up after the trainer before this one."""
 
@@ -55,15 +56,21 @@ class MemorySender(WeightSender):
         files: Writes the steps.
         copies: The job's copies on this host, of rank 0 opened; None on all ranks if there can be none.
         client: The trainer's client; None on all ranks but the first.
+        memory: The budget that this rank's share of the copies is taken from.
     """
 
     name = "memory"
     sends_checkpoints = True
 
     def __init__(
-        self, files: FilesystemSender, copies: "MemoryCopies | None", client: "Client | None"
+        self,
+        files: FilesystemSender,
+        copies: "MemoryCopies | None",
+        client: "Client | None",
+        memory: HostMemory | None = None,
     ) -> None:
         self._files, self._copies, self._client = files, copies, client
+        self._memory = memory or unlimited()
         self._log = structlog.get_logger()
         self._size: int | None = None
         self._copy: StepCopy | None = None  # of the last send
@@ -80,7 +87,7 @@ class MemorySender(WeightSender):
         if ranks.rank == 0 and not problem:
             problem = copies.open()
         problem = ranks.broadcast(problem)
-        sender = cls(files, None if problem else copies, context.client)
+        sender = cls(files, None if problem else copies, context.client, context.memory)
         if problem:
             sender._warn("memory_disabled", reason=problem, hint=f"df -h {settings.memory_dir}")
         elif context.client is not None:
@@ -91,17 +98,10 @@ class MemorySender(WeightSender):
         """Prepare the sender through files; a copy's memory is allocated by each send."""
         self._files.prepare(export)
 
-    def send(
-        self,
-        step: int,
-        attempt: str,
-        export: Export,
-        files: Mapping[str, bytes],
-        probe: Probe | None = None,
-    ) -> None:
+    def send(self, step: int, attempt: str, content: StepContent) -> None:
         """Begin to write a step, and its copy if there is room for one."""
-        self._copy = self._next_copy(step, attempt, export)
-        self._files.send(step, attempt, export, files, probe, self._copy)
+        self._copy = self._next_copy(step, attempt, content.export)
+        self._files.send(step, attempt, content, self._copy)
 
     def wait(self) -> None:
         """Return once the step is whole and announced; its copy is whole then too."""
@@ -143,7 +143,10 @@ class MemorySender(WeightSender):
         if self._copies is None:
             return None
         ranks, size = self._files.ranks, self._planned_size(export)
-        problem = ranks.broadcast(self._copies.make_room(step, attempt, size) if ranks.rank == 0 else "")
+        share = (_KEPT + 1) * (size + SLACK) // ranks.world_size
+        problem = next(filter(None, ranks.gather(self._memory.take(_COPIES, share))), "")
+        if not problem:
+            problem = ranks.broadcast(self._copies.make_room(step, attempt, size) if ranks.rank == 0 else "")
         if problem:
             self._warn("memory_copy_skipped", step=step, reason=problem)
             return None

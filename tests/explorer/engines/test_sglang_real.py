@@ -6,8 +6,9 @@ from typing import ClassVar
 import pytest
 from support.engine_process import EngineProcess, python_of
 from support.probe_contract import RealAnswersProbes
-from support.real_bed import RealBed, asked, told
+from support.real_bed import RealBed, applied_next, asked, told
 from support.real_contract import RealEngineContract, TakesWeights
+from support.real_spans import Groups, NamesVersions, distances
 
 from explorer_hooks.hooks.sglang import SGLangHook
 
@@ -82,7 +83,7 @@ class SglangRealBed(RealBed):
         told(self.process.address, "/pause_generation", {"mode": "retract"})
 
 
-class TestSglang(TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestSglang(NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")
@@ -93,3 +94,22 @@ class TestSglang(TakesWeights, RealAnswersProbes, RealEngineContract):
         engine.start()
         yield engine
         engine.kill()
+
+    def test_a_pause_in_place_with_old_keys_and_values_names_the_versions_too(self, bed, job, record_line):
+        """Tokens behind the load are of new weights over old keys and values: no version gives their log-probs."""
+        bed.settings = lambda: {"pause": "in_place", "flush_cache": "false"}
+        with job.follower(bed.open()) as follower:
+            groups = Groups(bed, follower)
+            for step in range(1, 9):
+                groups.await_next()
+                job.publish(step)
+                applied_next(follower, (1, step))
+                if len(groups.crossed) >= 3:
+                    break
+            groups.finish()
+        first = [one for _, start, one in distances(groups) if start == 0]
+        later = [one for _, start, one in distances(groups) if start]
+        record_line(
+            f"SGLang, in_place: first spans within {max(first):.1e} nats, later ones within {max(later):.1e}"
+        )
+        assert len(groups.crossed) >= 3

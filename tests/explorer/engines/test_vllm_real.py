@@ -1,18 +1,23 @@
 """Real vLLM on the CPU: what it answers after each load is compared with transformers, never with a status code."""
 
+import contextlib
+
 import pytest
 from support import probe_contract, small_qwen
-from support.engine_process import python_of
+from support.engine_process import STARTING, python_of
 from support.followers import Scene
 from support.hook_contract import load
 from support.probe_contract import ROWS, RealAnswersProbes, difference
 from support.proven import probe_of, write_version
-from support.real_bed import told
+from support.real_bed import awaited, told
 from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
+from support.real_spans import NamesVersions
 from support.targets import target_of
 from support.vllm_process import VllmRealBed, plugged, vllm
 
+from explorer_hooks.finding import open_hook
 from explorer_hooks.hook import HookOptions, Running
+from explorer_hooks.hooks.restarting import is_taken
 from explorer_hooks.hooks.vllm import VllmHook
 from syncd.errors import EngineDeadError, LoadFailedError
 from syncd.protocol.engine_state import EngineState, engine_report_of
@@ -37,7 +42,7 @@ class Bed(VllmRealBed):
         assert hook.current_version() == Running(job.label(1), paused=True)
 
 
-class TestVllm(TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestVllm(NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
     """It has the back end of this package throughout, so that files are seen to come as ever beside it."""
 
     bed_type = Bed
@@ -46,8 +51,8 @@ class TestVllm(TakesWeights, RealAnswersProbes, RealEngineContract):
     @classmethod
     def engine(cls, start_directory, tmp_path_factory):
         place = tmp_path_factory.mktemp("vllm")
-        transfer = ["--weight-transfer-config", '{"backend": "syncd"}']
-        engine = vllm(PYTHON, start_directory, place / "log", *transfer, PYTHONPATH=plugged(place))
+        flags = ["--enable-scale-out", "--weight-transfer-config", '{"backend": "syncd"}']
+        engine = vllm(PYTHON, start_directory, place / "log", *flags, PYTHONPATH=plugged(place))
         engine.start()
         yield engine
         engine.kill()
@@ -119,3 +124,30 @@ class TestFollowed:
         finally:
             scene.close()
             engine.kill()
+
+
+class TestRestarted:
+    """A tied model, which this vLLM reloads wrongly: with reload=restart each version is loaded by a start."""
+
+    def test_a_tied_model_is_proven_on_each_version(self, tmp_path, record_line):
+        start = small_qwen.write_model(str(tmp_path / "start"), tied=True)
+        shape = vllm(PYTHON, "{model}", tmp_path / "log")  # its command and environment alone
+        settings = {"reload": "restart", "start_model": start, "server_log": f"{tmp_path}/log"}
+        variables = [f"{key}={value}" for key, value in shape.env.items()]
+        argv = ("env", "-u", "PYTHONPATH", *variables, *shape.argv)
+        hook = open_hook(f"vllm={shape.address}", argv=argv, settings=settings)
+        scene = Scene(tmp_path / "job")
+        with contextlib.closing(scene):
+            write_base_probe(scene.job, probe_of(small_qwen.model_of(0, tied=True)), start)
+            follower = scene.follow("e0", hook, retries=0)
+            awaited(lambda: follower.turn(0.5) and "engine_calibrated" in scene.names(), limit=STARTING)
+            for step in (1, 2):
+                model = small_qwen.model_of(step, tied=True)
+                write_version(scene.job, step, model, probe_of(model), beside=start)
+                scene.tick()
+                outcome = follower.turn(timeout=60)
+                found = engine_report_of(scene.presence().info)
+                record_line(f"vLLM, tied, restarted, step {step}: {outcome.timings}, {found.proof}")
+                assert outcome.kind == "applied", outcome.reason
+                assert (found.state, found.ready) == (EngineState.PROVEN, True)
+        assert not is_taken("127.0.0.1", shape.port)

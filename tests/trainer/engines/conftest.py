@@ -46,6 +46,7 @@ def two_ranks(launch, tmp_path_factory):
         "segments",
         "probed",
         "undisturbed",
+        "as_verl_saves",
     )
     found = {}
 

@@ -15,6 +15,7 @@ from support import samples  # noqa: E402
 from syncd.errors import ConfigError, CorruptDataError, TimedOutError  # noqa: E402
 from syncd.tinker_session import TinkerSession, api_key, import_sdk  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
+from trainer.config.load import load_config  # noqa: E402
 from trainer.config.model import OptimizerSection  # noqa: E402
 from trainer.config.tinker import tinker_problems  # noqa: E402
 from trainer.engines.base import make_engine  # noqa: E402
@@ -82,6 +83,16 @@ def test_a_missing_server_is_named_with_an_example():
     (problem,) = tinker_problems(config)
     assert problem.key == "engine.options.url"
     assert "http://" in problem.hint
+
+
+def test_a_file_with_what_it_cannot_do_is_refused_when_it_is_read(tmp_path):
+    path = tmp_path / "grpo.toml"
+    path.write_text(
+        f'[job]\ndir = "job"\n[model]\npath = "model"\n[engine]\nname = "tinker"\noptions = {{ url = "{URL}" }}\n'
+    )
+    assert load_config(str(path)).engine.name == "tinker"
+    with pytest.raises(ConfigError, match="keeps no second model"):
+        load_config(str(path), ["--algorithm.kl_coef", "0.1"])
 
 
 class TwoRanks(Ranks):

@@ -1,5 +1,6 @@
 """Training states that ranks write side by side into one directory."""
 
+import errno
 import os
 import threading
 import time
@@ -8,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
+import structlog
+import torch
 from support.samples import configured, context_of
 from support.tiny import TinyEngine
 
@@ -15,7 +18,8 @@ from syncd.errors import StorageError
 from syncd.protocol.layout import parse_attempt_name
 from syncd.protocol.writer import StepWriter
 from syncd.transports.ranks import Ranks
-from trainer.engines import files
+from trainer import checkpoints
+from trainer.engines import state_copy
 
 pytestmark = pytest.mark.group("engines")
 
@@ -41,24 +45,28 @@ class Threads:
         return self.gather(value)[0]
 
 
-def test_a_rank_waits_to_sync_files_until_all_ranks_have_written_theirs(tmp_path, monkeypatch):
-    """Some engines write more than belongs there and take it away again: verl's, on its first rank."""
+def test_a_checkpoint_is_completed_once_all_ranks_have_written_their_parts(tmp_path, monkeypatch):
+    """One rank's storage is slow: the other one does not wait for it, and the first completes nothing before."""
     (tmp_path / "job").mkdir()
-    config, told = configured("none", tmp_path / "job"), []
+    config, said = configured("none", tmp_path / "job"), []
 
-    class Slow(TinyEngine):
+    class Quick(TinyEngine):
         def train(self, batch, step):
             return {}
 
-        def save_training_state(self, directory):
-            super().save_training_state(directory)
-            if self.context.ranks.rank == 0:
-                time.sleep(0.2)
-            told.append("written")
+    def slow(job, directory, rank, note=checkpoints.note_written):
+        time.sleep(0.2 if rank else 0)
+        said.append(f"written {rank}")
+        note(job, directory, rank)
 
-    monkeypatch.setattr(files, "sync_tree", lambda *_: told.append("synced"))
+    def completed(*arguments, complete=checkpoints.complete, **more):
+        said.append("completed")
+        complete(*arguments, **more)
+
+    monkeypatch.setattr(checkpoints, "note_written", slow)
+    monkeypatch.setattr(checkpoints, "complete", completed)
     values, barrier = [None, None], threading.Barrier(2, timeout=_LONG)
-    engines = [Slow(context_of(config, Threads(rank, values, barrier))) for rank in range(2)]
+    engines = [Quick(context_of(config, Threads(rank, values, barrier))) for rank in range(2)]
 
     def save(engine):
         engine.prepare()
@@ -72,7 +80,9 @@ def test_a_rank_waits_to_sync_files_until_all_ranks_have_written_theirs(tmp_path
     for thread in threads:
         thread.join(_LONG)
     assert [engine.saved_step for engine in engines] == [1, 1]
-    assert told == ["written", "written", "synced", "synced"]
+    assert said == ["written 0", "written 1", "completed"]
+    names = os.listdir(tmp_path / "job" / "global_step_1" / "training")
+    assert sorted(names) == ["tiny_0_of_2.pt", "tiny_1_of_2.pt", "trainer.json"]
 
 
 def test_a_save_that_fails_in_the_background_removes_its_attempt(tmp_path, monkeypatch):
@@ -97,4 +107,93 @@ def test_a_save_that_fails_in_the_background_removes_its_attempt(tmp_path, monke
     names = os.listdir(tmp_path / "job")
     assert not [name for name in names if parse_attempt_name(name) is not None]
     monkeypatch.undo()
+    engine.shutdown()
+
+
+class Counting(TinyEngine):
+    """Each step adds 1 to every weight."""
+
+    def train(self, batch, step):
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(1)
+        return {}
+
+
+def counting(tmp_path, **tables):
+    (tmp_path / "job").mkdir()
+    engine = Counting(context_of(configured("none", tmp_path / "job", **tables), Ranks()))
+    engine.prepare()
+    return engine
+
+
+def saved_weight(tmp_path, step):
+    """Return a weight of the training state of a step."""
+    file = tmp_path / "job" / f"global_step_{step}" / "training" / "tiny_0_of_1.pt"
+    return torch.load(file)["model"]["layer.bias"][0].item()
+
+
+def test_training_continues_while_the_training_state_is_written(tmp_path, monkeypatch):
+    engine, may_write = counting(tmp_path), threading.Event()
+    begin = checkpoints.begin_training
+    monkeypatch.setattr(
+        checkpoints, "begin_training", lambda *arguments: (may_write.wait(_LONG), begin(*arguments))
+    )
+    before = engine.model.layer.bias[0].item()
+    engine.train_step(None)
+    engine.save_checkpoint({})
+    for _ in range(3):
+        engine.train_step(None)
+    assert (engine.saved_step, engine.save_failed) == (0, False)
+    may_write.set()
+    engine.wait_for_save()
+    assert engine.saved_step == 1
+    assert saved_weight(tmp_path, 1) == pytest.approx(before + 1)
+    assert engine.model.layer.bias[0].item() == pytest.approx(before + 4)
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_an_error_of_the_storage_in_the_thread_surfaces_at_the_wait_and_the_next_save_works(
+    tmp_path, monkeypatch, number
+):
+    def broken(*_):
+        raise OSError(number, os.strerror(number))
+
+    engine = counting(tmp_path)
+    engine.train_step(None)
+    monkeypatch.setattr(state_copy, "open", broken, raising=False)
+    engine.save_checkpoint({})
+    while not engine.save_failed:
+        time.sleep(0.01)
+    engine.train_step(None)
+    with pytest.raises(StorageError, match=os.strerror(number)):
+        engine.wait_for_save()
+    step = tmp_path / "job" / "global_step_1"
+    assert sorted(name.name for name in step.iterdir() if "training" in name.name) == []
+    assert not (step / ".full_checkpoint").exists()
+    assert (step / "manifest.json").exists(), "the weights are a step nevertheless"
+    monkeypatch.undo()
+    engine.save_checkpoint({}, block_until_saved=True)
+    assert (engine.saved_step, engine.save_failed) == (2, False)
+    engine.shutdown()
+
+
+def test_without_memory_for_a_copy_the_save_waits_until_it_is_written(tmp_path):
+    engine = counting(tmp_path, trainer={"host_memory_mib": 1}, engine={"options": {"vocab": 40000}})
+    engine.train_step(None)
+    with structlog.testing.capture_logs() as logs:
+        engine.save_checkpoint({})
+    assert engine.saved_step == 1
+    assert [log["event"] for log in logs if log["log_level"] == "warning"] == ["save_blocks"]
+    assert "a rank may take 1" in logs[0]["reason"]
+    engine.shutdown()
+
+
+def test_the_figures_of_a_save_have_its_blocked_seconds_and_the_memory_that_is_taken(tmp_path):
+    engine = counting(tmp_path)
+    engine.train_step(None)
+    engine.save_checkpoint({})
+    assert engine.sync_metrics["time/save_blocked"] > 0
+    assert 0 < engine.sync_metrics["save/host_memory_mib"] < 1
     engine.shutdown()

@@ -211,6 +211,13 @@ def test_verl_leaves_no_lock_files(two, two_ranks):
     assert [name for name in found if name.endswith(".lock")] == []
 
 
+def test_files_of_the_training_state_hold_what_verl_itself_writes(two):
+    for rank, same_as_verl in enumerate(two["as_verl_saves"]):
+        names = [f"{kind}_world_size_2_rank_{rank}.pt" for kind in ("extra_state", "model", "optim")]
+        assert same_as_verl == dict.fromkeys(sorted(same_as_verl), True)
+        assert sorted(same_as_verl) == names
+
+
 def test_ray_is_never_started(one, two):
     assert one["no_ray"] == [(False, [])]
     assert two["no_ray"] == [(False, [])] * 2

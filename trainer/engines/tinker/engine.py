@@ -10,12 +10,14 @@ from syncd.protocol.documents import encode, read_document
 from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
 from syncd.tinker_session import TinkerSession, api_key
-from syncd.transports.base import FILES
+from syncd.transports.base import FILES, WeightSender
+from syncd.transports.host_memory import HostMemory
 from trainer.config.algorithms import SFT
 from trainer.config.model_files import read_model_config
 from trainer.config.tinker import TinkerOptions, options_of
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.files import FileEngine
+from trainer.engines.state_copy import TrainingState
 from trainer.engines.tinker.adapter import (
     CONFIG,
     WEIGHTS,
@@ -62,10 +64,10 @@ class TinkerEngine(FileEngine):
         self._server = TrainingServer(session, name, options.rank, config.job.seed)
         self._updates = TinkerUpdates(config, resolve(config.algorithm), self._server, options.reduction)
 
-    def prepare(self) -> None:
-        """Build the model; nothing is sent by a transport, since the weights are on the server."""
-        self.build()
-        self.prepare_probe()
+    def open_senders(self, memory: HostMemory) -> Mapping[str, WeightSender]:
+        """Return none: nothing is sent from here, since the weights are on the server."""
+        del memory
+        return {}
 
     @property
     def limits(self) -> Limits:
@@ -110,7 +112,8 @@ class TinkerEngine(FileEngine):
             raise UsageError(
                 f"the engine tinker cannot sync by {method!r}: its weights are on the server", hint=hint
             )
-        self._publish(self.measured_probe())
+        self._attempt = self._new_attempt()
+        self._publish(self._measured_probe())
         self._handed = self.train_step_num
 
     def save_checkpoint(
@@ -132,22 +135,21 @@ class TinkerEngine(FileEngine):
         """Return nothing: what belongs to the weights is on the server, or in the adapter."""
         return {}
 
-    def save_training_state(self, directory: str) -> None:
-        """Have the server keep weights and optimizer, and write down where.
+    def training_state(self) -> TrainingState:
+        """Have the server keep weights and optimizer; return where, as the content of one file.
 
         Raises:
-            SyncdError: The server failed or did not answer, or the file cannot be written.
+            SyncdError: The server failed or did not answer.
         """
-        server, name = self._server, self._name()
+        server = self._server
         document = {
             "protocol": 1,
-            "address": server.save_state(name),
+            "address": server.save_state(self._name()),
             "base_model": server.base_model,
             "rank": server.rank,
             "updates": self._updates.made,
         }
-        with storage_errors(directory):
-            self.context.job.disk.replace(f"{directory}/{_STATE}", encode(document))
+        return {_STATE: encode(document)}
 
     def load_training_state(self, directory: str) -> None:
         """Continue from weights and optimizer that the server has kept.
@@ -186,7 +188,7 @@ class TinkerEngine(FileEngine):
     def _publish(self, probe: Probe | None) -> None:
         context, step = self.context, self.train_step_num
         address = self._server.save_weights(self._name())
-        writer = StepWriter(context.job, step, 1, self._new_attempt(), fence=context.fence)
+        writer = StepWriter(context.job, step, 1, self._attempt, fence=context.fence)
         with storage_errors(writer.path):
             writer.begin()
             try:

@@ -8,9 +8,8 @@ import torch
 
 from trainer.config.algorithms import SFT, clip_bounds
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
-from trainer.config.tinker import TINKER_LOSSES
+from trainer.config.tinker import TINKER_LOSSES, UNCLIPPED
 from trainer.engines.base import Metrics
-from trainer.engines.tinker.losses import policy_figures
 from trainer.engines.tinker.rows import (
     Values,
     example_row,
@@ -21,7 +20,7 @@ from trainer.engines.tinker.rows import (
 from trainer.engines.tinker.server import TrainingServer, finite_norm
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.checks import schedule_steps
-from trainer.engines.verl.figures import measure_difference
+from trainer.engines.verl.figures import StepMetrics, measure_difference
 from trainer.engines.verl.rows import TrainingStep
 
 _UNBOUNDED = (0.0, math.inf)
@@ -170,6 +169,37 @@ def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
         return optimizer.lr
     progress = (update - warmup) / max(1, end - warmup)
     return optimizer.lr * max(0.0, 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def policy_figures(
+    loss: str,
+    bounds: tuple[float, float],
+    new: torch.Tensor,
+    old: torch.Tensor,
+    advantages: torch.Tensor,
+    figures: StepMetrics,
+) -> float:
+    """Record how far the ratio is from 1, and return the sum of the losses of a row's learnt tokens.
+
+    Args:
+        loss: `algorithm.loss`.
+        bounds: The least and the largest ratio.
+        new: Log-probs of the learnt tokens under the model before the update.
+        old: Those against which the ratio is taken.
+        advantages: Of the same tokens.
+        figures: Collects `actor/ppo_kl` and `actor/pg_clipfrac`.
+    """
+    ratio = (new - old).exp()
+    clipped = ratio if loss == UNCLIPPED else ratio.clamp(*bounds)
+    if loss == "cispo":
+        losses, is_clipped = -clipped * advantages * new, clipped != ratio
+    else:
+        losses = torch.maximum(-ratio * advantages, -clipped * advantages)
+        is_clipped = -clipped * advantages > -ratio * advantages
+    count = float(len(new))
+    figures.mean("actor/ppo_kl", float((old - new).mean()), count)
+    figures.mean("actor/pg_clipfrac", float(is_clipped.float().mean()), count)
+    return float(losses.sum())
 
 
 def _ratio_bounds(algorithm: AlgorithmSection) -> tuple[float, float]:

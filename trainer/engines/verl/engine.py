@@ -12,6 +12,7 @@ from trainer.config.model_files import companions
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
 from trainer.engines.files import FileEngine
+from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import Found, MicroBatch, forward
@@ -30,7 +31,7 @@ from trainer.engines.verl.rows import (
     token_row,
 )
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
-from trainer.engines.verl.state import apply_settings, load_state, save_state
+from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import Updates
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
@@ -98,13 +99,9 @@ class VerlEngine(FileEngine):
         dtype = config.model.dtype if config.sync.dtype == "keep" else config.sync.dtype
         return companions(config.model.path, dtype, code=config.model.trust_remote_code)
 
-    def save_training_state(self, directory: str) -> None:
-        """Write this rank's part of weights and optimizer, the schedule and the RNG.
-
-        Raises:
-            StorageError: They cannot be written.
-        """
-        save_state(self.model, directory, self.context.ranks)
+    def training_state(self) -> TrainingState:
+        """Return this rank's part of weights and optimizer, the schedule and the RNG."""
+        return training_files(self.model, self.context.ranks)
 
     def load_training_state(self, directory: str) -> None:
         """Resume exactly where it was written.

@@ -4,13 +4,14 @@ import contextlib
 import os
 import pickle
 import re
-import shutil
-import tempfile
+import warnings
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType
 
-from syncd.errors import ConfigError, CorruptDataError, StorageError, SyncdError, storage_error
+from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.transports.ranks import Ranks
 from trainer.config.model import OptimizerSection
 
@@ -21,29 +22,48 @@ _KINDS = ("model", "optim", "extra_state")
 _NAME = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")
 
 
-def save_state(model: "Model", directory: str, ranks: Ranks) -> None:
-    """Write this rank's files into a directory.
+def training_files(
+    model: "Model", ranks: Ranks, *, wanted: Callable[[str], bool] = lambda _: True
+) -> dict[str, Any]:
+    """Return what each of this rank's files holds of one model, under the names that verl gives them.
 
-    Raises:
-        StorageError: They cannot be written.
+    The tensors are the model's own. All ranks make the call.
+
+    Args:
+        model: A model of verl's.
+        ranks: The ranks.
+        wanted: Which of its weights are saved, by their names in the model.
     """
-    try:
-        model.save_checkpoint(directory)
-    except OSError as error:
-        raise storage_error(error, directory) from error
-    except RuntimeError as error:
-        raise StorageError(f"the training state cannot be written: {error}", path=directory) from error
-    beside = os.path.join(directory, "huggingface")
-    if ranks.rank == 0:  # config and tokenizer are in actor/ already
-        shutil.rmtree(beside, ignore_errors=True)
-    _forget_locks(directory, beside)
+    manager = model.checkpoint_manager
+    with warnings.catch_warnings(), _sharded(model):
+        warnings.simplefilter("ignore")
+        weights = model.module.state_dict()
+        optimizer = model.optimizer.state_dict()
+    for name in [name for name in weights if not wanted(name)]:
+        del weights[name]
+    scheduler = model.lr_scheduler.state_dict() if model.lr_scheduler is not None else None
+    extra = {"lr_scheduler": scheduler, "rng": manager.get_rng_state()}
+    ending = f"world_size_{ranks.world_size}_rank_{ranks.rank}.pt"
+    return {
+        f"{kind}_{ending}": content for kind, content in zip(_KINDS, (weights, optimizer, extra), strict=True)
+    }
 
 
-def _forget_locks(*directories: str) -> None:
-    """Remove what verl's `local_mkdir_safe` locks while it makes a directory: it leaves a file in /tmp for each."""
-    for directory in directories:
-        with contextlib.suppress(OSError):
-            os.remove(os.path.join(tempfile.gettempdir(), f"ckpt_{hash(directory) & 0xFFFFFFFF:08x}.lock"))
+@contextlib.contextmanager
+def _sharded(model: "Model") -> Iterator[None]:
+    """Have an FSDP1 model give its parts as verl saves them, brought to its device first; FSDP2 always does."""
+    from verl.utils import fsdp_utils  # noqa: PLC0415 - takes seconds, and tests of engines without verl import this
+
+    if fsdp_utils.fsdp_version(model.module) != 1:
+        yield
+        return
+    fsdp_utils.load_fsdp_model_to_gpu(model.module)
+    state = ShardedStateDictConfig(offload_to_cpu=True)
+    optimizer = ShardedOptimStateDictConfig(offload_to_cpu=True)
+    with fsdp_utils.get_fsdp_state_ctx(model.module, StateDictType.SHARDED_STATE_DICT, state, optimizer):
+        yield
+    if model.engine_config.param_offload:
+        fsdp_utils.offload_fsdp_model_to_cpu(model.module)
 
 
 def load_state(model: "Model", directory: str, ranks: Ranks) -> None:

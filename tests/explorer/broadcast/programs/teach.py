@@ -59,8 +59,8 @@ class Teacher(FileEngine):
     def companions(self):
         return {"config.json": self.model.config.to_json_string().encode()}
 
-    def save_training_state(self, directory):
-        torch.save(self.model.state_dict(), f"{directory}/state.pt")
+    def training_state(self):
+        return {"state.pt": self.model.state_dict()}
 
     def load_training_state(self, directory):
         self.model.load_state_dict(torch.load(f"{directory}/state.pt"))

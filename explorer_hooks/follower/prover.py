@@ -1,0 +1,159 @@
+"""Asks an engine for its answers to probes, judges them, and keeps which weights it has worked on unproven."""
+
+from collections.abc import Callable, Mapping
+
+from explorer_hooks.follower.proof import (
+    START,
+    EarlierProbes,
+    UnprovenError,
+    answers_like,
+    compare,
+    problem,
+    sees_drift,
+    stayed,
+    tolerance,
+)
+from explorer_hooks.hook import ProbingHook, Unproven
+from syncd.errors import DOCS
+from syncd.protocol.disk import Clock
+from syncd.protocol.engine_state import Proof
+from syncd.protocol.probe import Probe
+from syncd.transports.base import WeightDirectory, WeightTensors
+
+
+class Prover:
+    """Asks one engine for its answers to probes, and keeps what calibration has measured.
+
+    Args:
+        hook: The hook; None if the engine answers no probes.
+        clock: This host's clock.
+        baseline: Reads the probe of the job's start model, None while there is none.
+    """
+
+    def __init__(self, hook: ProbingHook | None, clock: Clock, baseline: Callable[[], Probe | None]) -> None:
+        self._hook, self._clock, self._baseline = hook, clock, baseline
+        self.calibrated: float | None = None
+        self.last: Proof | None = None
+        self._earlier = EarlierProbes()
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether the engine answers while its work is held, so before it serves what it has loaded."""
+        return self._hook is not None and self._hook.probes == "held"
+
+    def calibrate(self) -> Proof | None:
+        """Measure how far an engine that runs its start weights is from the trainer; None if that cannot be asked.
+
+        If the difference is above the tolerance of the table, the engine was started with another model.
+
+        Raises:
+            LoadFailedError: It gave no usable answer.
+            EngineUnreachableError: It does not answer.
+        """
+        hook = self._answering()
+        baseline = self._baseline() if hook else None
+        if hook is None or baseline is None:
+            return None
+        self.calibrated = None
+        proof, _ = self._ask(hook, START, None, baseline)
+        self._earlier = EarlierProbes()
+        if proof.is_proven:
+            self.calibrated = proof.mean
+            self._earlier.add(START, baseline)
+        return proof
+
+    def test_reload(self) -> Proof | None:
+        """Have an engine that was calibrated read its start weights again, and answer the baseline once more.
+
+        Returns:
+            The proof; None if the engine was not calibrated, or cannot be asked to read its start weights.
+
+        Raises:
+            UnprovenError: It answers as other weights: this engine cannot reload this model.
+            LoadFailedError: It could not read them.
+            EngineUnreachableError: It does not answer.
+        """
+        hook = self._answering()
+        baseline = self._baseline() if self.calibrated is not None else None
+        if hook is None or baseline is None or not hook.reload_start():
+            return None
+        proof, reason = self._ask(hook, START, None, baseline)
+        if reason:
+            raise UnprovenError(
+                f"this engine cannot reload this model: after reading its own start weights again, {reason}",
+                hint=f"reload=restart starts it on each version: {DOCS}/proof.md#an-engine-that-cannot-reload",
+            )
+        return proof
+
+    def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
+        """Return whether there is a probe of a version, and the engine answers probes."""
+        return target.probe is not None and self._answering() is not None
+
+    def prove(self, target: WeightDirectory | WeightTensors) -> Proof | None:
+        """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven.
+
+        Raises:
+            UnprovenError: It answers as other weights.
+            LoadFailedError: It gave no usable answer.
+            EngineUnreachableError: It does not answer.
+        """
+        hook = self._answering()
+        if target.probe is None or hook is None:
+            return None
+        proof, reason = self._ask(hook, target.label, target, target.probe)
+        if reason:
+            raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
+        self._earlier.add(target.label, target.probe)
+        return proof
+
+    def _answering(self) -> ProbingHook | None:
+        """Return the hook if its engine answers probes."""
+        return self._hook if self._hook is not None and self._hook.probes else None
+
+    def _ask(
+        self, hook: ProbingHook, name: str, target: WeightDirectory | WeightTensors | None, probe: Probe
+    ) -> tuple[Proof, str]:
+        begun = self._clock.monotonic()
+        answer = hook.probe(target, probe.tokens)
+        seconds = self._clock.monotonic() - begun
+        dtype = hook.dtype()
+        allowed = tolerance(probe, dtype, self.calibrated)
+        self.last = proof = compare(name, probe, answer, allowed, self.calibrated, seconds)
+        reason = problem(proof, answer)
+        if not reason and target is not None and sees_drift(probe, dtype):
+            reason = stayed(answers_like(name, proof, answer, self._earlier, probe), proof)
+        return proof, reason
+
+
+class UnprovenLoads:
+    """Which weights an engine has worked on without a proof. One thread changes it, any may read `by_label`."""
+
+    def __init__(self) -> None:
+        self.by_label: Mapping[str, Unproven] = {}
+        self._pending: str | None = None
+
+    def begin(self, label: str) -> None:
+        """Note that the engine is about to work on weights whose probe it has not answered yet."""
+        self.fail()
+        self._pending = label
+        self._note(label, self._failed(label), pending=True)
+
+    def succeed(self) -> None:
+        """Note that it has answered the probe: what it did meanwhile was of the right weights."""
+        self._end(0)
+
+    def fail(self) -> None:
+        """Note that these weights will never be proven."""
+        self._end(1)
+
+    def _end(self, failures: int) -> None:
+        label, self._pending = self._pending, None
+        if label is not None:
+            self._note(label, self._failed(label) + failures, pending=False)
+
+    def _failed(self, label: str) -> int:
+        return self.by_label.get(label, Unproven()).failed
+
+    def _note(self, label: str, failed: int, *, pending: bool) -> None:
+        kept = {key: value for key, value in self.by_label.items() if key != label}
+        self.by_label = {**kept, label: Unproven(failed, pending)} if failed or pending else kept

@@ -1,0 +1,327 @@
+"""reload=restart: the hook owns its server, and starts it on the directory of each version.
+
+For engines that load a model correctly when they start and wrongly when they read weights again. The server is first
+started on the start model. If it ends, or has not answered for `start_timeout`, the next question to it starts it
+there again; the follower then finds an engine without a version, and loads the newest.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from explorer_hooks.hook import HookOptions, ProbeAnswer, ProbingHook, Running
+from explorer_hooks.hooks.http_settings import ServerHook
+from explorer_hooks.hooks.phases import LoadState
+from explorer_hooks.hooks.server_process import ServerProcess
+from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.http_client import is_loopback
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.protocol.version import UNKNOWN_LABEL
+from syncd.transports.base import WeightDirectory, WeightTensors
+
+WAYS = ("in_place", "restart")
+"""How a server gets new weights: it reads them while requests wait, or it is started on them."""
+
+_OWN = ("start_model", "start_timeout", "stop_timeout", "server_log")
+_PLACEHOLDER = re.compile(r"\{(model|host|port)\}")
+_HINT = (
+    "--hook vllm=http://127.0.0.1:8000 --hook-option reload=restart --hook-option start_model=DIR -- COMMAND"
+)
+_TICK = 0.25
+"""Seconds between two questions to a server that starts."""
+
+
+class RestartableHook(ServerHook):
+    """A hook for a server that can be started on a version in the place of a reload."""
+
+    @classmethod
+    def from_options(cls, options: HookOptions) -> ProbingHook:
+        """Return a hook for the server at the address; with `reload=restart`, one that owns the server."""
+        given = dict(options.settings)
+        way = given.pop("reload", WAYS[0])
+        if way not in WAYS:
+            raise ConfigError(
+                f"reload={way} of the hook {cls.name}", hint=f"reload is one of {', '.join(WAYS)}"
+            )
+        own = {key: given.pop(key) for key in _OWN if key in given}
+        if way == "restart":
+            return RestartingHook(
+                cls(replace(options, settings=given)), RestartOptions.read(cls.name, own, options)
+            )
+        if own or options.argv:
+            unused = ", ".join(own) or "the command behind --"
+            raise ConfigError(f"{unused}: the hook {cls.name} starts no server", hint=_HINT)
+        return cls(replace(options, settings=given))
+
+    @abstractmethod
+    def require_up(self) -> None:
+        """Return if the server answers.
+
+        Raises:
+            EngineUnreachableError: It does not.
+        """
+
+    @abstractmethod
+    def name_version(self, label: str) -> None:
+        """Give a server that works a label for its weights.
+
+        Raises:
+            LoadFailedError: It did not take it.
+            EngineUnreachableError: It does not answer.
+        """
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Return host and port of the server."""
+        return self._server.host, self._server.port
+
+
+@dataclass(frozen=True, slots=True)
+class RestartOptions:
+    """How a server is started and stopped.
+
+    Args:
+        argv: The command; `{model}` is replaced by the directory to load, `{host}` and `{port}` by the address's.
+        start_model: The directory that is loaded before the first version.
+        start_timeout: Seconds in which it must answer.
+        stop_timeout: Seconds that it has to end by itself.
+        log: A file for its output; None for the follower's standard error.
+    """
+
+    argv: tuple[str, ...]
+    start_model: str
+    start_timeout: float
+    stop_timeout: float
+    log: str | None
+
+    @classmethod
+    def read(cls, hook: str, own: dict[str, str], options: HookOptions) -> "RestartOptions":
+        """Return the options that a hook was given.
+
+        Raises:
+            ConfigError: They are wrong, or the command or the start model is missing.
+        """
+        settings = HookSettings(hook, own)
+        model, log = settings.text("start_model", ""), settings.text("server_log", "")
+        start, stop = settings.seconds("start_timeout", 600.0), settings.seconds("stop_timeout", 30.0)
+        settings.done()
+        argv = options.argv
+        if not any("{model}" in word for word in argv):
+            shown = shlex.join(argv)[:80] or "no command"
+            raise ConfigError(f"reload=restart needs a command with {{model}}, not {shown!r}", hint=_HINT)
+        if shutil.which(argv[0]) is None:
+            raise ConfigError(f"there is no program {argv[0]}", hint=_HINT)
+        if not model:
+            raise ConfigError(
+                "reload=restart needs start_model, the model before the first version", hint=_HINT
+            )
+        return cls(argv, model, start, stop, log or None)
+
+    def command(self, model: str, host: str, port: int) -> list[str]:
+        """Return the command that starts the server on a model."""
+        values = {"model": model, "host": host, "port": str(port)}
+        return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.argv]
+
+
+class RestartingHook(ProbingHook):
+    """A server that is stopped, and started on the directory of each version.
+
+    Args:
+        inner: Asks the server.
+        options: How it is started and stopped.
+
+    Raises:
+        ConfigError: The server's address is not on this host.
+    """
+
+    name: ClassVar[str] = "restart"
+
+    def __init__(self, inner: RestartableHook, options: RestartOptions) -> None:
+        host, port = inner.place
+        if not is_loopback(host):
+            raise ConfigError(
+                f"a server at {host} cannot be started from here", hint="--hook vllm=http://127.0.0.1:8000"
+            )
+        self._inner, self.options, self._host, self._port = inner, options, host, port
+        self.probes = inner.probes
+        self._process = ServerProcess(options.stop_timeout, options.log)
+        self._lock = threading.Lock()
+        """Held while the process is replaced, but not while one is waited for."""
+        self._state = LoadState()
+        self._busy = ""
+        """What is being loaded, empty if nothing is. Only the loading thread sets it."""
+        self._is_named = True
+        """Whether the server has the label of what it was started on; the start model has none."""
+        self._answered_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"RestartingHook({self._inner!r})"
+
+    @classmethod
+    def from_options(cls, options: HookOptions) -> "RestartingHook":
+        """Refuse: it is opened by the hook of the server.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"a server is restarted by its own hook, not at {options.address}", hint=_HINT)
+
+    def prepare(self, target: WeightDirectory) -> None:
+        """Have the server's hook check it; refuse a version that no server can be started on."""
+        self._inner.prepare(target)
+        if not os.path.isfile(f"{target.path}/config.json"):
+            raise RefusedError(
+                "no server starts on a version without its model's configuration",
+                path=f"{target.path}/config.json",
+                hint="publish config.json and the tokenizer beside the weights, as `trainer train` does",
+            )
+        self._state.prepare()
+
+    def load(self, target: WeightDirectory) -> None:
+        """Stop the server and start it on the version; it gets no work until `commit`."""
+        self._state.load()
+        self._replace(target.path, target.label)
+
+    def commit(self, target: WeightDirectory) -> None:
+        """Give the server the version's label."""
+        self._name(target.label)
+        self._state.commit()
+
+    def probe(
+        self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
+    ) -> ProbeAnswer:
+        """Ask the server."""
+        return self._inner.probe(target, tokens)
+
+    def dtype(self) -> str | None:
+        """Ask the server."""
+        return self._inner.dtype()
+
+    def current_version(self) -> Running:
+        """Return what the server runs; start one if there is none. Any thread may call this."""
+        if self._busy:
+            raise EngineUnreachableError(f"the server is being started on {self._busy}")
+        self._revive()
+        try:
+            self._inner.require_up()
+            running = self._inner.current_version()
+        except EngineUnreachableError:
+            self._give_up_silent()
+            raise
+        self._answered_at = time.monotonic()
+        return running if self._is_named else Running(UNKNOWN_LABEL, paused=True)
+
+    def abort(self, last_good: WeightDirectory | None) -> None:
+        """Start the server on the last good version; without one, on the start model."""
+        if not self._state.touched and self._process.is_running:
+            return
+        with self._state.restoring("see the log of the server, then start the follower again"):
+            if last_good is None:
+                self._replace(self.options.start_model, "the start model")
+                self._is_named = True
+            else:
+                self._replace(last_good.path, last_good.label)
+                self._name(last_good.label)
+
+    def close(self) -> None:
+        """Stop the server."""
+        with self._lock:
+            self._process.stop()
+        self._inner.close()
+
+    def _name(self, label: str) -> None:
+        self._inner.name_version(label)
+        self._is_named = True
+
+    def _replace(self, model: str, label: str) -> None:
+        """Stop the server, start it on a model, and wait until it answers.
+
+        Raises:
+            LoadFailedError: It cannot be stopped, has ended or did not answer in time.
+        """
+        self._busy = label
+        try:
+            with self._lock:
+                self._is_named = False
+                self._start(model)
+            self._await(label)
+        except EngineUnreachableError as error:
+            raise LoadFailedError(error.message, hint=error.hint) from error
+        finally:
+            self._busy = ""
+
+    def _await(self, label: str) -> None:
+        until = time.monotonic() + self.options.start_timeout
+        while True:
+            if not self._process.is_running:
+                raise LoadFailedError(f"the server, started on {label}, {self._process.end}")
+            if self._is_up():
+                break
+            if time.monotonic() > until:
+                raise LoadFailedError(
+                    f"the server, started on {label}, did not answer for {self.options.start_timeout:g} s",
+                    hint="its log says why; a longer start_timeout if it needs more time",
+                )
+            time.sleep(_TICK)
+        self._answered_at = time.monotonic()
+
+    def _is_up(self) -> bool:
+        try:
+            self._inner.require_up()
+        except EngineUnreachableError:
+            return False
+        return True
+
+    def _revive(self) -> None:
+        """Start the server on the start model if it does not run.
+
+        Raises:
+            EngineUnreachableError: It did not run.
+        """
+        with self._lock:
+            if self._process.is_running or self._busy:
+                return
+            end = self._process.end
+            self._start(self.options.start_model)
+            self._is_named = True
+        why = f"the server {end}, and is started again" if end else "the server is starting"
+        raise EngineUnreachableError(why)
+
+    def _give_up_silent(self) -> None:
+        """Stop a server that has long not answered; the next question starts another."""
+        with self._lock:
+            if not self._busy and time.monotonic() - self._answered_at > self.options.start_timeout:
+                self._process.stop()
+
+    def _start(self, model: str) -> None:
+        """Stop the server, and start it on a model.
+
+        Raises:
+            EngineUnreachableError: It does not end, or another process has its port.
+        """
+        if not self._process.stop():
+            raise EngineUnreachableError("the server does not end, not even by SIGKILL", hint="ps -ef")
+        if is_taken(self._host, self._port):
+            raise EngineUnreachableError(
+                f"port {self._port} of {self._host} is in use by another process",
+                hint=f"ss -ltnp 'sport = :{self._port}'",
+            )
+        self._process.start(self.options.command(model, self._host, self._port))
+        self._answered_at = time.monotonic()
+
+
+def is_taken(host: str, port: int) -> bool:
+    """Return whether something accepts connections at an address of this host."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,85 @@
+"""The settings of a hook, as `--hook-option KEY=VALUE` gives them."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from syncd.errors import ConfigError
+
+_FLAGS = ("true", "false")
+
+
+class HookSettings:
+    """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused.
+
+    Args:
+        hook: The hook's name, for messages.
+        given: Values by name.
+    """
+
+    def __init__(self, hook: str, given: Mapping[str, str]) -> None:
+        self._hook = hook
+        self._given = dict(given)
+        self._known: list[str] = []
+
+    def text(self, key: str, default: str) -> str:
+        """Return a text."""
+        self._known.append(key)
+        return self._given.get(key, default)
+
+    def choice(self, key: str, default: str, among: tuple[str, ...]) -> str:
+        """Return one of a few words.
+
+        Raises:
+            ConfigError: It is another word.
+        """
+        return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return true or false.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        return self._checked(key, str(default).lower(), "true or false", _FLAGS.__contains__) == "true"
+
+    def seconds(self, key: str, default: float) -> float:
+        """Return a number of seconds above 0.
+
+        Raises:
+            ConfigError: It is not one.
+        """
+        return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
+
+    def count(self, key: str, default: int) -> int:
+        """Return a whole number, at least 0.
+
+        Raises:
+            ConfigError: It is not one.
+        """
+        is_count = re.compile("[0-9]+").fullmatch
+        return int(self._checked(key, str(default), "a whole number", is_count))
+
+    def done(self) -> None:
+        """Return if every given setting was read.
+
+        Raises:
+            ConfigError: One is unknown.
+        """
+        if unknown := sorted(set(self._given) - set(self._known)):
+            raise ConfigError(
+                f"the hook {self._hook} has no setting {', '.join(unknown)}",
+                hint=f"it has {', '.join(sorted(self._known))}",
+            )
+
+    def _checked(self, key: str, default: str, wanted: str, is_good: Callable[[str], object]) -> str:
+        value = self.text(key, default)
+        if not is_good(value):
+            raise ConfigError(f"{key}={value} of the hook {self._hook}", hint=f"{key} is {wanted}")
+        return value
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False

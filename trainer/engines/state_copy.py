@@ -1,0 +1,160 @@
+"""The training state of one rank: copied into memory of the host that is kept between saves, then written to files.
+
+A copy is written while training continues. It has the structure of the original, so files are the same as those of
+`torch.save` on the engine's own objects. Each tensor of a copy has a storage of its own, as `torch.save` writes whole
+storages.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from syncd.errors import StorageError, storage_error
+from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, TensorCopies
+from syncd.transports.host_memory import HostMemory
+
+TrainingState = Mapping[str, Any]
+"""What each file holds, by its name, which may begin with directories: bytes as they are, all else by torch.save."""
+
+_BUDGET = "the copy of the training state"
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedState:
+    """A training state that can be written once, by any thread and without the other ranks.
+
+    Args:
+        write: Writes the files into a directory and returns their names; raises StorageError.
+        live: Why it is the engine's own state, which must not change before it is written; empty for a copy.
+    """
+
+    write: Callable[[str], list[str]]
+    live: str = ""
+
+
+class StateArena:
+    """Memory for one copy of a training state, allocated by the first and kept for the next ones.
+
+    Args:
+        memory: The rank's budget.
+        live: Why no copies are made; empty to make them.
+    """
+
+    def __init__(self, memory: HostMemory, live: str = "") -> None:
+        self._memory, self._live = memory, live
+        self._buffer: PinnedBuffer | None = None
+        self._helper = ThreadPoolExecutor(1, "state-copy")
+
+    def capture(self, files: TrainingState) -> CapturedState:
+        """Copy a state, over the one before, which must have been written; if it cannot be copied, keep the original.
+
+        Args:
+            files: The state.
+        """
+        sources = list(_tensors(files))
+        live = self._live or _uncopied(sources) or self._reserve(sum(map(_room, sources)))
+        if live:
+            return CapturedState(partial(write_files, files), live)
+        copies = copy.deepcopy(dict(files), self._copied(sources))
+        return CapturedState(partial(write_files, copies))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._helper.shutdown()
+        if self._buffer is not None:
+            self._buffer.close()
+        self._buffer = None
+        self._memory.take(_BUDGET, 0)
+
+    def _reserve(self, size: int) -> str:
+        """Have a buffer of that size; return why there is none."""
+        if self._buffer is not None and self._buffer.capacity >= size:
+            return ""
+        if refused := self._memory.take(_BUDGET, size):
+            return refused
+        if self._buffer is not None:
+            self._buffer.close()
+        self._buffer = PinnedBuffer(size, pinned=True)
+        return ""
+
+    def _copied(self, sources: list[torch.Tensor]) -> dict[int, Any]:
+        """Return copies by the identity of the original, which is how `deepcopy` looks for them."""
+        assert self._buffer is not None
+        done: dict[int, Any] = {}
+        shared: dict[Any, torch.Tensor] = {}
+        end = 0
+        with TensorCopies(self._helper) as copies:
+            for source in sources:
+                local = _local(source)
+                key = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device)
+                if key not in shared or not local.nbytes:
+                    shared[key] = self._buffer.piece(end, local.dtype, local.shape)
+                    copies.add(shared[key], local, lasts=True)
+                    end += _room(source)
+                done[id(source)] = _like(source, shared[key])
+        return done
+
+
+def write_files(files: TrainingState, directory: str) -> list[str]:
+    """Write a state into a directory and return the names of its files.
+
+    Raises:
+        StorageError: They cannot be written.
+    """
+    for name, content in files.items():
+        path = f"{directory}/{name}"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                if isinstance(content, bytes):
+                    file.write(content)
+                else:
+                    torch.save(content, file)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        except RuntimeError as error:
+            raise StorageError(f"the training state cannot be written: {error}", path=path) from error
+    return list(files)
+
+
+def _tensors(tree: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested mappings, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _tensors(value)
+
+
+def _uncopied(sources: list[torch.Tensor]) -> str:
+    """Return why tensors cannot be copied; empty if they can."""
+    others = {type(source).__name__ for source in sources} - {"Tensor", "Parameter", "DTensor"}
+    return f"it has tensors of type {', '.join(sorted(others))}" if others else ""
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()  # noqa: SLF001 - no collective
+
+
+def _room(tensor: torch.Tensor) -> int:
+    return -(-_local(tensor).nbytes // _ALIGN) * _ALIGN
+
+
+def _like(source: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return a tensor spread as the source is, around a copy of this rank's part in main memory."""
+    if not isinstance(source, DTensor):
+        return local
+    # Not `from_local`, which would bring it to the device of the mesh.
+    make: Callable[..., torch.Tensor] = DTensor
+    return make(local, source._spec, requires_grad=False)  # noqa: SLF001
